@@ -1,0 +1,162 @@
+"""What is known of every published shard: one small JSON file each, beside the data.
+
+A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and how the file looked then
+(`stat`). With it a re-run can tell that nothing is to be done, whatever became of the database of the orchestrator.
+"""
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from typing import Any
+from urllib.parse import quote
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+# Object stores answer in ~50 ms; a chunk of 100 shards is asked for at once instead of in a row.
+_REMOTE_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """One published shard. `metadata` and `checks` are what was reported with it, so that it can be reported again.
+
+    `stat` is `stat_output(uri)` right after publication.
+    """
+
+    asset: str
+    key: str
+    fingerprint: str
+    version: str
+    uri: str
+    stat: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ShardRecords:
+    """The records below `root` (a directory or a URL): `<root>/ledger/<asset>/<escaped partition>.json`."""
+
+    def __init__(self, root: str) -> None:
+        self._fs, path = url_to_fs(root)
+        self._ledger = f"{path.rstrip('/')}/ledger"
+
+    def path(self, asset: str, key: str) -> str:
+        """Where the record lies, as a path of the file system of `root`."""
+        return f"{self._ledger}/{escape(asset)}/{escape(key)}.json"
+
+    def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
+        """The records of these shards, without those that do not exist.
+
+        An unreadable record is logged and counts as missing: its shard is made again, which also mends the record.
+        """
+        paths = {self.path(asset, key): key for key in keys}
+        found: dict[str, ShardRecord] = {}
+        for path, data in self._contents(paths):
+            try:
+                found[paths[path]] = _parse(data, asset, paths[path])
+            except (ValueError, TypeError, KeyError) as error:
+                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
+        return found
+
+    def write(self, record: ShardRecord) -> None:
+        """Publish a record in one step: readers see the old one or the new one."""
+        path = self.path(record.asset, record.key)
+        data = json.dumps({"format": FORMAT, **asdict(record)}, ensure_ascii=False, sort_keys=True).encode()
+        if not isinstance(self._fs, LocalFileSystem):
+            self._fs.pipe_file(path, data)
+            return
+        folder = os.path.dirname(path)
+        os.makedirs(folder, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-", suffix=".json")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
+        if isinstance(self._fs, LocalFileSystem):
+            return [(path, data) for path in paths if (data := _local_bytes(path)) is not None]
+        return [(path, data) for path, data in _at_once(paths, self._remote_bytes) if data is not None]
+
+    def _remote_bytes(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None
+
+
+def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
+    """How each output looks now: size and modification time or etag; None if it does not exist."""
+    found: dict[str, dict[str, Any] | None] = {}
+    remote: list[str] = []
+    for uri in uris:
+        fs, path = url_to_fs(uri)
+        if isinstance(fs, LocalFileSystem):
+            found[uri] = _local_stat(path)
+        else:
+            fs.invalidate_cache()
+            remote.append(uri)
+    return found | dict(_at_once(remote, _remote_stat))
+
+
+def escape(name: str) -> str:
+    """A file name for any name: injective, no separator, never hidden, at most 80 characters (else "=" and its SHA-256)."""
+    text = re.sub(r"^[_~-]", lambda m: f"%{ord(m[0]):02X}", quote(name, safe="").replace(".", "%2E"))
+    return text if text and len(text) <= 80 else f"={sha256(name.encode()).hexdigest()}"
+
+
+def _parse(data: bytes, asset: str, key: str) -> ShardRecord:
+    fields = json.loads(data)
+    if fields.pop("format") != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    record = ShardRecord(**fields)
+    if (record.asset, record.key) != (asset, key):
+        raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+    return record
+
+
+def _at_once(items: Iterable[str], ask: Callable[[str], Any]) -> list[tuple[str, Any]]:
+    items = list(items)
+    with ThreadPoolExecutor(_REMOTE_THREADS) as threads:
+        return list(zip(items, threads.map(ask, items), strict=True))
+
+
+def _local_bytes(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
+def _local_stat(path: str) -> dict[str, Any] | None:
+    try:
+        stat = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _remote_stat(uri: str) -> dict[str, Any] | None:
+    fs: AbstractFileSystem
+    fs, path = url_to_fs(uri)
+    try:
+        info = fs.info(path)
+    except FileNotFoundError:
+        return None
+    mark = next((info[k] for k in ("ETag", "etag", "generation", "LastModified", "mtime", "created") if info.get(k)), None)
+    return {"size": info.get("size"), "mark": str(mark)}

@@ -1,0 +1,128 @@
+"""What an image is and how large, from its header; pixels are never decoded."""
+
+from __future__ import annotations
+
+import io
+import struct
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from .errors import ImageError
+from .headers import PARSERS
+from .tiff_ifd import as_view
+from .tiff_tags import ORIENTATION
+
+CONTENT_TYPES: Final[dict[str, str]] = {
+    "jpg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "gif": "image/gif",
+    "tiff": "image/tiff",
+    "bmp": "image/bmp",
+}
+"""Content type of each file extension that we write."""
+
+EXTENSIONS: Final[dict[str, str]] = {content_type: extension for extension, content_type in CONTENT_TYPES.items()}
+"""File extension of each content type."""
+
+_Buffer = bytes | bytearray | memoryview
+
+_PILLOW_FORMATS: Final = {
+    "JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tiff", "BMP": "bmp",
+}  # fmt: skip
+_BMP_HEADERS: Final = frozenset({12, 16, 40, 52, 56, 64, 108, 124})
+_TIFF_MAGICS: Final = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_u32le: Final = struct.Struct("<I").unpack_from
+_pillow_lock: Final = Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """Size in pixels as stored in the header, format (a key of CONTENT_TYPES) and EXIF orientation (1..8, 1 if unknown)."""
+
+    width: int
+    height: int
+    format: str
+    orientation: int = 1
+
+    @property
+    def display_width(self) -> int:
+        """Width as shown, in pixels: orientations 5 to 8 lay the stored image on its side."""
+        return self.height if self.orientation >= 5 else self.width
+
+    @property
+    def display_height(self) -> int:
+        """Height as shown, in pixels."""
+        return self.width if self.orientation >= 5 else self.height
+
+    @property
+    def content_type(self) -> str:
+        """MIME type of the format."""
+        return CONTENT_TYPES[self.format]
+
+
+def sniff(data: _Buffer) -> str | None:
+    """The format (a key of CONTENT_TYPES) that the first bytes announce, or None. Promises nothing about the rest."""
+    head = bytes(data[:18])
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpg"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head.startswith((b"GIF89a", b"GIF87a")):
+        return "gif"
+    if head.startswith(_TIFF_MAGICS):
+        return "tiff"
+    # "BM" alone is how many a text begins.
+    if head.startswith(b"BM") and len(head) == 18 and _u32le(head, 14)[0] in _BMP_HEADERS:
+        return "bmp"
+    return None
+
+
+def probe(data: _Buffer) -> ImageInfo:
+    """Size, format and orientation of an image; a prefix that holds the header (of a TIFF: the first directory) will do.
+
+    An EXIF block that is damaged or beyond the prefix counts as orientation 1: it does not make an image unusable.
+    Raises ImageError for unknown formats, damaged headers and images without pixels.
+    """
+    if not isinstance(data, bytes):
+        data = as_view(data)
+    kind = sniff(data)
+    if kind is None:
+        return _probe_with_pillow(data)
+    try:
+        width, height, turned = PARSERS[kind](data)
+    except (IndexError, struct.error) as error:
+        raise ImageError(f"{kind} header is cut short: {len(data)} bytes given") from error
+    if width <= 0 or height <= 0:
+        raise ImageError(f"{kind} image of {width}x{height} pixels")
+    return ImageInfo(width, height, kind, turned)
+
+
+def _probe_with_pillow(data: _Buffer) -> ImageInfo:
+    """Formats that Pillow tells from the first bytes and we do not."""
+    from PIL import Image
+
+    head = bytes(data[:16])
+    with _pillow_lock:  # plugins register themselves on first use
+        Image.init()
+    for name in Image.ID:
+        factory, accept = Image.OPEN[name]
+        # Not Image.open: its guard against huge images refuses what we only want to measure.
+        if accept is None or accept(head) is not True:
+            continue
+        kind = _PILLOW_FORMATS.get(name)
+        if kind is None:
+            raise ImageError(f"{name} images are not supported, only {', '.join(CONTENT_TYPES)}")
+        try:
+            with factory(io.BytesIO(data), "") as image:
+                turned = image.getexif().get(ORIENTATION, 1)
+                size = image.size
+        except Exception as error:  # plugins raise whatever their parser tripped over
+            raise ImageError(f"{kind} header cannot be read: {error}") from error
+        if min(size) <= 0:
+            raise ImageError(f"{kind} image of {size[0]}x{size[1]} pixels")
+        return ImageInfo(*size, kind, turned if turned in range(1, 9) else 1)
+    raise ImageError(f"unknown image format, begins with {head[:8].hex(' ')}" if head else "no bytes")

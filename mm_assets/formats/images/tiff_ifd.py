@@ -1,0 +1,202 @@
+"""TIFF image file directories (IFDs): where they are and what their entries say.
+
+Classic TIFF and BigTIFF in both byte orders. Nothing here trusts the file: every offset is checked before it is read,
+and no count is believed before the bytes that it claims are known to exist.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from .errors import ImageError
+from .tiff_tags import HEIGHT, ORIENTATION, WIDTH
+
+LONG: Final = 4
+LONG8: Final = 16
+DIRECTORY_TYPES: Final = frozenset({13, 18})  # IFD, IFD8: the type itself says that the value points at a directory
+
+# Bytes of one value, by field type.
+TYPE_SIZES: Final[dict[int, int]] = {
+    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8,
+}  # fmt: skip
+_UNSIGNED: Final[dict[int, str]] = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Byte order and field widths of one TIFF file."""
+
+    order: str
+    magic: bytes
+    number: struct.Struct
+    """The number of entries, in front of a directory."""
+    entry: struct.Struct
+    """Tag, type, count, value field (raw: an offset, or the value itself in the file's byte order)."""
+    pointer: struct.Struct
+    """An offset; a value field is as wide."""
+    header_size: int
+    pointer_type: int
+
+
+def _layout(order: str, big: bool) -> Layout:
+    mark = b"II" if order == "<" else b"MM"
+    if big:
+        magic = mark + struct.pack(order + "HHH", 43, 8, 0)
+        kinds, header_size, pointer_type = ("Q", "HHQQ", "Q"), 16, LONG8
+    else:
+        magic = mark + struct.pack(order + "H", 42)
+        kinds, header_size, pointer_type = ("H", "HHII", "I"), 8, LONG
+    number, entry, pointer = (struct.Struct(order + kind) for kind in kinds)
+    return Layout(order, magic, number, entry, pointer, header_size, pointer_type)
+
+
+_LAYOUTS: Final = tuple(_layout(order, big) for big in (False, True) for order in "<>")
+_BY_MAGIC: Final = {layout.magic[:4]: layout for layout in _LAYOUTS}
+
+# Far above any real file; they bound what a hostile one can cost.
+_MAX_ENTRIES: Final = 4096
+_MAX_DIRECTORIES: Final = 1 << 16
+
+
+class Entry(NamedTuple):
+    """One directory entry."""
+
+    row: int
+    """Its place in the directory, from 0."""
+    tag: int
+    type: int
+    values: int
+    """How many values of that type."""
+    field: int
+    """The raw value field: an offset, or the values themselves."""
+
+
+def as_view(data: bytes | bytearray | memoryview) -> memoryview:
+    """A flat view of unsigned bytes; Arrow buffers give signed ones, which refuse slice assignment."""
+    view = memoryview(data)
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
+def read_header(view: memoryview) -> tuple[Layout, int]:
+    """The file's layout and the offset of its first directory.
+
+    Raises ImageError if this is no TIFF.
+    """
+    layout = _BY_MAGIC.get(bytes(view[:4]))
+    if layout is None or len(view) < layout.header_size or bytes(view[: len(layout.magic)]) != layout.magic:
+        raise ImageError("not a TIFF: no valid header")
+    return layout, layout.pointer.unpack_from(view, layout.header_size - layout.pointer.size)[0]
+
+
+def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
+    """Number of entries of the directory at `offset`, all of them inside the file.
+
+    Raises ImageError if the directory does not lie inside the file, is empty or absurdly long.
+    """
+    if not layout.header_size <= offset <= len(view) - layout.number.size:
+        raise ImageError(f"TIFF directory at offset {offset} lies outside the {len(view)} bytes")
+    number: int = layout.number.unpack_from(view, offset)[0]
+    if not 0 < number <= _MAX_ENTRIES:
+        raise ImageError(f"TIFF directory at offset {offset} claims {number} entries")
+    if offset + layout.number.size + number * layout.entry.size > len(view):
+        raise ImageError(f"TIFF directory at offset {offset} claims {number} entries: more than {len(view)} bytes hold")
+    return number
+
+
+def iter_entries(view: memoryview, layout: Layout, offset: int, number: int) -> Iterator[tuple[int, int, int, int]]:
+    """(tag, type, count, raw value field) of each entry; `number` as given by `entry_number`."""
+    start = offset + layout.number.size
+    return layout.entry.iter_unpack(view[start : start + number * layout.entry.size])
+
+
+def next_directory(view: memoryview, layout: Layout, offset: int, number: int) -> int:
+    """Offset of the directory that follows in the chain, 0 at the end of it."""
+    at = offset + layout.number.size + number * layout.entry.size
+    if at + layout.pointer.size > len(view):
+        raise ImageError(f"TIFF directory at offset {offset} is cut short: {len(view)} bytes given")
+    following: int = layout.pointer.unpack_from(view, at)[0]
+    return following
+
+
+def iter_directories(view: memoryview, layout: Layout, first: int) -> Iterator[int]:
+    """Offsets of the directories of a chain, in order.
+
+    Raises ImageError at the first link that is damaged, after the sound ones were given.
+    """
+    offset, seen, room = first, set[int](), len(view)
+    if offset == 0:
+        raise ImageError("TIFF without a directory")
+    while offset:
+        if offset in seen:
+            raise ImageError(f"TIFF directories form a loop at offset {offset}")
+        if len(seen) == _MAX_DIRECTORIES:
+            raise ImageError(f"TIFF has more than {_MAX_DIRECTORIES} directories")
+        number = entry_number(view, layout, offset)
+        following = next_directory(view, layout, offset, number)
+        # Sound directories do not overlap, so together they fit into the file; that also bounds the walk.
+        room -= layout.number.size + number * layout.entry.size + layout.pointer.size
+        if room < 0:
+            raise ImageError("TIFF directories overlap each other")
+        seen.add(offset)
+        yield offset
+        offset = following
+
+
+def integers(view: memoryview, layout: Layout, directory: int, entry: Entry) -> tuple[int, ...]:
+    """The unsigned values of an entry of the directory at offset `directory`.
+
+    Raises ImageError if the field's type is no unsigned integer or the values lie outside the file.
+    """
+    code = _UNSIGNED.get(entry.type)
+    if code is None:
+        raise ImageError(f"TIFF tag {entry.tag} has field type {entry.type}, expected an unsigned integer")
+    size = TYPE_SIZES[entry.type] * entry.values
+    width = layout.pointer.size
+    at = entry.field
+    if size <= width:
+        at = directory + layout.number.size + (entry.row + 1) * layout.entry.size - width
+    elif at + size > len(view):
+        raise ImageError(f"values of TIFF tag {entry.tag} lie outside the {len(view)} bytes")
+    return struct.unpack_from(f"{layout.order}{entry.values}{code}", view, at)
+
+
+def dimensions(view: memoryview, layout: Layout, directory: int, entries: dict[int, Entry]) -> tuple[int, int, int]:
+    """Stored width and height in pixels and the EXIF orientation (1 if absent or not 1..8) out of `entries` by tag.
+
+    Raises ImageError if a side is missing or zero.
+    """
+    sides: list[int] = []
+    for tag, side in ((WIDTH, "width"), (HEIGHT, "height")):
+        entry = entries.get(tag)
+        if entry is None or entry.values != 1:
+            raise ImageError(f"TIFF directory at offset {directory} states no {side}")
+        sides += integers(view, layout, directory, entry)
+    if not all(sides):
+        raise ImageError(f"TIFF image of {sides[0]}x{sides[1]} pixels")
+    return sides[0], sides[1], orientation(view, layout, directory, entries.get(ORIENTATION))
+
+
+def orientation(view: memoryview, layout: Layout, directory: int, entry: Entry | None) -> int:
+    """EXIF orientation 1..8; 1 for an absent or meaningless one, as decoders take it."""
+    if entry is None or entry.values != 1 or entry.type not in _UNSIGNED:
+        return 1
+    value = integers(view, layout, directory, entry)[0]
+    return value if 1 <= value <= 8 else 1
+
+
+def find_entries(view: memoryview, layout: Layout, directory: int, tags: frozenset[int]) -> dict[int, Entry]:
+    """The entries of those of `tags` that the directory at offset `directory` has.
+
+    Raises ImageError if one of them is there twice: readers disagree which one counts.
+    """
+    number = entry_number(view, layout, directory)
+    found: dict[int, Entry] = {}
+    for row, (tag, kind, values, field) in enumerate(iter_entries(view, layout, directory, number)):
+        if tag in tags:
+            if tag in found:
+                raise ImageError(f"TIFF directory at offset {directory} has tag {tag} twice")
+            found[tag] = Entry(row, tag, kind, values, field)
+    return found

@@ -1,0 +1,225 @@
+"""How a table's schema comes to be the union of its partitions' schemas, in one new version.
+
+Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has, which read as
+null. A widened column (integers to floats, anything to JSON text) is written anew, that column alone, beside the
+fragment's other data. Field ids tie schema and data files together; they are never used twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+from lance.fragment import FragmentMetadata
+from lance.schema import LanceSchema
+
+from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.location import Location
+from mm_assets.formats.lance.storage_types import ARROW_TYPE, from_storage, from_storage_schema, to_storage, to_storage_schema
+from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
+from mm_assets.interleaved.unify import unify_schemas
+
+_NO_DATA = -2  # Lance's own mark for "this column of the file is no field of the table any more"
+_TEMPORARY = "__mm_assets_new_"
+
+
+class SchemaNotPlanned(ValueError):
+    """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write them anew."""
+
+
+def plan_schema(
+    uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None
+) -> pa.Schema:
+    """The schema that partitions of these schemas should be written in, before workers write: the table's, unified.
+
+    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed in the table.
+    Integers meeting floats become float64 only if the table's integers are exact in it, otherwise JSON text; for the
+    partitions still to be written the caller must know (`FieldTally` does): `align_table` refuses inexact ones.
+    """
+    location = Location(uri, storage_options)
+    if not location.has_table():
+        return union(None, schemas)
+    dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
+    current = from_storage_schema(dataset.schema)
+    planned = union(current, schemas)
+    inexact = {
+        field.name
+        for field in current
+        if pa.types.is_integer(field.type)
+        and pa.types.is_floating(planned.field(field.name).type)
+        and not _fits(dataset, field.name, planned.field(field.name).type)
+    }
+    if not inexact:
+        return planned
+    return union(pa.schema([json_field(f.name) if f.name in inexact else f for f in current]), schemas)
+
+
+def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """`unify_schemas` of the table's schema and others, in original types; what some lack is nullable."""
+    everyone = [schema for schema in (current, *schemas) if schema is not None]
+    merged = unify_schemas(everyone)
+
+    def present(field: pa.Field) -> bool:
+        return all(field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone)
+
+    fields = [field if field.nullable or present(field) else field.with_nullable(True) for field in merged]
+    return order_columns(pa.schema(fields))
+
+
+def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.Schema:
+    """The storage schema of the table once these sets are in it. Raises `SchemaNotPlanned` when one does not fit.
+
+    A set fits when each of its columns has its final type or is only nulls; columns that it lacks read as null.
+    """
+    sets = list(sets)
+    logical = None if current is None else from_storage_schema(current)
+    target = to_storage_schema(union(logical, [from_storage_schema(s.arrow_schema()) for s in sets]))
+    for fragments in sets:
+        if not fragments.rows:
+            continue
+        schema = fragments.arrow_schema()
+        for field in schema:
+            if not pa.types.is_null(field.type) and not same_values(field, target.field(field.name)):
+                raise SchemaNotPlanned(
+                    f"partition {fragments.partition!r}: column {field.name!r} was written as {_kind(field)}, but the table "
+                    f"needs {_kind(target.field(field.name))}: call plan_schema and write the partition in its schema"
+                )
+        for name in RESERVED_COLUMNS:
+            if name in target.names and name not in schema.names and not target.field(name).nullable:
+                raise SchemaNotPlanned(f"partition {fragments.partition!r} has no column {name!r}")
+    return target
+
+
+def same_values(first: pa.Field, second: pa.Field) -> bool:
+    """Do the stored values of two fields mean the same?"""
+    mark = [(field.metadata or {}).get(ARROW_TYPE) for field in (first, second)]
+    return first.type.equals(second.type) and is_json(first) == is_json(second) and mark[0] == mark[1]
+
+
+def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset:
+    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another came first,
+    `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then as before.
+    """
+    current = dataset.schema
+    gone = [name for name in current.names if name not in target.names]
+    if gone:
+        raise ValueError(f"a table's schema only grows: {gone} would be lost")
+    changed = [f.name for f in target if f.name in current.names and not same_values(current.field(f.name), f)]
+    rewritten = [name for name in changed if not pa.types.is_null(current.field(name).type)]
+    fragments = dataset.get_fragments()
+    if not fragments or not rewritten:
+        operation: Any = lance.LanceOperation.Project(_with_field_ids(dataset, target, changed))
+    else:
+        # Lance lets a Merge give a field a new id only when every fragment has data for it: nulls are written as well.
+        schema = _with_field_ids(dataset, target, changed)
+        operation = lance.LanceOperation.Merge([_rewrite(f, current, target, changed, schema) for f in fragments], schema)
+    properties = {"mm_assets:evolution": json.dumps(changed + [n for n in target.names if n not in current.names])}
+    transaction = lance.Transaction(dataset.version, operation, transaction_properties=properties)
+    return lance.LanceDataset.commit(dataset, transaction)
+
+
+def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> FragmentMetadata:
+    """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave it."""
+    own = _paths(LanceSchema.from_pyarrow(written).fields())
+    table = {path: id_ for id_, path in _paths(dataset.lance_schema.fields()).items()}
+    only_nulls = {f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)}
+    values = json.loads(text)
+    for file in values["files"]:
+        paths = [own[id_] for id_ in file["fields"]]
+        file["fields"] = [_NO_DATA if path[0] in only_nulls else table[path] for path in paths]
+    return FragmentMetadata.from_json(json.dumps(values))
+
+
+def _rewrite(
+    fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema
+) -> FragmentMetadata:
+    """The fragment with one data file more, which holds the new form of the named columns."""
+    source = pa.schema([current.field(name) for name in names])
+    wanted = pa.schema([target.field(name) for name in names])
+    failure: list[Exception] = []
+
+    def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
+        try:
+            stored = pa.Table.from_arrays([batch.column(name) for name in names], schema=source)
+            aligned = to_storage(align_table(from_storage(stored), from_storage_schema(wanted)))
+            columns = [aligned.column(name).combine_chunks() for name in names]
+            return pa.RecordBatch.from_arrays(columns, names=[_TEMPORARY + name for name in names])
+        except Exception as error:
+            failure.append(error)
+            raise
+
+    before = {file.path for file in fragment.metadata.files}
+    try:
+        merged, merged_schema = fragment.merge_columns(convert, columns=names)
+    except Exception:
+        if failure:  # Lance's error says less
+            raise failure[0] from None
+        raise
+    given = _paths(merged_schema.fields())
+    final = {path: id_ for id_, path in _paths(schema.fields()).items()}
+    values = merged.to_json()
+    for file in values["files"]:
+        if file["path"] not in before:
+            paths = [given[id_] for id_ in file["fields"]]
+            file["fields"] = [final[(path[0].removeprefix(_TEMPORARY), *path[1:])] for path in paths]
+    return FragmentMetadata.from_json(json.dumps(values))
+
+
+def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Iterable[str]) -> LanceSchema:
+    """``target`` with the table's ids for fields that keep their data, and unused ones for all others."""
+    fresh = LanceSchema.from_pyarrow(target)
+    renewed = set(changed)
+    known = {p: i for i, p in _paths(dataset.lance_schema.fields()).items() if p[0] not in renewed}
+    following = dataset.max_field_id + 1
+    ids: dict[tuple[str, ...], int] = {}
+    for path in _paths(fresh.fields()).values():
+        if path not in known:
+            known[path] = following
+            following += 1
+        ids[path] = known[path]
+    # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a field wins, so
+    # that appending id (3) and parent id (4) sets them.
+    build, (metadata, *messages) = fresh.__reduce__()  # type: ignore[misc]
+    numbered = [
+        message + b"\x18" + _varint(id_) + b"\x20" + _varint(ids.get(path[:-1], -1))
+        for message, (path, id_) in zip(messages, ids.items(), strict=True)
+    ]
+    schema: LanceSchema = build(metadata, *numbered)  # type: ignore[operator]
+    if _paths(schema.fields()) != {id_: path for path, id_ in ids.items()}:
+        raise RuntimeError("this pylance keeps its schemas in another form: field ids could not be set")
+    return schema
+
+
+def _paths(fields: Iterable[Any], parent: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
+    """Field id -> names from the column down, in pre-order."""
+    found: dict[int, tuple[str, ...]] = {}
+    for field in fields:
+        path = (*parent, field.name())
+        found[field.id()] = path
+        found.update(_paths(field.children(), path))
+    return found
+
+
+def _varint(number: int) -> bytes:
+    rest, out = number & (2**64 - 1), bytearray()
+    while rest > 127:
+        out.append(rest & 127 | 128)
+        rest >>= 7
+    return bytes([*out, rest])
+
+
+def _fits(dataset: lance.LanceDataset, name: str, type_: pa.DataType) -> bool:
+    for batch in dataset.scanner(columns=[name]).to_batches():
+        try:
+            batch.column(name).cast(type_)
+        except pa.ArrowInvalid:
+            return False
+    return True
+
+
+def _kind(field: pa.Field) -> str:
+    return "JSON text" if is_json(field) else str(from_storage_schema(pa.schema([field])).field(0).type)

@@ -1,0 +1,198 @@
+"""The worker's side of a Lance write: data files without a version, described by a `FragmentSet`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.formats.lance.location import Location
+from mm_assets.formats.lance.storage_types import file_version, to_storage, to_storage_schema
+
+# Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
+_NO_COMPRESSION = {"lance-encoding:compression": "none"}
+
+Batches = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch | pa.Table]
+
+
+@dataclass(frozen=True)
+class FragmentSet:
+    """All rows of one partition, written but not committed. Picklable; `to_json` and `from_json` carry it as text.
+
+    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance ``FragmentMetadata``, ``nbytes``
+    the size of the data files, ``packed_ids`` the distinct sample ids (`sample_ids`). ``digest`` is the caller's: two sets
+    with one digest, row count and schema are taken for the same rows, and the second is not committed. It may be empty.
+    """
+
+    partition: str
+    set_id: str
+    schema: bytes
+    fragments: tuple[str, ...]
+    rows: int
+    nbytes: int
+    samples: int
+    packed_ids: bytes
+    digest: str = ""
+
+    def arrow_schema(self) -> pa.Schema:
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+    def sample_ids(self) -> pa.Array:
+        """Distinct sample ids in the order they were written, as ``string``."""
+        return unpack_ids(self.packed_ids)
+
+    def data_files(self) -> tuple[str, ...]:
+        """Names of the data files, relative to the table's ``data`` folder."""
+        return tuple(file["path"] for text in self.fragments for file in json.loads(text)["files"])
+
+    def with_digest(self, digest: str) -> FragmentSet:
+        return replace(self, digest=digest)
+
+    def to_json(self) -> str:
+        values = asdict(self)
+        for name in ("schema", "packed_ids"):
+            values[name] = base64.b64encode(values[name]).decode()
+        return json.dumps(values)
+
+    @classmethod
+    def from_json(cls, text: str) -> FragmentSet:
+        values = json.loads(text)
+        for name in ("schema", "packed_ids"):
+            values[name] = base64.b64decode(values[name])
+        return cls(**{**values, "fragments": tuple(values["fragments"])})
+
+
+def removal(partition: str, schema: pa.Schema) -> FragmentSet:
+    """The set that, committed, removes a partition. ``schema`` is any schema that fits the table, e.g. its own."""
+    stored = to_storage_schema(schema)
+    return FragmentSet(partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string())))
+
+
+def write_fragments(
+    uri: str | os.PathLike[str],
+    partition: str,
+    batches: Batches,
+    *,
+    schema: pa.Schema | None = None,
+    digest: str = "",
+    storage_options: Mapping[str, str] | None = None,
+) -> FragmentSet:
+    """Stream one partition's rows into new data files below ``uri``; nothing is visible until `LanceTable.commit`.
+
+    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema. The table need
+    not exist yet. Columns of the planned schema that this partition does not have need not be padded: they read as null.
+    Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches`` raises, OSError from the store. Files
+    that a failed call leaves behind belong to no version; ``cleanup_old_versions`` removes them after seven days.
+    """
+    import lance
+
+    if not partition:
+        raise ValueError("a partition needs a name")
+    if schema is None:
+        if not isinstance(batches, pa.RecordBatchReader | pa.Table):
+            raise TypeError("write_fragments needs schema= when batches is neither a RecordBatchReader nor a Table")
+        schema = batches.schema
+    if "sample_id" not in schema.names:
+        raise ValueError(f"partition {partition!r} has no sample_id column")
+    location = Location(uri, storage_options)
+    stored = to_storage_schema(schema)
+    source = _Source(batches, schema, partition)
+    version = file_version(stored)
+    written_as = _written_schema(stored) if version != "2.0" else stored
+    reader = pa.RecordBatchReader.from_batches(written_as, source.batches(written_as))
+    try:
+        # "overwrite" because with "append" Lance would want the table's schema, and prints a warning when there is no table.
+        # Nothing is overwritten: only a commit does that.
+        fragments = lance.fragment.write_fragments(
+            reader,
+            location.uri,
+            mode="overwrite",
+            data_storage_version=version,
+            storage_options=location.storage_options or None,
+        )
+    except Exception:
+        if source.error is not None:  # Lance wraps it in an OSError that says less
+            raise source.error from None
+        raise
+    assert isinstance(fragments, list)
+    rows = sum(fragment.physical_rows for fragment in fragments)
+    if rows != source.rows:
+        raise OSError(f"partition {partition!r}: Lance wrote {rows} rows of {source.rows}")
+    ids = pa.array(source.ids, pa.string())
+    return FragmentSet(
+        partition=partition,
+        set_id=uuid.uuid4().hex,
+        schema=_schema_bytes(stored),
+        fragments=tuple(json.dumps(fragment.to_json()) for fragment in fragments),
+        rows=rows,
+        nbytes=sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.files),
+        samples=len(ids),
+        packed_ids=pack_ids(ids),
+        digest=digest,
+    )
+
+
+class _Source:
+    """Counts what passes through, and keeps the error of the caller's stream."""
+
+    def __init__(self, batches: Batches, schema: pa.Schema, partition: str) -> None:
+        self._input = batches.to_batches() if isinstance(batches, pa.Table) else batches
+        self._schema = schema
+        self._partition = partition
+        self.rows = 0
+        self.ids: dict[str, None] = {}
+        self.error: Exception | None = None
+
+    def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
+        try:
+            for data in self._input:
+                for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):
+                    yield pa.RecordBatch.from_arrays(to_storage(self._checked(batch)).columns, schema=written_as)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if not batch.schema.equals(self._schema):
+            raise ValueError(f"partition {self._partition!r}: a batch has schema {batch.schema}, not {self._schema}")
+        ids: Any = batch.column("sample_id")
+        if ids.null_count:
+            raise ValueError(f"partition {self._partition!r} has a row without sample_id")
+        self.ids.update(dict.fromkeys(pc.unique(ids).to_pylist()))
+        self.rows += batch.num_rows
+        return batch
+
+
+def pack_ids(ids: pa.Array) -> bytes:
+    """Sample ids as a compressed IPC stream."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"sample_id": ids})
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def unpack_ids(packed: bytes) -> pa.Array:
+    with pa.ipc.open_stream(pa.py_buffer(packed)) as reader:
+        column = reader.read_all().column("sample_id").combine_chunks()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _schema_bytes(schema: pa.Schema) -> bytes:
+    # Schema-level metadata may name the shard; the table has one schema for all of them.
+    return bytes(schema.remove_metadata().serialize().to_pybytes())
+
+
+def _written_schema(schema: pa.Schema) -> pa.Schema:
+    fields = [
+        field.with_metadata({**(field.metadata or {}), **_NO_COMPRESSION}) if field.name == "binary_content" else field
+        for field in schema
+    ]
+    return pa.schema(fields)

@@ -1,0 +1,143 @@
+"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and for ``s3://``."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_TEMPORARY = ".tmp-"  # names that begin so are unfinished and never listed
+_THREADS = 16  # requests to a remote store under way at once
+
+# Lance's option names (without their optional "aws_") -> the arguments of s3fs.
+_S3_ARGUMENTS = {"access_key_id": "key", "secret_access_key": "secret", "session_token": "token"}
+_S3_CLIENT = {
+    "region": "region_name",
+    "default_region": "region_name",
+    "endpoint": "endpoint_url",
+    "endpoint_url": "endpoint_url",
+}
+
+
+def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Lance ``storage_options`` from the standard ``AWS_*`` variables, with ``allow_http`` for an ``http://`` endpoint."""
+    env = os.environ if environ is None else environ
+    options = {
+        option: env[variable]
+        for option, variable in (
+            ("aws_access_key_id", "AWS_ACCESS_KEY_ID"),
+            ("aws_secret_access_key", "AWS_SECRET_ACCESS_KEY"),
+            ("aws_session_token", "AWS_SESSION_TOKEN"),
+        )
+        if env.get(variable)
+    }
+    if region := env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION"):
+        options["aws_region"] = region
+    if endpoint := env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL"):
+        options["aws_endpoint"] = endpoint
+        if endpoint.startswith("http://"):
+            options["allow_http"] = "true"
+    return options
+
+
+class Location:
+    """A table's folder or URL. Paths given to its methods are relative to it, with ``/``."""
+
+    def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
+        text = os.fspath(uri)
+        scheme, separator, rest = text.partition("://")
+        self.storage_options = dict(storage_options or {})
+        self._root: Path | None = None
+        self._fs: Any = None
+        if not separator or scheme == "file":
+            self._root = Path(os.path.abspath(rest if separator else text))
+            self.uri = str(self._root)
+            return
+        import fsspec
+
+        arguments = _s3_arguments(self.storage_options) if scheme in ("s3", "s3a") else {}
+        # Listings must be fresh: other processes write records all the time.
+        self._fs = fsspec.filesystem(scheme, use_listings_cache=False, **arguments)
+        self.uri = text.rstrip("/")
+
+    def has_table(self) -> bool:
+        """Is there a committed version? Asked of the folder, because Lance prints a warning when there is none."""
+        return bool(self.names("_versions"))
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the finished files directly in a folder, sorted; none when it does not exist."""
+        try:
+            if self._root is not None:
+                found = os.listdir(self._root / folder)
+            else:
+                found = [str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
+
+    def exists(self, path: str) -> bool:
+        if self._root is not None:
+            return (self._root / path).exists()
+        return bool(self._fs.exists(f"{self.uri}/{path}"))
+
+    def read(self, path: str) -> bytes | None:
+        """The file's bytes, or None when it does not exist (any more)."""
+        try:
+            if self._root is not None:
+                return (self._root / path).read_bytes()
+            return bytes(self._fs.cat_file(f"{self.uri}/{path}"))
+        except FileNotFoundError:
+            return None
+
+    def put(self, path: str, data: bytes) -> None:
+        """Publish a small file in one step: a reader sees the previous bytes or these, never a part."""
+        if self._root is None:
+            self._fs.pipe_file(f"{self.uri}/{path}", data)
+            return
+        target = self._root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        try:
+            temporary.write_bytes(data)
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def delete(self, path: str) -> None:
+        """Remove a file; one that is gone already is no error (two committers prune the same records)."""
+        try:
+            if self._root is not None:
+                (self._root / path).unlink()
+            else:
+                self._fs.rm_file(f"{self.uri}/{path}")
+        except FileNotFoundError:
+            return
+
+
+def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """``function`` of every item, several at once, in order. The first error is raised."""
+    work = list(items)
+    if len(work) < 2:
+        return [function(item) for item in work]
+    with ThreadPoolExecutor(min(_THREADS, len(work)), thread_name_prefix="mm-lance") as pool:
+        return list(pool.map(function, work))
+
+
+def _s3_arguments(options: Mapping[str, str]) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    client: dict[str, str] = {}
+    for option, value in options.items():
+        name = option.lower().removeprefix("aws_")
+        if name in _S3_ARGUMENTS:
+            arguments[_S3_ARGUMENTS[name]] = value
+        elif name in _S3_CLIENT:
+            client[_S3_CLIENT[name]] = value
+    if client:
+        arguments["client_kwargs"] = client
+    return arguments

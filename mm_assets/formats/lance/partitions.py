@@ -1,0 +1,142 @@
+"""Which rows of a Lance table belong to which partition: one small record file per written `FragmentSet`.
+
+The table has no partition column, so the records, in ``<table>/_mm_assets/partitions/``, name the data files that were
+written for a partition and its sample ids. A record is put before its commit (an intent) and once more after it, with the
+version. **The table is the truth, records are a superset of it**: a record counts only when its data files are in the
+current version, or (after a compaction, which moves rows into files that no record names) when its commit is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from mm_assets.formats.lance.fragments import FragmentSet, unpack_ids
+from mm_assets.formats.lance.location import Location, each
+
+FOLDER = "_mm_assets/partitions"
+_SUFFIX = ".arrow"
+_LONGEST_NAME = 150  # bytes of a partition's name in a file name; file systems take 255 with the set id
+# Another process may be between its intent and its commit; Lance gives unfinished writers the same seven days.
+_INTENT_SECONDS = 7 * 24 * 3600.0
+
+
+@dataclass(frozen=True)
+class PartitionRecord:
+    """One `FragmentSet` that was, or was to be, committed.
+
+    ``read_version`` is the table's version when the intent was put, ``version`` the one that the commit made (None: not
+    known to have landed), ``created`` Unix seconds. A record with no rows stands for the removal of its partition.
+    """
+
+    partition: str
+    set_id: str
+    rows: int
+    samples: int
+    nbytes: int
+    digest: str
+    schema_digest: str
+    data_files: tuple[str, ...]
+    read_version: int
+    version: int | None
+    created: float
+    packed_ids: bytes
+
+    @classmethod
+    def intent(cls, fragments: FragmentSet, read_version: int) -> PartitionRecord:
+        return cls(
+            partition=fragments.partition,
+            set_id=fragments.set_id,
+            rows=fragments.rows,
+            samples=fragments.samples,
+            nbytes=fragments.nbytes,
+            digest=fragments.digest,
+            schema_digest=hashlib.sha256(fragments.schema).hexdigest(),
+            data_files=fragments.data_files(),
+            read_version=read_version,
+            version=None,
+            created=time.time(),
+            packed_ids=fragments.packed_ids,
+        )
+
+    def committed(self, version: int) -> PartitionRecord:
+        return replace(self, version=version)
+
+    def sample_ids(self) -> pa.Array:
+        return unpack_ids(self.packed_ids)
+
+    def holds(self, fragments: FragmentSet) -> bool:
+        """Are these the rows of ``fragments``? By the set itself, or by equal digest, row count and schema."""
+        if self.set_id == fragments.set_id:
+            return True
+        return (
+            fragments.digest != ""
+            and (self.digest, self.rows) == (fragments.digest, fragments.rows)
+            and self.schema_digest == hashlib.sha256(fragments.schema).hexdigest()
+        )
+
+    def may_still_land(self) -> bool:
+        """An intent whose writer may be alive: its record must stay."""
+        return self.version is None and time.time() - self.created < _INTENT_SECONDS
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{_file_key(self.partition)}@{self.set_id}{_SUFFIX}"
+
+    def to_bytes(self) -> bytes:
+        facts = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
+        packed = json.dumps(facts).encode()
+        return len(packed).to_bytes(8, "little") + packed + self.packed_ids
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str) -> PartitionRecord:
+        try:
+            end = 8 + int.from_bytes(data[:8], "little")
+            facts = json.loads(data[8:end])
+            return cls(**{**facts, "data_files": tuple(facts["data_files"])}, packed_ids=data[end:])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"damaged partition record {name}: {error}") from error
+
+
+class PartitionRecords:
+    """The record files of one table."""
+
+    def __init__(self, location: Location) -> None:
+        self._location = location
+
+    def all(self) -> dict[str, list[PartitionRecord]]:
+        """Every record, by partition."""
+        return self._read(self._location.names(FOLDER))
+
+    def of(self, partitions: Collection[str]) -> dict[str, list[PartitionRecord]]:
+        """The records of these partitions; each of them is a key, with an empty list when it has none."""
+        keys = {_file_key(partition) for partition in partitions}
+        found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
+        return {partition: found.get(partition, []) for partition in partitions}
+
+    def put(self, records: Iterable[PartitionRecord]) -> None:
+        each(lambda record: self._location.put(record.path, record.to_bytes()), records)
+
+    def delete(self, records: Iterable[PartitionRecord]) -> None:
+        each(lambda record: self._location.delete(record.path), records)
+
+    def _read(self, names: Iterable[str]) -> dict[str, list[PartitionRecord]]:
+        paths = [f"{FOLDER}/{name}" for name in names if name.endswith(_SUFFIX)]
+        found: dict[str, list[PartitionRecord]] = {}
+        for path, data in zip(paths, each(self._location.read, paths), strict=True):
+            if data is not None:  # else pruned by another committer since the listing
+                record = PartitionRecord.from_bytes(data, f"{self._location.uri}/{path}")
+                found.setdefault(record.partition, []).append(record)
+        return found
+
+
+def _file_key(partition: str) -> str:
+    """Injective: ``quote`` never gives a name that starts with ``=``, and no ``@``."""
+    key = quote(partition, safe="")
+    return key if len(key) <= _LONGEST_NAME else "=" + hashlib.sha256(partition.encode()).hexdigest()

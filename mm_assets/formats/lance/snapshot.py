@@ -1,0 +1,104 @@
+"""One version of a Lance table, seen as partitions: which fragments, and which record, stand for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from mm_assets.formats.lance.partitions import PartitionRecord
+
+SETS = "mm_assets:partitions"  # transaction property: JSON {partition: {"set", "rows", "digest"}}
+_IDS_PER_QUERY = 20_000  # 30-60 ms each with a BTREE, and a predicate of 1-2 MB
+
+
+class Snapshot:
+    """The fragments of one dataset version, found by data file and by sample id."""
+
+    def __init__(self, dataset: lance.LanceDataset) -> None:
+        self.dataset = dataset
+        self.fragments: dict[int, Any] = {f.fragment_id: f.metadata for f in dataset.get_fragments()}
+        self.by_file = {file.path: id_ for id_, metadata in self.fragments.items() for file in metadata.files}
+        self._landed: dict[int, frozenset[str]] = {}
+
+    def fragment_ids(self, record: PartitionRecord) -> list[int]:
+        """Fragments that hold a data file of the record, ascending."""
+        return sorted({self.by_file[path] for path in record.data_files if path in self.by_file})
+
+    def present_rows(self, record: PartitionRecord) -> int:
+        """Rows in the record's own fragments, deleted ones not counted."""
+        return sum(self.fragments[id_].num_rows for id_ in self.fragment_ids(record))
+
+    def is_whole(self, record: PartitionRecord) -> bool:
+        """Are all rows of the (live) record in this version, in its own fragments or, after compaction, in others?"""
+        if self.present_rows(record) == record.rows:
+            return True
+        return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
+
+    def live(self, records: Sequence[PartitionRecord]) -> PartitionRecord | None:
+        """The record of one partition that stands for its rows now; None when it has none.
+
+        Of several with fragments here (a crash or race between a commit and its look-again) it is the last that landed:
+        fragment ids only grow. With none here, rows were compacted: then it is the record with the highest version.
+        """
+        present = [record for record in records if self.fragment_ids(record)]
+        if present:
+            return max(present, key=lambda record: self.fragment_ids(record)[-1])
+        landed = [(version, record) for record in records if (version := self.landed_version(record)) is not None]
+        if not landed:
+            return None
+        record = max(landed, key=lambda pair: pair[0])[1]
+        return record if record.rows else None
+
+    def landed_version(self, record: PartitionRecord) -> int | None:
+        """The version that committed a record without fragments here, or None if it never landed.
+
+        An intent is looked up in the transactions since. Where ``cleanup_old_versions`` took some away, the sample ids
+        decide: they are unique, so all its rows are here only if it landed.
+        """
+        if record.version is not None:
+            return record.version
+        kept = {entry["version"] for entry in self.dataset.versions()}
+        since = range(record.read_version + 1, self.dataset.version + 1)
+        for version in since:
+            if version in kept and record.set_id in self._sets_of(version):
+                return version
+        if record.rows == 0 or all(version in kept for version in since):
+            return None
+        return record.read_version + 1 if self.is_whole(record) else None
+
+    def rows_of(self, sample_ids: pa.Array) -> Iterator[tuple[str, int]]:
+        """(sample id, fragment id) of each row whose sample id is among these."""
+        if not self.fragments:
+            return
+        for start in range(0, len(sample_ids), _IDS_PER_QUERY):
+            found = self.dataset.scanner(
+                columns=["sample_id"], filter=ids_predicate(sample_ids.slice(start, _IDS_PER_QUERY).to_pylist()),
+                with_row_address=True,
+            ).to_table()
+            addresses = found.column("_rowaddr").to_pylist()
+            for sample_id, address in zip(found.column("sample_id").to_pylist(), addresses, strict=True):
+                yield sample_id, address >> 32
+
+    def _sets_of(self, version: int) -> frozenset[str]:
+        if version not in self._landed:
+            self._landed[version] = frozenset(
+                entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values()
+            )
+        return self._landed[version]
+
+    def _properties(self, version: int) -> Mapping[str, str]:
+        try:
+            transaction = self.dataset.read_transaction(version)
+        except TypeError:
+            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not one of ours.
+            return {}
+        return (transaction.transaction_properties or {}) if transaction is not None else {}
+
+
+def ids_predicate(sample_ids: Iterable[str]) -> str:
+    """SQL that is true for rows of these samples."""
+    return "sample_id IN (" + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids) + ")"

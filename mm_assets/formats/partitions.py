@@ -1,0 +1,97 @@
+"""Which input files become which output file, and what that output is called."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mm_assets.formats.storage import StorageOptions, size_of
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Input files that go into one output file called ``name`` (unescaped, without extension)."""
+
+    name: str
+    files: tuple[str, ...]
+
+
+def partition_name(file: str, root: str) -> str:
+    """A file's path below ``root`` without its extension: independent of where the input lies."""
+    relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
+    for suffix in _SUFFIXES:
+        if relative.lower().endswith(suffix):
+            return relative[: -len(suffix)] or "part"
+    return relative
+
+
+def common_root(files: Sequence[str]) -> str:
+    """The deepest folder (or URL prefix) that holds all files; empty when there is none."""
+    folders = [posixpath.dirname(file).split("/") for file in files]
+    shared = folders[0] if folders else []
+    for folder in folders[1:]:
+        length = 0
+        while length < min(len(shared), len(folder)) and shared[length] == folder[length]:
+            length += 1
+        shared = shared[:length]
+    return "/".join(shared)
+
+
+def plan_partitions(
+    files: Sequence[str],
+    files_per_partition: int | None = None,
+    blocksize: int | str | None = None,
+    options: StorageOptions | None = None,
+) -> list[Partition]:
+    """Group files in the order given: ``files_per_partition`` at a time, or up to ``blocksize`` bytes, else one by one.
+
+    A group is named after its first file (and how many more there are).
+    """
+    if files_per_partition is not None and blocksize is not None:
+        raise ValueError("give files_per_partition or blocksize, not both")
+    if files_per_partition is not None and files_per_partition < 1:
+        raise ValueError(f"files_per_partition must be at least 1, not {files_per_partition}")
+    if blocksize is not None:
+        groups = _group_by_bytes(files, parse_bytes(blocksize), options)
+    else:
+        step = files_per_partition or 1
+        groups = [list(files[at : at + step]) for at in range(0, len(files), step)]
+    root = common_root(files)
+    partitions = [Partition(_group_name(group, root), tuple(group)) for group in groups]
+    names = [partition.name for partition in partitions]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two inputs would both become partition {twice!r}: {[p.files for p in partitions if p.name == twice]}")
+    return partitions
+
+
+def parse_bytes(size: int | str) -> int:
+    """``"512MiB"`` or a number, as bytes. Raises ``ValueError``."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
+    if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
+        raise ValueError(f"not a size in bytes: {size!r} (write 1048576, '64MiB' or '1GB')")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _group_by_bytes(files: Sequence[str], limit: int, options: StorageOptions | None) -> list[list[str]]:
+    groups: list[list[str]] = []
+    filled = 0
+    for file in files:
+        size = size_of(file, options)
+        if groups and filled + size <= limit:
+            groups[-1].append(file)
+            filled += size
+        else:
+            groups.append([file])
+            filled = size
+    return groups
+
+
+def _group_name(group: Sequence[str], root: str) -> str:
+    name = partition_name(group[0], root)
+    return name if len(group) == 1 else f"{name}+{len(group) - 1}"

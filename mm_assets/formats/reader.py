@@ -1,0 +1,181 @@
+"""What the readers of all formats share: partitions, the schema of a partition, batches with lineage."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.materialize import materialize_table
+from mm_assets.formats.partitions import Partition, plan_partitions
+from mm_assets.formats.storage import StorageOptions, expand_paths
+from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.samples import sort_items
+from mm_assets.interleaved.schema import (
+    INTERLEAVED_SCHEMA,
+    RESERVED_COLUMNS,
+    align_table,
+    canonical_schema,
+    reconcile_schema,
+    resolve_schema,
+)
+from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.unify import unify_schemas
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class ShardError(ValueError):
+    """A file cannot be read as interleaved data; the message names file, sample and field."""
+
+
+class FileSource(ABC):
+    """One input file, opened: its schema is known, its tables are read on demand."""
+
+    def __init__(self, uri: str, schema: pa.Schema) -> None:
+        self.uri = uri
+        self.schema = schema
+        self.notes: dict[str, Any] = {}
+
+    @abstractmethod
+    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        """Tables of whole samples, of at most ``max_bytes`` Arrow bytes unless one sample alone is larger.
+
+        Only ``columns`` are read from storage; the tables have those in any order.
+        """
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class InterleavedReader(ABC):
+    """Reads files into `InterleavedBatch`; iterable any number of times.
+
+    Args:
+        file_paths: path, folder, glob, brace list or URL, or a list of them.
+        files_per_partition: input files that go into one partition (output file); default one.
+        blocksize: instead, bytes of input files in one partition, as a number or ``"512MiB"``.
+        max_batch_bytes: Arrow bytes a batch holds at most, cut on sample boundaries (one larger sample passes alone); None: one
+            batch a partition.
+        fields: passthrough columns to keep; missing ones are filled with null. None keeps all.
+        read_kwargs: forwarded to the underlying read.
+        schema: strict target schema. schema_overrides: types of some columns, the others as they are.
+        materialize: fetch the bytes of image rows that have only a source_ref.
+        roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
+        storage_options: for the file system of the inputs.
+    """
+
+    suffixes: tuple[str, ...]
+
+    def __init__(
+        self,
+        file_paths: Paths,
+        *,
+        files_per_partition: int | None = None,
+        blocksize: int | str | None = None,
+        max_batch_bytes: int | None = None,
+        fields: Sequence[str] | None = None,
+        read_kwargs: Mapping[str, Any] | None = None,
+        schema: pa.Schema | None = None,
+        schema_overrides: Mapping[str, pa.DataType] | None = None,
+        materialize: bool = False,
+        roots: Sequence[str] | None = None,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
+        if max_batch_bytes is not None and max_batch_bytes <= 0:
+            raise ValueError(f"max_batch_bytes must be positive, not {max_batch_bytes}")
+        if isinstance(fields, str):
+            raise TypeError("fields must be a list of column names, not one string")
+        reserved = sorted(set(fields or ()) & set(RESERVED_COLUMNS))
+        if reserved:
+            raise ValueError(f"fields= names passthrough columns; {', '.join(reserved)} are always read")
+        self.file_paths = file_paths
+        self.files_per_partition = files_per_partition
+        self.blocksize = blocksize
+        self.max_batch_bytes = max_batch_bytes
+        self.fields = tuple(fields) if fields is not None else None
+        self.read_kwargs = dict(read_kwargs or {})
+        self.target = resolve_schema(schema, schema_overrides)
+        self.is_strict = schema is not None
+        self.materialize = materialize
+        self.roots = tuple(roots) if roots is not None else None
+        self.storage_options = storage_options
+
+    @abstractmethod
+    def _open_file(self, uri: str) -> FileSource: ...
+
+    def partitions(self) -> list[Partition]:
+        """The partitions this reader yields, in order. Raises ``FileNotFoundError`` for a path that matches nothing."""
+        if not isinstance(self.file_paths, str | os.PathLike) and not list(self.file_paths):
+            return []
+        files = expand_paths(self.file_paths, self.suffixes, self.storage_options)
+        return plan_partitions(files, self.files_per_partition, self.blocksize, self.storage_options)
+
+    def open(self, partition: Partition) -> BatchStream:
+        """The stream of one partition; its files are scanned for their schema now and read when iterated."""
+        with ExitStack() as stack:
+            schemas = [stack.enter_context(_closing(self._open_file(file))).schema for file in partition.files]
+        schema = self._partition_schema(schemas)
+        stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files)
+        return stream
+
+    def __iter__(self) -> Iterator[InterleavedBatch]:
+        for partition in self.partitions():
+            yield from self.open(partition)
+
+    def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
+        whole: list[pa.Table] = []
+        for file in partition.files:
+            with _closing(self._open_file(file)) as source:
+                columns = [name for name in stream.schema.names if name in source.schema.names]
+                for table in source.tables(columns, self.max_batch_bytes):
+                    aligned = self._finish(table, stream.schema, file)
+                    if self.max_batch_bytes is not None:
+                        yield InterleavedBatch(aligned, (file,), partition.name)
+                    else:
+                        whole.append(aligned)
+                if source.notes:
+                    stream.notes[file] = source.notes
+        if whole:
+            yield InterleavedBatch(pa.concat_tables(whole), partition.files, partition.name)
+
+    def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+        try:
+            if {"sample_id", "position", "modality"} <= set(table.column_names):
+                table = sort_items(table)
+            table = align_table(table, schema)
+        except ValueError as error:
+            raise ShardError(f"{file}: {error}") from error
+        return materialize_table(table, self.roots, self.storage_options) if self.materialize else table
+
+    def _partition_schema(self, schemas: Sequence[pa.Schema]) -> pa.Schema:
+        found = unify_schemas(canonical_schema(reconcile_schema(schema)) for schema in schemas)
+        if self.fields is not None:
+            absent = [name for name in self.fields if name not in found.names]
+            if absent:
+                warnings.warn(f"fields not found, filled with null: {', '.join(absent)}", UserWarning, stacklevel=4)
+            kept = [found.field(n) if n in found.names else pa.field(n, pa.null()) for n in self.fields]
+            found = pa.schema([*INTERLEAVED_SCHEMA, *kept])
+        if self.target is None:
+            return found
+        if self.is_strict:
+            return self.target
+        declared = {field.name: field for field in self.target}
+        others = [field for field in found if field.name not in declared]
+        return pa.schema([*self.target, *others])
+
+
+class _closing:
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+
+    def __enter__(self) -> FileSource:
+        return self._source
+
+    def __exit__(self, *_: object) -> None:
+        self._source.close()

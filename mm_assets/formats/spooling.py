@@ -1,0 +1,109 @@
+"""Any source of batches as streams whose schema is known ahead."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from mm_assets.formats.reader import InterleavedReader
+from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.unify import unify_schemas
+
+_DEFAULT_PARTITION = "part-00000"
+
+Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]
+
+
+def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[BatchStream]:
+    """One stream per partition, in the order partitions first appear; with ``single`` everything is one stream of that name."""
+    if isinstance(batches, InterleavedBatch):
+        batches = [batches]
+    if isinstance(batches, BatchStream):
+        streams: Iterable[BatchStream] = [batches]
+    elif isinstance(batches, InterleavedReader):
+        reader = batches
+        streams = (reader.open(partition) for partition in reader.partitions())
+    elif isinstance(batches, Sequence):
+        streams = _group(batches)
+    else:
+        streams = _spooled(batches)
+    if single is None:
+        yield from streams
+    else:
+        yield _concatenated(list(streams), single)
+
+
+def _group(batches: Sequence[InterleavedBatch]) -> list[BatchStream]:
+    groups: dict[str, list[InterleavedBatch]] = {}
+    for batch in batches:
+        groups.setdefault(batch.partition or _DEFAULT_PARTITION, []).append(batch)
+    return [_listed(name, members) for name, members in groups.items()]
+
+
+def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
+    schema = unify_schemas(canonical_schema(batch.data.schema) for batch in batches)
+    files = tuple(dict.fromkeys(file for batch in batches for file in batch.source_files))
+    return BatchStream(name, schema, lambda: batches, files)
+
+
+def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
+    schema = unify_schemas([stream.schema for stream in streams] or [canonical_schema(pa.schema([]))])
+    files = tuple(dict.fromkeys(file for stream in streams for file in stream.files))
+    return BatchStream(name, schema, lambda: (batch for stream in streams for batch in stream), files)
+
+
+class _Spool:
+    """Batches of one partition on disk: an Arrow stream per schema met, since a later batch may bring a new column."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.schemas: list[pa.Schema] = []
+        self.lineage: list[tuple[str, ...]] = []
+        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")
+        self._starts: list[int] = []
+
+    def append(self, batch: InterleavedBatch) -> None:
+        self._starts.append(self._file.tell())
+        with ipc.new_stream(self._file, batch.data.schema) as writer:
+            writer.write_table(batch.data)
+        self.lineage.append(batch.source_files)
+        if not any(schema.equals(batch.data.schema, check_metadata=True) for schema in self.schemas):
+            self.schemas.append(batch.data.schema)
+
+    def stream(self) -> BatchStream:
+        schema = unify_schemas(canonical_schema(found) for found in self.schemas)
+        files = tuple(dict.fromkeys(file for files in self.lineage for file in files))
+        return BatchStream(self.name, schema, self._read, files)
+
+    def _read(self) -> Iterator[InterleavedBatch]:
+        for start, files in zip(self._starts, self.lineage, strict=True):
+            self._file.seek(start)
+            yield InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name)
+
+
+def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:
+    spools: dict[str, _Spool] = {}
+    for batch in batches:
+        name = batch.partition or _DEFAULT_PARTITION
+        if name not in spools:
+            spools[name] = _Spool(name)
+        spools[name].append(batch)
+    for spool in spools.values():
+        yield spool.stream()
+
+
+def aligned(stream: BatchStream, schema: pa.Schema) -> BatchStream:
+    """The stream with every batch aligned to another schema (wider, as a table shared by many partitions needs)."""
+    result = BatchStream(
+        stream.partition,
+        schema,
+        lambda: (batch.with_data(align_table(batch.data, schema)) for batch in stream),
+        stream.files,
+    )
+    result.dropped, result.notes = stream.dropped, stream.notes
+    return result

@@ -1,0 +1,109 @@
+"""Image bytes of rows, read from the tar straight into one Arrow buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from mm_assets.formats.images.errors import ImageError
+from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
+from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
+from mm_assets.formats.webdataset.rows import Row
+from mm_assets.formats.webdataset.tar_scan import Member, read_members
+
+_SNIFF_BYTES = 64
+_GROWTH = 2  # split frames take at most this many times their TIFF: shared strips could otherwise blow it up
+_FRAME_RESERVE = 1 << 16
+
+_Piece = Member | FramePlan | bytes
+
+
+class BlobBuilder:
+    """Builds ``binary_content`` of some rows; rows whose image cannot be had get a message in ``error``."""
+
+    def __init__(self, descriptor: int, uri: str) -> None:
+        self._descriptor = descriptor
+        self._uri = uri
+
+    def build(self, rows: Sequence[Row]) -> pa.Array:
+        """One value per row (null without content), as ``large_binary`` over a single buffer."""
+        pieces = self._pieces(rows)
+        sizes = [_size(piece) for piece in pieces]
+        total = sum(sizes)
+        buffer = pa.allocate_buffer(total)
+        view = memoryview(buffer).cast("B")
+        offsets = [0]
+        at = 0
+        for row, piece, size in zip(rows, pieces, sizes, strict=True):
+            target = view[at : at + size]
+            if isinstance(piece, Member):
+                read_members(self._descriptor, [piece], target, self._uri)
+            elif isinstance(piece, FramePlan):
+                piece.write_into(target)
+            elif piece is not None:
+                target[:] = piece
+            if row.content_type is None and row.content is not None and piece is not None:
+                row.content_type = _content_type(target)
+            at += size
+            offsets.append(at)
+        present = pa.array([piece is not None for piece in pieces])
+        validity = present.buffers()[1] if rows else None
+        packed = [validity, pa.array(offsets, pa.int64()).buffers()[1], buffer]
+        return pa.Array.from_buffers(pa.large_binary(), len(rows), packed)
+
+    def _pieces(self, rows: Sequence[Row]) -> list[_Piece | None]:
+        frames: dict[str, list[FramePlan | ImageError] | ImageError] = {}
+        pieces: list[_Piece | None] = []
+        for row in rows:
+            content = row.content
+            if content is None:
+                pieces.append(row.binary)
+            elif content.frame is None:
+                pieces.append(content.member)
+            else:
+                name = content.member.name
+                if name not in frames:
+                    frames[name] = self._plan(content.member)
+                pieces.append(self._frame(row, frames[name]))
+        return pieces
+
+    def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
+        data = bytearray(member.size)
+        read_members(self._descriptor, [member], memoryview(data), self._uri)
+        try:
+            plans = plan_sound_frames(data)
+        except ImageError as error:
+            return error
+        size = sum(plan.size for plan in plans if isinstance(plan, FramePlan))
+        if size > _GROWTH * member.size + _FRAME_RESERVE * len(plans):
+            return ImageError(f"its frames share data: {len(plans)} of them would take {size} bytes")
+        return plans
+
+    def _frame(self, row: Row, plans: list[FramePlan | ImageError] | ImageError) -> _Piece | None:
+        assert row.content is not None and row.content.frame is not None
+        name, frame = row.content.member.name, row.content.frame
+        if isinstance(plans, ImageError):
+            row.error = f"failed to extract frame {frame} from {name!r}: {plans}"
+            return None
+        if frame >= len(plans):
+            row.error = f"failed to extract frame {frame} from {name!r}: it has {len(plans)} frames for {row.content.frames} references"
+            return None
+        if len(plans) == 1:
+            return row.content.member  # the file is the frame: untouched
+        plan = plans[frame]
+        if isinstance(plan, ImageError):
+            row.error = f"failed to extract frame {frame} from {name!r}: {plan}"
+            return None
+        return plan
+
+
+def _size(piece: _Piece | None) -> int:
+    if piece is None:
+        return 0
+    return len(piece) if isinstance(piece, bytes) else piece.size
+
+
+def _content_type(view: memoryview) -> str | None:
+    kind = sniff(view[:_SNIFF_BYTES])
+    return CONTENT_TYPES.get(kind) if kind else None

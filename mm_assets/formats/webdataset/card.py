@@ -1,0 +1,156 @@
+"""The Hugging Face card of a folder of tars: features that the tars need declared, then a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mm_assets.formats.webdataset.dataset_files import PartitionFacts, union_columns, union_pairs
+
+_HEAD = """---
+configs:
+- config_name: default
+  data_files:
+  - {split: train, path: "*.tar"}
+dataset_info:
+  config_name: default
+  features:
+  - {name: __key__, dtype: string}
+  - {name: __url__, dtype: string}
+  - name: json
+    struct:
+    - {name: sample_id, dtype: string}
+    - {name: texts, list: string}
+    - {name: images, list: string}
+    - {name: image_members, list: string}
+"""
+
+_BODY = """
+# Interleaved image-text samples
+
+{samples} samples in {tars} WebDataset tars, {size}.
+
+| Tar | Samples | Bytes |
+|---|---:|---:|
+{rows}
+## Layout
+
+The members of a sample are adjacent: its images `<key>.<position>.<ext>`, then `<key>.json`:
+
+| Field | What it holds |
+|---|---|
+| `sample_id` | the id; the key is an escaped form of it |
+| `texts` | one entry per position, null where there is no text |
+| `images` | one entry per position: `"<position>.<ext>"`, the image's key in a WebDataset sample, or null |
+| `image_members` | the same as full member names |
+| `_row_extra` | `text`, `image`: extra columns of each item, aligned with the lists above; `metadata`: those of the sample |
+| `_row_errors` | items without content or with an error, each with position, modality and message |
+
+`_mm_assets` is bookkeeping for an exact way back to tables; the features above leave it out on purpose.
+
+## Opening it
+
+```python
+import webdataset as wds                              # pip install webdataset
+for sample in wds.WebDataset(["path/to/{example}"], shardshuffle=False).decode("pil"):
+    images = [sample[name] for name in sample["json"]["images"] if name]
+
+from datasets import load_dataset                     # pip install "datasets>=4.7.0", for the features of type json
+dataset = load_dataset("path/to/folder", split="train", streaming=True)
+
+import wids                                           # pip install wids; clear its cache after a tar was replaced
+dataset = wids.ShardListDataset("path/to/folder/index.json")
+```
+
+Megatron-Energon opens the folder as a `CrudeWebdataset` without `energon prepare` (`.nv-meta/` and the `.tar.idx` files are there);
+only random access by key needs `energon prepare --force-overwrite`.
+
+NeMo Curator reads the tars with `sample_id_field="sample_id", images_field="image_members"`. Its reader re-encodes every TIFF, frames
+compressed as JPEG with loss of pixels: take TIFF bytes from the tars themselves (the byte ranges it notes are right).
+"""
+
+
+def readme(facts: Sequence[PartitionFacts], also: Sequence[PartitionFacts] = ()) -> str:
+    """``README.md`` for the tars of ``facts``; ``also`` widens the declared features without being listed."""
+    return front_matter([*facts, *also]) + _body(facts)
+
+
+def front_matter(facts: Iterable[PartitionFacts]) -> str:
+    """The YAML block that `datasets` reads: the union of all pairs and columns. Without it rows and columns are lost silently."""
+    parts = sorted(facts, key=lambda p: p.file)
+    columns = union_columns(parts).items()
+    own = [_column_line(name, feature) for name, feature in columns]
+    lines = [_HEAD]
+    if own:  # an empty struct loads, but cannot be exported to Parquet
+        lines.append("    - name: _row_extra\n      struct:\n")
+        for group, kind in (("text", "list"), ("image", "list"), ("metadata", "struct")):
+            lines.append(f"      - name: {group}\n        {kind}:\n")
+            lines += [f"        {line}\n" for line in own]
+    lines.append("    - name: _row_errors\n      list:\n      - {name: position, dtype: int32}\n")
+    lines += [f"      - {{name: {n}, dtype: string}}\n" for n in ("modality", "content_type", "materialize_error")]
+    if own:
+        lines.append("      - name: extra\n        struct:\n")
+        lines += [f"        {line}\n" for line in own]
+    lines += [f"  {_pair_line(pair)}\n" for pair in union_pairs(parts)]
+    return "".join([*lines, "---\n"])
+
+
+def declares(card: str, facts: PartitionFacts) -> bool:
+    """True when a `readme` already declares all pairs and columns of a partition, so that no reader would drop or refuse any."""
+    lines = {line.strip() for line in card.partition("\n---\n")[0].splitlines()}
+    if any(_pair_line(pair) not in lines for pair in union_pairs([facts])):
+        return False
+    return all(_column_is_declared(name, feature, lines) for name, feature in facts.columns.items())
+
+
+def _column_is_declared(name: str, feature: str, lines: set[str]) -> bool:
+    if _column_line(name, feature) in lines or _column_line(name, "json") in lines:
+        return True
+    if not feature.endswith("null"):
+        return False
+    start = _column_line(name, feature).partition(f"{_NULL_AS}}}")[0] if ":" in feature else _column_start(name)
+    return any(line.startswith(start) for line in lines)
+
+
+def _column_start(name: str) -> str:
+    return f"- {{name: {_quote(name)}, "
+
+
+def _column_line(name: str, feature: str) -> str:
+    *lists, scalar = feature.split(":")
+    inner = f"{'list' if lists else 'dtype'}: {_NULL_AS if scalar == 'null' else scalar}"
+    for _ in lists[1:]:
+        inner = f"list: {{{inner}}}"
+    return f"{_column_start(name)}{inner}}}"
+
+
+def _pair_line(pair: str) -> str:
+    return f"- {{name: {_quote(pair)}, dtype: image}}"
+
+
+def _quote(text: str) -> str:
+    """A YAML double-quoted scalar in printable ASCII: names come from the data and must not end their line or mean anything."""
+    return '"' + "".join(_escape(character) for character in text) + '"'
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if character in '"\\':
+        return "\\" + character
+    if 32 <= code < 127:
+        return character
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _body(facts: Sequence[PartitionFacts]) -> str:
+    parts = sorted(facts, key=lambda p: p.file)
+    shown = parts if len(parts) <= 20 else parts[:10]
+    rows = "".join(f"| `{p.file}` | {p.samples:,} | {p.bytes:,} |\n" for p in shown)
+    if len(shown) < len(parts):
+        rows += f"| … and {len(parts) - len(shown):,} more, in `index.json` | | |\n"
+    return _BODY.format(
+        samples=f"{sum(p.samples for p in parts):,}",
+        tars=f"{len(parts):,}",
+        size=f"{sum(p.bytes for p in parts):,} bytes",
+        rows=rows,
+        example=parts[0].file if parts else "shard-00000.tar",
+    )

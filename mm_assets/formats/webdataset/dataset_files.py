@@ -1,0 +1,185 @@
+"""What a partition brought into a folder of tars, and the dataset-level files that follow from all of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+import pyarrow as pa
+
+from mm_assets.interleaved.json_codec import is_json_text
+
+ENERGON_VERSION = "7.4.1"  # the release whose `energon prepare` these files equal
+
+_FEATURE = re.compile(r"(list:)*(int64|float64|bool|string|null)|json")
+_PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFacts:
+    """One tar, as far as the dataset-level files need to know it.
+
+    ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted positions with such an image;
+    ``columns`` maps each extra column, in order, to its Hugging Face feature *as JSON*: ``int64 float64 bool string null json``, or
+    ``list:`` before any but the last. Raises ``ValueError`` for anything else.
+    """
+
+    file: str
+    samples: int
+    bytes: int
+    pairs: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.file.endswith(".tar") or self.file.startswith(".") or "/" in self.file:
+            raise ValueError(f"{self.file!r} is not the plain name of a .tar file")
+        if self.samples < 0 or self.bytes < 0:
+            raise ValueError(f"{self.file}: negative counts")
+        object.__setattr__(self, "pairs", {ext: tuple(self.pairs[ext]) for ext in sorted(self.pairs)})
+        object.__setattr__(self, "columns", dict(self.columns))
+        for ext, positions in self.pairs.items():
+            ascending = all(low < high for low, high in zip(positions, positions[1:], strict=False))
+            if not re.fullmatch("[a-z0-9]+", ext) or not ascending or (positions and positions[0] < 0):
+                raise ValueError(f"{self.file}: pairs of {ext!r} are not ascending positions of an extension")
+        for column, feature in self.columns.items():
+            if not _FEATURE.fullmatch(feature):
+                raise ValueError(f"{self.file}: column {column!r} has no feature {feature!r}")
+
+    def to_json(self) -> str:
+        """The facts as JSON text; the same facts give the same text."""
+        pairs = {ext: _ranges(positions) for ext, positions in self.pairs.items()}
+        content = {"file": self.file, "samples": self.samples, "bytes": self.bytes, "pairs": pairs}
+        return json.dumps(content | {"columns": list(self.columns.items())}) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> PartitionFacts:
+        """The facts that `to_json` wrote. Raises ``ValueError`` for other text."""
+        try:
+            raw = json.loads(text)
+            pairs = {ext: _positions(ranges) for ext, ranges in raw["pairs"].items()}
+            return cls(raw["file"], int(raw["samples"]), int(raw["bytes"]), pairs, dict(raw["columns"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not the facts of a partition: {text[:200]!r}") from error
+
+
+def parse_pairs(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """``pairs`` of `PartitionFacts` from names "<position>.<ext>". Raises ``ValueError`` for another name."""
+    found: dict[str, set[int]] = {}
+    for name in set(names):
+        match = _PAIR.fullmatch(name)
+        if not match:
+            raise ValueError(f"{name!r} is not <position>.<ext>")
+        found.setdefault(match[2], set()).add(int(match[1]))
+    return {ext: tuple(sorted(found[ext])) for ext in sorted(found)}
+
+
+def hf_type(column: pa.Field) -> str:
+    """The Hugging Face feature of a column's values as they stand in our JSON (`json_codec.encode`)."""
+    if is_json_text(column):
+        return "json"
+    type_ = column.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return "json" if isinstance(type_, pa.JsonType) else hf_type(pa.field("", type_.storage_type))
+    if pa.types.is_dictionary(type_) or pa.types.is_run_end_encoded(type_):
+        return hf_type(pa.field("", type_.value_type))
+    if _is_list(type_):
+        inner = hf_type(type_.value_field)
+        return "json" if inner == "json" else f"list:{inner}"
+    if pa.types.is_null(type_):
+        return "null"
+    if pa.types.is_boolean(type_):
+        return "bool"
+    if pa.types.is_uint64(type_) or pa.types.is_nested(type_) or pa.types.is_interval(type_):
+        return "json"
+    if pa.types.is_integer(type_) or pa.types.is_duration(type_) or pa.types.is_time(type_):
+        return "int64"
+    return "float64" if pa.types.is_floating(type_) else "string"
+
+
+def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
+    """Feature of every extra column, by first appearance; ``json`` where partitions differ in more than nulls."""
+    union: dict[str, str] = {}
+    for partition in facts:
+        for column, feature in partition.columns.items():
+            union[column] = _union_feature(union[column], feature) if column in union else feature
+    return union
+
+
+def union_pairs(facts: Iterable[PartitionFacts]) -> list[str]:
+    """Every "<position>.<ext>", by position, then extension."""
+    pairs = {(position, ext) for part in facts for ext, positions in part.pairs.items() for position in positions}
+    return [f"{position}.{ext}" for position, ext in sorted(pairs)]
+
+
+def wids_index(name: str, facts: Iterable[PartitionFacts]) -> str:
+    """``index.json`` of wids: every tar with its count, relative to the index."""
+    shards = [{"url": p.file, "nsamples": p.samples, "filesize": p.bytes} for p in _in_order(facts)]
+    return _json({"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards})
+
+
+def parse_wids_index(text: str | bytes) -> list[PartitionFacts]:
+    """Files, counts and sizes that a `wids_index` lists; no pairs and columns."""
+    return [PartitionFacts(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]]
+
+
+def energon_info(facts: Iterable[PartitionFacts]) -> str:
+    """``.nv-meta/.info.json`` of Megatron-Energon."""
+    return _json({"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(facts)}})
+
+
+def energon_split(facts: Iterable[PartitionFacts]) -> str:
+    """``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
+    files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(facts)]
+    train = "  train:\n" + "".join(files) if files else "  train: []\n"
+    return f"split_parts:\n{train}  val: []\n  test: []\nexclude: []\n"
+
+
+def energon_dataset() -> str:
+    """``.nv-meta/dataset.yaml`` of Megatron-Energon: samples as they are, for the user's cooker."""
+    return "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
+
+
+def _in_order(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
+    return sorted(facts, key=lambda p: p.file)
+
+
+def _json(content: object) -> str:
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    is_view = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
+    return is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+
+
+def _union_feature(one: str, other: str) -> str:
+    if one == other or other == "null":
+        return one
+    if one == "null":
+        return other
+    if one.startswith("list:") and other.startswith("list:"):
+        inner = _union_feature(one.removeprefix("list:"), other.removeprefix("list:"))
+        return "json" if inner == "json" else f"list:{inner}"
+    return "json"
+
+
+def _ranges(positions: Sequence[int]) -> str:
+    """``0-3,7`` for 0, 1, 2, 3, 7."""
+
+    def extend(spans: list[list[int]], position: int) -> list[list[int]]:
+        if spans and position == spans[-1][1] + 1:
+            spans[-1][1] = position
+        else:
+            spans.append([position, position])
+        return spans
+
+    spans: list[list[int]] = reduce(extend, positions, [])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def _positions(ranges: str) -> tuple[int, ...]:
+    spans = (span.partition("-") for span in ranges.split(",") if span)
+    return tuple(n for low, _, high in spans for n in range(int(low), int(high or low) + 1))

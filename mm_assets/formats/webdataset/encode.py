@@ -1,0 +1,153 @@
+"""Encode samples of a table as members of a tar: images first, then the json (DESIGN 6)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
+from mm_assets.formats.webdataset.keys import sample_key
+from mm_assets.formats.webdataset.layout import (
+    BOOKKEEPING,
+    IMAGE_MEMBERS,
+    IMAGES,
+    MAX_POSITION,
+    METADATA_TYPE,
+    ROW_ERRORS,
+    ROW_EXTRA,
+    SAMPLE_ID,
+    SOURCE,
+    TEXT_TYPE,
+    TEXTS,
+)
+from mm_assets.formats.webdataset.own_sample import write_schema
+from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.json_values import dumps
+from mm_assets.interleaved.samples import sample_offsets
+from mm_assets.interleaved.schema import RESERVED_COLUMNS
+
+_PLAIN = ("sample_id", "position", "modality", "content_type", "text_content", "source_ref", "materialize_error")
+
+
+@dataclass(slots=True)
+class EncodedSample:
+    """Tar members of one sample, in order, and the ``<position>.<ext>`` of its images."""
+
+    members: list[tuple[str, Any]]
+    pairs: list[str]
+
+
+@dataclass(slots=True)
+class _Json:
+    """The json of a sample under construction; the four lists have one entry a position."""
+
+    texts: list[str | None]
+    images: list[str | None]
+    image_members: list[str | None]
+    text_extra: list[dict[str, Any] | None]
+    image_extra: list[dict[str, Any] | None]
+    metadata_extra: dict[str, Any] = field(default_factory=dict)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    refs: dict[str, int] = field(default_factory=dict)
+    patches: dict[str, Any] = field(default_factory=lambda: {"text": {}, "image": {}})
+
+
+class SampleEncoder:
+    """Encodes tables of one schema (canonical reserved columns first)."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.extras = pa.schema([f for f in schema if f.name not in RESERVED_COLUMNS])
+        self._declared = write_schema(self.extras)
+
+    def encode(self, table: pa.Table) -> Iterator[EncodedSample]:
+        """The samples of a table of whole samples. Payload views stay valid as long as the table lives.
+
+        Raises ``ValueError`` naming the sample for a position beyond `MAX_POSITION`.
+        """
+        columns = {name: table.column(name).to_pylist() for name in _PLAIN}
+        extras = [json_codec.encode(table.column(f.name), f) for f in self.extras]
+        columns["extra"] = [dict(zip(self.extras.names, row, strict=True)) for row in zip(*extras, strict=True)] or [
+            {} for _ in range(table.num_rows)
+        ]
+        columns["view"] = [v for chunk in table.column("binary_content").chunks for v in binary_views(chunk)]
+        offsets = sample_offsets(table).tolist()
+        for start, end in zip(offsets, offsets[1:], strict=False):
+            yield self._sample({name: values[start:end] for name, values in columns.items()})
+
+    def _sample(self, rows: dict[str, list[Any]]) -> EncodedSample:
+        sample_id = rows["sample_id"][0]
+        key = sample_key(sample_id)
+        length = _length(sample_id, rows)
+        json = _Json(*([None] * length for _ in range(5)))
+        members: list[tuple[str, Any]] = []
+        pairs: list[str] = []
+        for index, (position, modality) in enumerate(zip(rows["position"], rows["modality"], strict=True)):
+            row = {name: values[index] for name, values in rows.items()}
+            if modality == "image":
+                extension = sniff(row["view"]) if row["view"] else None
+                if extension is not None:
+                    pair = f"{position}.{extension}"
+                    pairs.append(pair)
+                    members.append((f"{key}.{pair}", row["view"]))
+                    json.images[position], json.image_members[position] = pair, f"{key}.{pair}"
+                    json.image_extra[position] = row["extra"]
+                self._note(json, row, CONTENT_TYPES[extension] if extension else None, extension is not None)
+            elif modality == "text":
+                has_text = row["text_content"] is not None
+                if has_text:
+                    json.texts[position], json.text_extra[position] = row["text_content"], row["extra"]
+                self._note(json, row, TEXT_TYPE, has_text)
+            else:
+                json.metadata_extra = row["extra"]
+                self._note(json, row, METADATA_TYPE, True)
+        members.append((f"{key}.json", self._json_bytes(sample_id, json)))
+        return EncodedSample(members, pairs)
+
+    def _note(self, json: _Json, row: dict[str, Any], implied_type: str | None, is_listed: bool) -> None:
+        """Keep of a row what the lists do not say: its error, itself when it has no content, what differs from what they imply."""
+        modality, position = row["modality"], row["position"]
+        if not is_listed or row["materialize_error"] is not None:
+            keys = ("position", "modality", "content_type", "materialize_error")
+            json.errors.append({**{k: row[k] for k in keys}, "extra": row["extra"]})
+        patch: dict[str, Any] = {}
+        if row["source_ref"] is not None:
+            patch["ref"] = json.refs.setdefault(row["source_ref"], len(json.refs))
+        if is_listed and row["content_type"] != implied_type:
+            patch["content_type"] = row["content_type"]
+        if modality != "text" and row["text_content"] is not None:
+            patch["text_content"] = row["text_content"]
+        if row["view"] is not None and not (modality == "image" and is_listed):
+            patch["binary_content"] = base64.b64encode(row["view"]).decode()
+        if modality == "metadata":
+            json.patches["metadata"] = patch
+        elif patch:
+            json.patches[modality][str(position)] = patch
+
+    def _json_bytes(self, sample_id: str, json: _Json) -> bytes:
+        payload = {
+            SAMPLE_ID: sample_id,
+            TEXTS: json.texts,
+            IMAGES: json.images,
+            IMAGE_MEMBERS: json.image_members,
+            ROW_EXTRA: {"text": json.text_extra, "image": json.image_extra, "metadata": json.metadata_extra},
+            ROW_ERRORS: json.errors,
+            BOOKKEEPING: {"schema": self._declared, "refs": list(json.refs), "rows": json.patches},
+        }
+        return dumps(payload).encode()
+
+
+def _length(sample_id: str, rows: dict[str, list[Any]]) -> int:
+    length = max(rows["position"]) + 1
+    if rows["modality"][0] == "metadata":
+        source = rows["extra"][0].get(SOURCE)
+        lengths = source.get("lengths") if isinstance(source, dict) else None
+        if isinstance(lengths, dict):
+            length = max([length, *(n for n in lengths.values() if isinstance(n, int))])
+    if length > MAX_POSITION:
+        raise ValueError(f"sample {sample_id!r}: position {length - 1} is beyond {MAX_POSITION}, the longest list a tar json may have")
+    return length

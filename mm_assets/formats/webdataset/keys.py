@@ -1,0 +1,32 @@
+"""Names in the tar layout: the WebDataset key of a sample and the file name of a partition."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from urllib.parse import quote
+
+MAX_KEY = 80  # leaves 20 of USTAR's 100 bytes for ".<position>.<ext>"
+_ESCAPED_FIRST = {"_": "%5F", "-": "%2D", "~": "%7E"}  # Hugging Face skips names that begin with "__", shells read "-"
+
+
+def sample_key(sample_id: str) -> str:
+    """The key of a sample: 1 to 80 ASCII characters, no dot and no slash among them, different for different ids.
+
+    Percent-encoding with dots and a leading ``_ - ~`` escaped as well; ``=`` and the id's SHA-256 in hex where that would be empty or too
+    long (an encoded id has no ``=``). Depends on the id alone. Raises ``ValueError`` for an id with lone surrogates: it has no UTF-8.
+    """
+    try:
+        raw = sample_id.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{sample_id!r} holds lone surrogates and has no UTF-8 form") from error
+    if 0 < len(raw) <= MAX_KEY:
+        key = quote(raw, safe="").replace(".", "%2E")
+        key = _ESCAPED_FIRST.get(key[0], key[0]) + key[1:]
+        if len(key) <= MAX_KEY:
+            return key
+    return "=" + sha256(raw).hexdigest()
+
+
+def partition_filename(partition: str) -> str:
+    """The file name of a partition without its extension: the rule of `sample_key`, whose characters pass in every client."""
+    return sample_key(partition)

@@ -1,0 +1,62 @@
+"""Names and constants of the tar layout: what readers look for and the writer puts in (DESIGN 6, docs/architecture.md)."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+SAMPLE_ID = "sample_id"
+TEXTS = "texts"
+IMAGES = "images"
+IMAGE_MEMBERS = "image_members"
+ROW_EXTRA = "_row_extra"
+ROW_ERRORS = "_row_errors"
+BOOKKEEPING = "_mm_assets"  # what the lists only imply, for our own reader: column types, content types, locators
+SOURCE = "_source"  # passthrough column: what the source record said that rows cannot
+
+OWN_KEYS = frozenset({SAMPLE_ID, TEXTS, IMAGES, IMAGE_MEMBERS, ROW_EXTRA, ROW_ERRORS, BOOKKEEPING})
+
+METADATA_TYPE = "application/json"
+TEXT_TYPE = "text/plain"
+
+# A list in the json is as long as the largest position: beyond this a single hostile number would exhaust memory.
+MAX_POSITION = 1_000_000
+
+DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "gif")
+DEFAULT_JSON_EXTENSIONS = ("json",)
+TIFF_EXTENSIONS = ("tiff", "tif")
+
+
+@dataclass(frozen=True)
+class RawLayout:
+    """How raw samples name their parts: the field and extension arguments of the reader."""
+
+    sample_id_field: str | None = None
+    texts_field: str = TEXTS
+    images_field: str = IMAGES
+    image_member_field: str | None = None
+    per_image_fields: tuple[str, ...] = ()
+    per_text_fields: tuple[str, ...] = ()
+    image_extensions: tuple[str, ...] = DEFAULT_IMAGE_EXTENSIONS
+    json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
+
+    def is_json(self, name: str) -> bool:
+        return extension(name) in self.json_extensions
+
+    def is_image(self, name: str) -> bool:
+        return extension(name) in self.image_extensions
+
+
+def extension(name: str) -> str:
+    """Lower-case suffix without its dot; empty when there is none."""
+    return posixpath.splitext(name)[1][1:].lower()
+
+
+def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
+    """Extensions in lower case, without a leading dot."""
+    return tuple(item.lower().lstrip(".") for item in extensions)
+
+
+def is_own_layout(payload: dict[str, object]) -> bool:
+    """Whether a json is of our layout (or the three-format notebook's), whose references are WebDataset keys."""
+    return isinstance(payload.get(ROW_EXTRA), dict)

@@ -1,0 +1,178 @@
+"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, and tars like them) into rows."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import warnings
+from typing import Any
+
+from mm_assets.formats.images.probe import CONTENT_TYPES
+from mm_assets.formats.webdataset.layout import (
+    METADATA_TYPE,
+    SAMPLE_ID,
+    SOURCE,
+    TEXT_TYPE,
+    RawLayout,
+    extension,
+)
+from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
+from mm_assets.formats.webdataset.rows import Row, Sample
+from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
+from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS
+from mm_assets.interleaved.source_ref import build_source_ref
+
+_MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
+
+
+class RawDecoder:
+    """Decodes the raw samples of one tar. ``path`` is what ``source_ref`` calls the tar."""
+
+    def __init__(self, path: str, index: TarIndex, layout: RawLayout) -> None:
+        self.path = path
+        self.index = index
+        self.layout = layout
+
+    def decode(self, payload: dict[str, Any], member: Member) -> Sample:
+        """The rows of one json. Raises `SampleError` when it states no usable sample id."""
+        layout = self.layout
+        key = sample_stem(member.name)
+        fields = dict(payload)
+        residue: dict[str, Any] = {}
+        sample_id = self._sample_id(fields, key, member, residue)
+        texts = self._list(fields, layout.texts_field, residue)
+        images = self._list(fields, layout.images_field, residue)
+        default_member = fields.pop(layout.image_member_field, None) if layout.image_member_field else None
+        if default_member is not None:
+            residue.setdefault("fields", {})[str(layout.image_member_field)] = default_member
+        json_ref = member_ref(self.path, member)
+        rows = self.text_rows(texts, json_ref) + self.image_rows(
+            images, resolve_raw(images, key, layout, self.index, default_member)
+        )
+        self._spread(fields, layout.per_text_fields, texts, [r for r in rows if r.modality == "text"], member)
+        self._spread(fields, layout.per_image_fields, images, [r for r in rows if r.modality == "image"], member)
+        metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
+        metadata.extras = self._passthrough(fields, residue)
+        self._keep_lengths(payload, rows, residue)
+        if residue:
+            metadata.extras[SOURCE] = residue
+        rows.sort(key=lambda row: (row.position, row.modality == "image"))
+        return Sample(sample_id, [metadata, *rows])
+
+    def _sample_id(self, fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]) -> str:
+        name = self.layout.sample_id_field
+        if name is None:
+            stated = fields.get(SAMPLE_ID)
+            if isinstance(stated, str):
+                del fields[SAMPLE_ID]
+                return stated
+            return key
+        if fields.get(name) is None:
+            raise SampleError("id", f"{self.path}: {member.name}: field {name!r} (sample_id_field) is missing")
+        value = fields.pop(name)
+        if isinstance(value, str):
+            return value
+        residue.setdefault("fields", {})[name] = value
+        return json.dumps(value, ensure_ascii=False)
+
+    def _list(self, fields: dict[str, Any], name: str, residue: dict[str, Any]) -> list[Any]:
+        value = fields.get(name)
+        if isinstance(value, list):
+            return fields.pop(name)  # type: ignore[no-any-return]
+        if name in fields and value is not None:  # no list: kept as it stands, it has no items
+            residue.setdefault("fields", {})[name] = fields.pop(name)
+        return []
+
+    def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:
+        """One row per non-null text. A text that is no string is written as JSON, its value kept in ``_source``."""
+        rows = []
+        for position, text in enumerate(texts):
+            if text is None:
+                continue
+            row = Row(position, "text", TEXT_TYPE, text if isinstance(text, str) else None, source_ref=json_ref)
+            if row.text is None:
+                row.text = json.dumps(text, ensure_ascii=False)
+                row.extras[SOURCE] = {"value": text}
+            rows.append(row)
+        return rows
+
+    def image_rows(self, references: list[Any], resolved: list[Resolved | None]) -> list[Row]:
+        """One row per non-null reference; one that does not resolve is an error row without bytes."""
+        rows = []
+        for position, (token, found) in enumerate(zip(references, resolved, strict=True)):
+            if found is None:
+                continue
+            row = Row(position, "image")
+            if isinstance(found, Content):
+                row.content = found
+                row.content_type = _MIME.get(extension(found.member.name))
+                row.source_ref = member_ref(self.path, found.member, found.frame)
+                implied = found.frame is None and found.member.name == token
+            else:
+                row.error = found
+                row.content_type = _MIME.get(extension(str(token)))
+                row.source_ref = build_source_ref(self.path, token if isinstance(token, str) else None)
+                implied = isinstance(token, str)
+            if not implied:
+                row.extras[SOURCE] = {"token": token}
+            rows.append(row)
+        return rows
+
+    def _spread(self, fields: dict[str, Any], names: tuple[str, ...], items: list[Any], rows: list[Row], member: Member) -> None:
+        for name in names:
+            if name not in fields:
+                continue
+            values = fields[name]
+            if not isinstance(values, list):
+                raise TypeError(f"{self.path}: {member.name}: per-item field {name!r} is no list")
+            if len(values) == len(rows):
+                aligned = values
+            elif len(values) == len(items) and all(v is None for v, item in zip(values, items, strict=True) if item is None):
+                aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
+            else:
+                warnings.warn(
+                    f"{self.path}: {member.name}: {name!r} has {len(values)} values for {len(rows)} items; "
+                    "kept whole on the metadata row",
+                    UserWarning,
+                    stacklevel=2,
+                )
+                continue
+            del fields[name]
+            for row, value in zip(rows, aligned, strict=True):
+                row.extras[name] = value
+
+    def _passthrough(self, fields: dict[str, Any], residue: dict[str, Any]) -> dict[str, Any]:
+        extras: dict[str, Any] = {}
+        for name, value in fields.items():
+            if name in RESERVED_COLUMNS or name == SOURCE:
+                residue.setdefault("fields", {})[name] = value
+                continue
+            extras[name] = value
+            if value is None:
+                residue.setdefault("nulls", []).append(name)
+        return extras
+
+    def _keep_lengths(self, payload: dict[str, Any], rows: list[Row], residue: dict[str, Any]) -> None:
+        implied = max((row.position + 1 for row in rows), default=0)
+        lengths = {}
+        for name in (self.layout.texts_field, self.layout.images_field):
+            value = payload.get(name)
+            if isinstance(value, list) and len(value) != implied:
+                lengths[name] = len(value)
+            elif name not in payload:
+                lengths[name] = None
+        if lengths:
+            residue["lengths"] = lengths
+
+
+def sample_stem(name: str) -> str:
+    """A json member's path without its last suffix: the sample's key."""
+    return posixpath.splitext(name)[0]
+
+
+def member_ref(path: str, member: Member, frame: int | None = None) -> str:
+    """The locator of a member's payload."""
+    return build_source_ref(path, member.name, member.offset, member.size, frame)
+
+

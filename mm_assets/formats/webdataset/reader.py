@@ -1,0 +1,93 @@
+"""Read MINT-1T-style tar shards, and our own tars, as interleaved batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.webdataset.layout import (
+    DEFAULT_IMAGE_EXTENSIONS,
+    DEFAULT_JSON_EXTENSIONS,
+    IMAGES,
+    TEXTS,
+    RawLayout,
+    normal_extensions,
+)
+from mm_assets.formats.webdataset.source import WebdatasetSource
+
+
+class InterleavedWebdatasetReader(InterleavedReader):
+    """Reads tar shards; see `InterleavedReader` for the arguments not listed here.
+
+    Args:
+        sample_id_field: json field that holds the sample id; None: the json's ``sample_id`` string, else the member's path
+            without its suffix.
+        image_extensions, json_extensions: suffixes (any case) of image members and of the members that are samples.
+        texts_field, images_field: json fields with the parallel lists.
+        image_member_field: json field that names the sample's (multi-frame) image member.
+        per_image_fields, per_text_fields: json lists with one value per image (text), spread over the item rows.
+        materialize: read image bytes (default); False leaves locators only.
+        relative_to: folder or URL prefix; locators below it are stored relative to it, so that no path of this machine leaks.
+    """
+
+    suffixes = (".tar", ".tar.gz", ".tgz")
+
+    def __init__(
+        self,
+        file_paths: Paths,
+        *,
+        files_per_partition: int | None = None,
+        blocksize: int | str | None = None,
+        max_batch_bytes: int | None = None,
+        fields: Sequence[str] | None = None,
+        read_kwargs: Mapping[str, Any] | None = None,
+        schema: pa.Schema | None = None,
+        schema_overrides: Mapping[str, pa.DataType] | None = None,
+        sample_id_field: str | None = None,
+        image_extensions: Sequence[str] = DEFAULT_IMAGE_EXTENSIONS,
+        json_extensions: Sequence[str] = DEFAULT_JSON_EXTENSIONS,
+        texts_field: str = TEXTS,
+        images_field: str = IMAGES,
+        image_member_field: str | None = None,
+        per_image_fields: Sequence[str] = (),
+        per_text_fields: Sequence[str] = (),
+        materialize: bool = True,
+        relative_to: str | None = None,
+        roots: Sequence[str] | None = None,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
+        super().__init__(
+            file_paths,
+            files_per_partition=files_per_partition,
+            blocksize=blocksize,
+            max_batch_bytes=max_batch_bytes,
+            fields=fields,
+            schema=schema,
+            schema_overrides=schema_overrides,
+            roots=roots,
+            storage_options={**(storage_options or {}), **(read_kwargs or {})} or None,
+        )
+        self.layout = RawLayout(
+            sample_id_field=sample_id_field,
+            texts_field=texts_field,
+            images_field=images_field,
+            image_member_field=image_member_field,
+            per_image_fields=tuple(per_image_fields),
+            per_text_fields=tuple(per_text_fields),
+            image_extensions=normal_extensions(tuple(image_extensions)),
+            json_extensions=normal_extensions(tuple(json_extensions)),
+        )
+        self.read_bytes = materialize
+        self.relative_to = relative_to.rstrip("/") if relative_to else None
+
+    def _open_file(self, uri: str) -> FileSource:
+        return WebdatasetSource(uri, self.layout, self._ref_path(uri), self.read_bytes, self.storage_options)
+
+    def _ref_path(self, uri: str) -> str:
+        if self.relative_to and uri.startswith(self.relative_to + "/"):
+            return uri[len(self.relative_to) + 1 :]
+        return uri

@@ -1,0 +1,111 @@
+"""From an image reference in the json to the member, or frame of a member, that it names: exactly, or not at all."""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mm_assets.formats.webdataset.layout import TIFF_EXTENSIONS, RawLayout, extension
+from mm_assets.formats.webdataset.tar_scan import Ambiguous, Member, TarIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Where an image's bytes are: a whole member, or one of ``frames`` frames of a TIFF member."""
+
+    member: Member
+    frame: int | None = None
+    frames: int = 1
+
+
+Resolved = Content | str  # a string says why the reference does not resolve
+
+_TIFF_SPELLINGS = tuple(s for e in TIFF_EXTENSIONS for s in (e, e.upper(), e.capitalize()))
+
+
+def resolve_keys(references: Sequence[object], key: str, index: TarIndex) -> list[Resolved | None]:
+    """References that are WebDataset keys (``"3.png"`` is member ``<key>.3.png``); null gives None."""
+    return [None if token is None else _by_key(token, key, index) for token in references]
+
+
+def resolve_raw(
+    references: Sequence[object], key: str, layout: RawLayout, index: TarIndex, default_member: object
+) -> list[Resolved | None]:
+    """References of a raw sample: member names, names beside the json, WebDataset keys, or frames of the sample's TIFF.
+
+    When no reference names a member, the k-th one is frame k of ``default_member`` or of ``<key>.tiff``. A reference that
+    looks like a file name is never taken for a frame: a lost member would come back as another image.
+    """
+    found = [None if token is None else _by_name(token, key, index) for token in references]
+    opaque = [i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)]
+    if opaque and len(opaque) == sum(token is not None for token in references):
+        tiff = _frame_member(key, index, default_member)
+        if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
+            for frame, i in enumerate(opaque):
+                found[i] = Content(tiff, frame, len(opaque)) if isinstance(tiff, Member) else tiff
+            return found
+    return _number_frames(found)
+
+
+def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
+    """A TIFF that several references name is one frame for each, in their order."""
+    times = Counter(item.member.name for item in found if isinstance(item, Content))
+    seen: Counter[str] = Counter()
+    numbered: list[Resolved | None] = []
+    for item in found:
+        if isinstance(item, Content):
+            name = item.member.name
+            if times[name] > 1 and extension(name) in TIFF_EXTENSIONS:
+                item = Content(item.member, seen[name], times[name])
+                seen[name] += 1
+        numbered.append(item)
+    return numbered
+
+
+def _frame_member(key: str, index: TarIndex, default_member: object) -> Member | str | None:
+    if default_member is not None:
+        named = lookup(str(default_member), index) or lookup(_beside(str(default_member), key), index)
+        return named or f"missing member {default_member!r}"
+    candidates = [found for s in _TIFF_SPELLINGS if (found := lookup(f"{key}.{s}", index)) is not None]
+    if len(candidates) > 1:
+        return f"ambiguous: {key!r} has more than one TIFF member"
+    return candidates[0] if candidates else None
+
+
+def _by_name(token: object, key: str, index: TarIndex) -> Resolved:
+    if not isinstance(token, str) or not token:
+        return f"missing member: the reference is no member name: {token!r:.100}"
+    names = dict.fromkeys([token.removeprefix("./"), _beside(token, key), f"{key}.{token}"])
+    matches = {name: found for name in names if (found := lookup(name, index)) is not None}
+    if len(matches) > 1:
+        return f"ambiguous reference {token!r}: members {', '.join(map(repr, matches))}"
+    if not matches:
+        return f"missing member {token!r}"
+    found = next(iter(matches.values()))
+    return Content(found) if isinstance(found, Member) else found
+
+
+def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
+    if not isinstance(token, str) or not token:
+        return f"missing member: the reference is no member name: {token!r:.100}"
+    for name in (f"{key}.{token}", token.removeprefix("./")):
+        found = lookup(name, index)
+        if found is not None:
+            return Content(found) if isinstance(found, Member) else found
+    return f"missing member {key + '.' + token!r}"
+
+
+def _beside(token: str, key: str) -> str:
+    return posixpath.join(posixpath.dirname(key), token)
+
+
+def lookup(name: str, index: TarIndex) -> Member | str | None:
+    """The member of a name; a string when the name is there but cannot be followed; None when it is not there."""
+    found = index.by_name.get(name)
+    if found is None:
+        return None
+    if isinstance(found, Ambiguous):
+        return f"ambiguous: {len(found.members)} members are called {name!r}"
+    return f"member {name!r} {found.broken}" if found.broken else found

@@ -1,0 +1,104 @@
+"""A local descriptor of an uncompressed tar, wherever the tar lies and whether or not it is gzipped."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from mm_assets.formats.webdataset.tar_header import TarDamage, damage
+
+_BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
+_INFLATE_STEP = 1 << 16  # fed to zlib at a time: at each gzip member's end zlib copies what is left of a step
+_GZIP = b"\x1f\x8b\x08"
+_GZIP_WINDOW = 31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
+
+
+@contextmanager
+def local_tar(
+    source: str | os.PathLike[str] | IO[bytes],
+    name: str,
+    *,
+    max_bytes: int | None = None,
+    temporary_folder: str | None = None,
+) -> Iterator[int]:
+    """A read-only descriptor of an uncompressed tar, closed at the end of the block.
+
+    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and left open.
+    A plain local file is opened as it is. A stream, a gzip file (several gzip members in a row too) or a pipe is spooled into an unlinked
+    temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the tar.
+
+    Raises `TarDamage` for gzip that is cut or corrupt, for anything but zeros after its last member and for more than ``max_bytes``.
+    """
+    if not isinstance(source, str | os.PathLike):
+        with _spooled(source, name, max_bytes, temporary_folder) as fd:
+            yield fd
+        return
+    with open(source, "rb", buffering=0) as file:
+        fd = file.fileno()
+        if stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_GZIP), 0) != _GZIP:
+            yield fd
+        else:
+            with _spooled(file, name, max_bytes, temporary_folder) as spooled:
+                yield spooled
+
+
+@contextmanager
+def _spooled(stream: IO[bytes], name: str, max_bytes: int | None, folder: str | None) -> Iterator[int]:
+    with tempfile.TemporaryFile(buffering=0, prefix="mm-assets-", dir=folder) as file:
+        total = 0
+        for block in _plain_blocks(stream, name):
+            total += len(block)
+            if max_bytes is not None and total > max_bytes:
+                raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes")
+            view = memoryview(block)
+            while view:
+                view = view[file.write(view) :]
+        yield file.fileno()
+
+
+def _plain_blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    head = b""
+    while len(head) < len(_GZIP) and (block := stream.read(_BLOCK)):
+        head += block
+    blocks = _chain(head, stream)
+    return _inflate(blocks, name) if head.startswith(_GZIP) else blocks
+
+
+def _chain(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    if head:
+        yield head
+    while block := stream.read(_BLOCK):
+        yield block
+
+
+def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    inflator: zlib._Decompress | None = None  # None between gzip members
+    read = 0
+    for block in blocks:
+        for at in range(0, len(block), _INFLATE_STEP):
+            data = block[at : at + _INFLATE_STEP]
+            while data:
+                if inflator is None:
+                    data = data.lstrip(b"\0")  # gzip allows zeros after a member (tape blocks)
+                    if not data:
+                        break
+                    inflator = zlib.decompressobj(_GZIP_WINDOW)
+                try:
+                    plain = inflator.decompress(data, _BLOCK)
+                except zlib.error as error:
+                    what = f"corrupt gzip, or none, near this byte of the compressed file: {error}"
+                    raise damage(name, read + at, what) from error
+                if plain:
+                    yield plain
+                if inflator.eof:
+                    data, inflator = inflator.unused_data, None
+                else:
+                    data = inflator.unconsumed_tail
+        read += len(block)
+    if inflator is not None:
+        raise damage(name, read, "the gzip stream is cut here")

@@ -1,0 +1,129 @@
+"""Plain USTAR tars of samples, byte for byte the same for the same samples."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from mm_assets.formats.webdataset.tar_header import BLOCK
+
+MAX_NAME = 100  # bytes; longer names need extensions that wids and DALI do not read
+MAX_MEMBER = 8 << 30  # bytes; eleven octal digits
+END_BLOCKS = 2 * BLOCK
+
+_MODE_UID_GID = b"0000644\x000000000\x000000000\x00"
+_MTIME = b"00000000000\x00"
+_REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type, link name, magic and version; the rest is empty
+_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # the checksum counts itself as eight spaces
+_PADDING = bytes(BLOCK)
+_MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
+
+Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (typing has no Buffer before Python 3.12)
+
+
+class TarWriter:
+    """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names ASCII.
+
+    A context manager: the end blocks are written only when the block ends without an exception, so a tar that was given up reads as
+    damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count what is in the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.samples = 0
+        self.bytes = 0
+        self._starts: list[int] = []
+        self._end = 0  # of the last sample; `bytes` goes on to count the end blocks
+        self._torn = False
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def write_sample(self, members: Sequence[tuple[str, Payload]]) -> None:
+        """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they lie.
+
+        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to 100 ASCII bytes without NUL,
+        a payload of 8 GiB or more; ``OSError`` when the disk refuses, after which the tar can only be given up.
+        """
+        if self._fd < 0 or self._torn:
+            raise ValueError("the tar is closed, or a write to it failed")
+        if not members or len({name for name, _ in members}) != len(members):
+            raise ValueError(f"a sample has members of different names, not {[name for name, _ in members]}")
+        buffers: list[bytes | memoryview] = []
+        padding = b""
+        total = 0
+        for name, payload in members:
+            view = memoryview(payload).cast("B")
+            size = len(view)
+            header = _header(name, size)
+            buffers.append(padding + header if padding else header)
+            if size:
+                buffers.append(view)
+            padding = _PADDING[: -size % BLOCK]
+            total += BLOCK + size + len(padding)
+        if padding:
+            buffers.append(padding)
+        self._write(buffers)
+        self._starts.append(self._end)
+        self._end += total
+        self.bytes = self._end
+        self.samples += 1
+
+    def idx_bytes(self) -> bytes:
+        """Energon's ``.tar.idx``: little-endian uint64 offsets of each sample's first header, then where the end blocks begin."""
+        return struct.pack(f"<{len(self._starts) + 1}Q", *self._starts, self._end)
+
+    def close(self) -> None:
+        """Write the end blocks and close the file. Raises ``ValueError`` after a failed write. A second call does nothing."""
+        if self._fd < 0:
+            return
+        if self._torn:
+            self.abort()
+            raise ValueError("a write failed: the tar is not complete")
+        try:
+            self._write([bytes(END_BLOCKS)])
+            self.bytes += END_BLOCKS
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the file as it is, without end blocks."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __enter__(self) -> TarWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _write(self, buffers: list[bytes | memoryview]) -> None:
+        at = 0
+        try:
+            while at < len(buffers):
+                written = os.writev(self._fd, buffers[at : at + _MAX_BUFFERS])
+                while at < len(buffers) and written >= len(buffers[at]):
+                    written -= len(buffers[at])
+                    at += 1
+                if written:
+                    buffers[at] = memoryview(buffers[at])[written:]
+        except BaseException:
+            self._torn = True
+            raise
+
+
+def _header(name: str, size: int) -> bytes:
+    raw = name.encode("ascii", "replace")
+    if not name.isascii() or not 0 < len(raw) <= MAX_NAME or b"\0" in raw:
+        raise ValueError(f"member name {name!r} is not 1 to {MAX_NAME} ASCII bytes without NUL")
+    if size >= MAX_MEMBER:
+        raise ValueError(f"member {name!r} has {size} bytes; a member is smaller than {MAX_MEMBER}")
+    digits = b"%011o\x00" % size
+    # Adler-32's low half is 1 + the sum of bytes, exactly so for this few: faster than sum()
+    checksum = _CONSTANT_SUM + (zlib.adler32(raw + digits) & 0xFFFF) - 1
+    return b"".join((raw.ljust(100, b"\x00"), _MODE_UID_GID, digits, _MTIME, b"%06o\x00 " % checksum, _REST))

@@ -1,0 +1,259 @@
+"""What the writers of all formats share: policy, alignment, checks, reports, atomic publication."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.formats.materialize import materialize_table
+from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.spooling import grouped_streams
+from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy
+from mm_assets.interleaved.samples import UniqueSamples, sort_items
+from mm_assets.interleaved.schema import align_table, canonical_schema, resolve_schema
+from mm_assets.interleaved.steps import BatchStream, Dropped
+
+
+@dataclass(frozen=True)
+class PartitionReport:
+    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is never written)."""
+
+    partition: str
+    uri: str | None
+    rows: int
+    samples: int
+    images: int
+    texts: int
+    nbytes: int
+    image_bytes: int
+    schema: pa.Schema
+    digest: str
+    source_files: tuple[str, ...] = ()
+    filtered: tuple[Dropped, ...] = ()
+    errors: tuple[ItemError, ...] = ()
+    policy_dropped_rows: int = 0
+    dropped_columns: tuple[str, ...] = ()
+    notes: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WriteReport:
+    """All partitions of one `InterleavedWriter.write` call; the counts are their sums."""
+
+    path: str
+    partitions: tuple[PartitionReport, ...]
+
+    def _sum(self, name: str) -> int:
+        return sum(getattr(report, name) for report in self.partitions)
+
+    @property
+    def rows(self) -> int:
+        return self._sum("rows")
+
+    @property
+    def samples(self) -> int:
+        return self._sum("samples")
+
+    @property
+    def images(self) -> int:
+        return self._sum("images")
+
+    @property
+    def texts(self) -> int:
+        return self._sum("texts")
+
+    @property
+    def nbytes(self) -> int:
+        return self._sum("nbytes")
+
+    @property
+    def errors(self) -> tuple[ItemError, ...]:
+        return tuple(error for report in self.partitions for error in report.errors)
+
+    @property
+    def filtered(self) -> tuple[Dropped, ...]:
+        return tuple(item for report in self.partitions for item in report.filtered)
+
+    @property
+    def dropped_columns(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for report in self.partitions for name in report.dropped_columns))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+class Sink(ABC):
+    """One partition's output under construction."""
+
+    extra: dict[str, Any] = {}
+
+    @abstractmethod
+    def write(self, table: pa.Table) -> None:
+        """Append whole samples, aligned to the sink's schema."""
+
+    @abstractmethod
+    def publish(self) -> tuple[str | None, int]:
+        """Make the output visible under its final name; returns (uri or None when nothing was written, bytes)."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Leave no trace."""
+
+
+class InterleavedWriter(ABC):
+    """Writes `InterleavedBatch` streams; every output file appears whole or not at all.
+
+    Args:
+        path: a folder (one file per partition inside) or the path of one single file of this format.
+        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage.
+        schema: strict target schema: columns outside it are left out, and named in the report.
+        schema_overrides: types of some columns; the others stay as they are.
+        materialize: fetch the bytes of image rows that have only a source_ref.
+        roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
+        storage_options: for the file system of ``path`` and of the sources fetched.
+    """
+
+    suffix: str
+
+    def __init__(
+        self,
+        path: Any,
+        *,
+        on_materialize_error: str = "error",
+        schema: pa.Schema | None = None,
+        schema_overrides: Mapping[str, pa.DataType] | None = None,
+        materialize: bool = True,
+        roots: Sequence[str] | None = None,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
+        self.path = str(path)
+        self.on_materialize_error = check_policy(on_materialize_error)
+        self.target = resolve_schema(schema, schema_overrides)
+        self.is_strict = schema is not None
+        self.materialize = materialize
+        self.roots = tuple(roots) if roots is not None else None
+        self.storage_options = storage_options
+
+    @property
+    def is_single_file(self) -> bool:
+        """Whether ``path`` names one output file rather than a folder."""
+        return self.path.rstrip("/").lower().endswith(self.suffix)
+
+    def uri_of(self, partition: str) -> str:
+        """Where a partition's file goes: deterministic, independent of where the input lies."""
+        return self.path if self.is_single_file else join(self.path, partition_filename(partition) + self.suffix)
+
+    @abstractmethod
+    def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink: ...
+
+    def write(self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]) -> WriteReport:
+        """Write all batches and publish. Batches that carry no known schema ahead (a generator) are spooled to disk first."""
+        reports = []
+        single = "part-00000" if self.is_single_file else None
+        for stream in grouped_streams(batches, single):
+            reports.append(self.write_partition(stream))
+        self.finish(reports)
+        return WriteReport(self.path, tuple(reports))
+
+    def write_partition(self, stream: BatchStream) -> PartitionReport:
+        """Write one partition and publish its file. May run in any process."""
+        schema, left_out = self._output_schema(stream.schema)
+        sink = self._open_sink(stream.partition, schema, stream.files)
+        tally = _Tally()
+        try:
+            for batch in stream:
+                tally.add(self._prepare(batch, schema, tally), sink)
+            uri, nbytes = sink.publish()
+        except BaseException:
+            sink.discard()
+            raise
+        return tally.report(stream, schema, left_out, uri, nbytes, sink.extra)
+
+    def finish(self, reports: Sequence[PartitionReport]) -> None:
+        """Bring dataset-level files up to date; once per chunk, in one process."""
+
+    def _prepare(self, batch: InterleavedBatch, schema: pa.Schema, tally: _Tally) -> pa.Table:
+        table = align_table(batch.data, canonical_schema(batch.data.schema))
+        if self.materialize:
+            table = materialize_table(table, self.roots, self.storage_options)
+        outcome = apply_policy(table, self.on_materialize_error, ", ".join(batch.source_files[:3]))
+        tally.errors.extend(outcome.errors)
+        if outcome.dropped is not None:
+            tally.policy_dropped_rows += outcome.dropped.num_rows
+        table = sort_items(outcome.table)
+        tally.unique.observe(table)
+        return align_table(table, schema)
+
+    def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
+        found = canonical_schema(found)
+        if self.target is None:
+            return found, ()
+        if self.is_strict:
+            return self.target, tuple(name for name in found.names if name not in self.target.names)
+        declared = set(self.target.names)
+        return pa.schema([*self.target, *(f for f in found if f.name not in declared)]), ()
+
+
+class _Tally:
+    """Counts and digest of what goes into a sink."""
+
+    def __init__(self) -> None:
+        self.rows = self.samples = self.images = self.texts = self.image_bytes = self.policy_dropped_rows = 0
+        self.errors: list[ItemError] = []
+        self.unique = UniqueSamples()
+        self._digest = ContentDigest()
+
+    def add(self, table: pa.Table, sink: Sink) -> None:
+        if table.num_rows == 0:
+            return
+        self._digest.observe(table)
+        self.rows += table.num_rows
+        for entry in table.column("modality").value_counts().to_pylist():
+            if entry["values"] == "image":
+                self.images += entry["counts"]
+            elif entry["values"] == "text":
+                self.texts += entry["counts"]
+        self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
+        sink.write(table)
+
+    def report(
+        self,
+        stream: BatchStream,
+        schema: pa.Schema,
+        left_out: tuple[str, ...],
+        uri: str | None,
+        nbytes: int,
+        extra: dict[str, Any],
+    ) -> PartitionReport:
+        return PartitionReport(
+            partition=stream.partition,
+            uri=uri,
+            rows=self.rows,
+            samples=self.unique.count,
+            images=self.images,
+            texts=self.texts,
+            nbytes=nbytes,
+            image_bytes=self.image_bytes,
+            schema=schema,
+            digest=self._digest.hexdigest(),
+            source_files=stream.files,
+            filtered=tuple(stream.dropped),
+            errors=tuple(self.errors),
+            policy_dropped_rows=self.policy_dropped_rows,
+            dropped_columns=left_out,
+            notes=stream.notes,
+            extra=extra,
+        )
+
+

@@ -1,0 +1,65 @@
+"""`InterleavedBatch`: whole samples as one Arrow table, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+
+
+@dataclass(frozen=True)
+class InterleavedBatch:
+    """One or more whole samples.
+
+    ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of a sample are
+    consecutive. ``source_files`` is the lineage (the files these very rows were read from), ``partition`` names the output
+    file they belong to.
+    """
+
+    data: pa.Table
+    source_files: tuple[str, ...] = ()
+    partition: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, pa.RecordBatch):
+            object.__setattr__(self, "data", pa.Table.from_batches([self.data]))
+        if not isinstance(self.data, pa.Table):
+            raise TypeError(f"InterleavedBatch.data must be a pyarrow.Table, not {type(self.data).__name__}")
+        files: Sequence[str] = (self.source_files,) if isinstance(self.source_files, str) else self.source_files
+        object.__setattr__(self, "source_files", tuple(str(file) for file in files))
+
+    @property
+    def num_rows(self) -> int:
+        return self.data.num_rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the Arrow buffers these rows use."""
+        return self.data.nbytes
+
+    @property
+    def num_samples(self) -> int:
+        return len(pc.unique(self.data.column("sample_id"))) if "sample_id" in self.data.column_names else 0
+
+    def count(self, modality: str) -> int:
+        """Number of rows of a modality."""
+        return pc.sum(pc.equal(self.data.column("modality"), modality)).as_py() or 0
+
+    def missing_columns(self) -> list[str]:
+        """Columns a batch cannot do without that this one lacks."""
+        required = [f.name for f in INTERLEAVED_SCHEMA if not f.nullable]
+        return [name for name in required if name not in self.data.column_names]
+
+    def validate(self) -> bool:
+        """True when there are rows and the required columns are there."""
+        return self.num_rows > 0 and not self.missing_columns()
+
+    def with_data(self, data: pa.Table) -> InterleavedBatch:
+        """The same lineage over another table."""
+        return replace(self, data=data)

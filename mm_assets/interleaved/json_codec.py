@@ -1,0 +1,244 @@
+"""Arrow columns of any type as JSON values, and back, exactly.
+
+Numbers, booleans, strings and nulls are themselves; JSON-text columns are the value they hold; structs are objects, lists
+are arrays, maps are arrays of pairs, durations and times of day are integers of their unit. What JSON has no form for
+travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints them. A value whose usual form would not come back equal is wrapped under `RAW`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+RAW = "__arrow__"  # {"__arrow__": x}: x is the storage value (an integer of a date or time, the text of a JSON cell)
+
+
+class NotEncodable(ValueError):
+    """A column type that JSON values cannot carry exactly; the message names the column and its type."""
+
+
+def encode(column: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Any]:
+    """JSON values of a column, one a row."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # combine_chunks keeps several chunks when offsets would overflow
+        return [value for chunk in array.chunks for value in _encode(chunk, field)]
+    return _encode(array, field)
+
+
+def decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """The column that `encode` made ``values`` from."""
+    return _decode(values, field)
+
+
+def is_json_text(field: pa.Field) -> bool:
+    return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
+
+
+def _encode(array: pa.Array, field: pa.Field) -> list[Any]:
+    type_ = array.type
+    if is_json_text(field):
+        return [None if text is None else _json_cell(text) for text in array.to_pylist()]
+    if _is_natural(type_):
+        return array.to_pylist()
+    if isinstance(type_, pa.BaseExtensionType):
+        return _encode(array.storage, pa.field(field.name, type_.storage_type))
+    if pa.types.is_dictionary(type_):
+        return _encode(array.cast(type_.value_type), pa.field(field.name, type_.value_type))
+    if _is_binary(type_):
+        return [None if v is None else base64.b64encode(v).decode() for v in array.to_pylist()]
+    if pa.types.is_decimal(type_):
+        return [None if v is None else str(v) for v in array.to_pylist()]
+    if pa.types.is_temporal(type_):
+        return _encode_temporal(array)
+    if pa.types.is_struct(type_):
+        return _encode_struct(array)
+    if pa.types.is_map(type_):
+        return _encode_map(array)
+    if _is_list(type_):
+        return _encode_list(array)
+    raise NotEncodable(f"column {field.name!r}: type {type_} has no exact JSON form")
+
+
+def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    type_ = field.type
+    if is_json_text(field):
+        return pa.array([None if v is None else _json_text(v) for v in values], type_)
+    if _is_natural(type_):
+        return pa.array(values, type_)
+    if isinstance(type_, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(type_, _decode(values, pa.field(field.name, type_.storage_type)))
+    if pa.types.is_dictionary(type_):
+        return _decode(values, pa.field(field.name, type_.value_type)).cast(type_)
+    if _is_binary(type_):
+        return pa.array([None if v is None else base64.b64decode(v) for v in values], type_)
+    if pa.types.is_decimal(type_):
+        return pa.array([None if v is None else _decimal(v) for v in values], type_)
+    if pa.types.is_temporal(type_):
+        return _decode_temporal(values, type_)
+    if pa.types.is_struct(type_):
+        children = [_decode([None if v is None else v.get(f.name) for v in values], f) for f in type_]
+        mask = pa.array([v is None for v in values], pa.bool_())
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
+    if pa.types.is_map(type_):
+        return _decode_map(values, type_)
+    if _is_list(type_):
+        return _decode_list(values, type_)
+    raise NotEncodable(f"column {field.name!r}: type {type_} has no exact JSON form")
+
+
+def _is_natural(type_: pa.DataType) -> bool:
+    is_text = pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_)
+    return (
+        is_text
+        or pa.types.is_null(type_)
+        or pa.types.is_boolean(type_)
+        or pa.types.is_integer(type_)
+        or pa.types.is_floating(type_)
+    )
+
+
+def _is_binary(type_: pa.DataType) -> bool:
+    is_sized = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    return is_sized or pa.types.is_binary_view(type_)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+
+
+def _json_cell(text: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {RAW: text}
+    normal = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    ambiguous = value is None or (isinstance(value, dict) and set(value) == {RAW})
+    return {RAW: text} if normal != text or ambiguous else value
+
+
+def _json_text(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {RAW}:
+        return str(value[RAW])
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _decimal(text: str) -> Any:
+    from decimal import Decimal
+
+    return Decimal(text)
+
+
+def _storage_ints(array: pa.Array) -> pa.Array:
+    width = array.type.bit_width
+    return array.view(pa.int32() if width == 32 else pa.int64())
+
+
+def _travels_as_integer(type_: pa.DataType) -> bool:
+    return pa.types.is_duration(type_) or pa.types.is_time(type_)  # Arrow parses no text of either
+
+
+def _encode_temporal(array: pa.Array) -> list[Any]:
+    if pa.types.is_interval(array.type):
+        raise NotEncodable(f"type {array.type} has no exact JSON form")
+    integers = _storage_ints(array).to_pylist()
+    if _travels_as_integer(array.type):
+        return integers
+    try:
+        texts = array.cast(pa.string())
+        if _decode_temporal(texts.to_pylist(), array.type).equals(array):
+            return texts.to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass  # a value beyond what Arrow prints or parses (a year of five digits): the whole column travels as integers
+    return [None if value is None else {RAW: value} for value in integers]
+
+
+def _decode_temporal(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    integer = pa.int32() if type_.bit_width == 32 else pa.int64()
+    if _travels_as_integer(type_):
+        return pa.array(values, integer).view(type_)
+    if any(isinstance(v, dict) for v in values):
+        return pa.array([None if v is None else _temporal_int(v, type_) for v in values], integer).view(type_)
+    return pc.cast(pa.array(values, pa.string()), type_)
+
+
+def _temporal_int(value: Any, type_: pa.DataType) -> int:
+    if isinstance(value, dict):
+        return int(value[RAW])
+    return int(_storage_ints(pc.cast(pa.array([value], pa.string()), type_))[0].as_py())
+
+
+def _encode_struct(array: pa.StructArray) -> list[Any]:
+    names = [field.name for field in array.type]
+    if len(set(names)) != len(names):
+        raise NotEncodable(f"struct with repeated field names {names} has no exact JSON form")
+    columns = [_encode(child, field) for child, field in zip(array.flatten(), array.type, strict=True)]
+    present = array.is_valid().to_pylist()
+    return [
+        dict(zip(names, (column[i] for column in columns), strict=True)) if here else None
+        for i, here in enumerate(present)
+    ]
+
+
+def _encode_list(array: pa.Array) -> list[Any]:
+    value_field = array.type.value_field
+    lengths = pc.list_value_length(array).to_pylist()
+    flat = _encode(array.flatten(), value_field)  # flatten() leaves out what lies under null lists
+    rows: list[Any] = []
+    at = 0
+    for length in lengths:
+        rows.append(None if length is None else flat[at : at + length])
+        at += length or 0
+    return rows
+
+
+def _decode_list(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    size = type_.list_size if pa.types.is_fixed_size_list(type_) else None
+    flat: list[Any] = []
+    offsets: list[int | None] = []
+    for row in values:
+        offsets.append(None if row is None else len(flat))
+        flat.extend(row if row is not None else [None] * (size or 0))
+    child = _decode(flat, type_.value_field)
+    mask = pa.array([row is None for row in values], pa.bool_())
+    if size is not None:
+        return pa.FixedSizeListArray.from_arrays(child, type=type_, mask=mask)
+    ends = [*_fill_backwards(offsets, len(flat)), len(flat)]
+    if pa.types.is_large_list(type_):
+        return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), child, type=type_, mask=mask)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), child, type=type_, mask=mask)
+
+
+def _fill_backwards(offsets: list[int | None], end: int) -> list[int]:
+    filled: list[int] = []
+    following = end
+    for offset in reversed(offsets):
+        following = following if offset is None else offset
+        filled.append(following)
+    return filled[::-1]
+
+
+def _encode_map(array: pa.MapArray) -> list[Any]:
+    offsets = array.offsets.to_pylist()
+    start, end = offsets[0], offsets[-1]
+    keys = _encode(array.keys.slice(start, end - start), array.type.key_field)
+    items = _encode(array.items.slice(start, end - start), array.type.item_field)
+    pairs = [list(pair) for pair in zip(keys, items, strict=True)]
+    spans = zip(offsets, offsets[1:], array.is_valid().to_pylist(), strict=False)
+    return [pairs[low - start : high - start] if here else None for low, high, here in spans]
+
+
+def _decode_map(values: Sequence[Any], type_: pa.MapType) -> pa.Array:
+    pairs = [pair for row in values if row is not None for pair in row]
+    keys = _decode([key for key, _ in pairs], type_.key_field)
+    items = _decode([item for _, item in pairs], type_.item_field)
+    offsets: list[int | None] = []
+    at = 0
+    for row in values:
+        offsets.append(None if row is None else at)
+        at += len(row or ())
+    return pa.MapArray.from_arrays(pa.array([*offsets, at], pa.int32()), keys, items, type=type_)

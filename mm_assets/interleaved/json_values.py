@@ -1,0 +1,83 @@
+"""JSON values as Arrow columns: which type a raw JSON field gets, and how a JSON value is kept in a column.
+
+A column of JSON text is ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is not used because Lance
+re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.interleaved import json_codec
+
+JSON_ENCODING = {b"mm_assets:encoding": b"json"}
+EXACT_FLOAT_INT = 2**53  # largest magnitude up to which every integer is a float64
+
+
+def json_field(name: str, nullable: bool = True) -> pa.Field:
+    """A column that holds one JSON text per row."""
+    return pa.field(name, pa.string(), nullable=nullable, metadata=JSON_ENCODING)
+
+
+def is_json(field: pa.Field) -> bool:
+    """True for a column made by `json_field` (or read back from any of our outputs)."""
+    return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
+
+
+def dumps(value: Any) -> str:
+    """The one normal form of JSON text in columns: compact, unescaped, NaN and big integers as Python writes them."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def to_json_text(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    """Write each value of a column of any type as JSON text; nulls stay null."""
+    values = json_codec.encode(column, field)
+    return pa.chunked_array([pa.array([None if v is None else dumps(v) for v in values], pa.string())])
+
+
+class FieldTally:
+    """What kinds of JSON values a field has been seen with, and the Arrow type that holds all of them exactly."""
+
+    __slots__ = ("_kinds", "_largest_int")
+
+    def __init__(self) -> None:
+        self._kinds: set[type] = set()
+        self._largest_int = 0
+
+    def observe(self, value: Any) -> None:
+        kind = type(value)
+        if kind is int:
+            magnitude = abs(value)
+            if magnitude > self._largest_int:
+                self._largest_int = magnitude
+        self._kinds.add(kind)
+
+    def field(self, name: str) -> pa.Field:
+        kinds = self._kinds - {type(None)}
+        if not kinds:
+            return pa.field(name, pa.null())
+        if kinds == {bool}:
+            return pa.field(name, pa.bool_())
+        if kinds == {str}:
+            return pa.field(name, pa.string())
+        if kinds == {int} and self._largest_int < 2**63:
+            return pa.field(name, pa.int64())
+        if kinds == {float} or (kinds == {int, float} and self._largest_int <= EXACT_FLOAT_INT):
+            return pa.field(name, pa.float64())
+        return json_field(name)
+
+
+def build_column(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """A column from parsed JSON values, in the type a `FieldTally` chose."""
+    if is_json(field):
+        return pa.array([None if v is None else dumps(v) for v in values], field.type)
+    return pa.array(values, field.type)
+
+
+def tally_schema(tallies: Iterable[tuple[str, FieldTally]]) -> pa.Schema:
+    """Passthrough schema from named tallies, in the order given."""
+    return pa.schema([tally.field(name) for name, tally in tallies])

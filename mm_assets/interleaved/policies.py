@@ -1,0 +1,74 @@
+"""What happens to rows that carry a materialize_error when they are written."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
+POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
+
+
+class MaterializeError(ValueError):
+    """An item could not be fetched and the policy is ``error``; the message names file, sample, position and reason."""
+
+
+@dataclass(frozen=True)
+class ItemError:
+    """One row that carries an error, and what became of it: ``kept``, ``row dropped`` or ``sample dropped``."""
+
+    sample_id: str
+    position: int
+    modality: str
+    message: str
+    outcome: str
+
+
+@dataclass(frozen=True)
+class PolicyOutcome:
+    """The rows that stay, every error met, and the identity of all rows that were dropped (``sample_id, position, modality``)."""
+
+    table: pa.Table
+    errors: tuple[ItemError, ...] = ()
+    dropped: pa.Table | None = None
+
+
+def check_policy(policy: str) -> MaterializeErrorPolicy:
+    """The policy itself, or ``ValueError`` listing the four that exist."""
+    if policy not in POLICIES:
+        raise ValueError(f"on_materialize_error must be one of {', '.join(POLICIES)}, not {policy!r}")
+    return policy  # type: ignore[return-value]
+
+
+def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = "") -> PolicyOutcome:
+    """Apply a policy to errors from any stage. ``source`` names the input in messages."""
+    column = table.column("materialize_error")
+    if column.null_count == table.num_rows:
+        return PolicyOutcome(table)
+    failed = pc.is_valid(column)
+    outcome = {"drop_row": "row dropped", "drop_sample": "sample dropped"}.get(policy, "kept")
+    rows = table.filter(failed).select(["sample_id", "position", "modality", "materialize_error"]).to_pylist()
+    errors = tuple(ItemError(r["sample_id"], r["position"], r["modality"], r["materialize_error"], outcome) for r in rows)
+    if policy == "error":
+        raise MaterializeError(f"{_describe(errors[0], source)}{_and_more(len(errors))}")
+    if policy == "warn":
+        for error in errors:
+            warnings.warn(_describe(error, source), UserWarning, stacklevel=2)
+        return PolicyOutcome(table, errors)
+    if policy == "drop_sample":
+        bad_samples = pc.unique(table.column("sample_id").filter(failed))
+        failed = pc.is_in(table.column("sample_id"), bad_samples)
+    identity = ["sample_id", "position", "modality"]
+    return PolicyOutcome(table.filter(pc.invert(failed)), errors, table.filter(failed).select(identity))
+
+
+def _describe(error: ItemError, source: str) -> str:
+    return f"{source + ': ' if source else ''}sample {error.sample_id!r}, position {error.position}: {error.message}"
+
+
+def _and_more(count: int) -> str:
+    return f" (and {count - 1} more items with errors)" if count > 1 else ""

@@ -1,0 +1,90 @@
+"""Sample boundaries and item order inside a table."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES
+
+Offsets = npt.NDArray[np.int64]
+
+_RANK = {name: rank for rank, name in enumerate(MODALITIES)}
+
+
+def sample_offsets(table: pa.Table) -> Offsets:
+    """Row offsets of the samples of a table: ``offsets[i]:offsets[i+1]`` are the rows of the i-th run of one sample_id."""
+    if table.num_rows == 0:
+        return np.zeros(1, np.int64)
+    ids = table.column("sample_id").combine_chunks()
+    if isinstance(ids, pa.ChunkedArray):  # more text than 32-bit offsets can address
+        ids = ids.cast(pa.large_string()).combine_chunks()
+    ends = pc.run_end_encode(ids, run_end_type=pa.int64()).run_ends.to_numpy(zero_copy_only=False)
+    return np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def sort_items(table: pa.Table) -> pa.Table:
+    """Bring the rows of each sample into canonical order: metadata, then by position, text before image.
+
+    Sample order is kept. Raises ``ValueError`` naming sample and position for a modality other than metadata, text, image,
+    a position that does not go with it, or two items of one modality at one position: no output layout has a place for them.
+    """
+    if table.num_rows == 0:
+        return table
+    offsets = sample_offsets(table)
+    ranks = _modality_ranks(table)
+    positions = table.column("position").to_numpy().astype(np.int64)
+    misplaced = (ranks == 0) != (positions == METADATA_POSITION)
+    if misplaced.any() or (positions < METADATA_POSITION).any():
+        at = int(np.argmax(misplaced | (positions < METADATA_POSITION)))
+        raise ValueError(f"{_item(table, at)}: metadata rows have position -1, text and image rows 0 or more")
+    keys = positions * len(MODALITIES) + ranks
+    steps = np.diff(keys)
+    within = np.ones(table.num_rows - 1, bool)
+    within[offsets[1:-1] - 1] = False
+    if (steps[within] < 0).any():
+        sample_of_row = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        order = np.lexsort((keys, sample_of_row))
+        table, keys = table.take(pa.array(order)), keys[order]
+        steps = np.diff(keys)
+    twice = within & (steps == 0)
+    if twice.any():
+        raise ValueError(f"{_item(table, int(np.argmax(twice)) + 1)}: a second item of this modality at this position")
+    return table
+
+
+def _modality_ranks(table: pa.Table) -> Offsets:
+    ranks = pc.index_in(table.column("modality"), pa.array(MODALITIES)).combine_chunks()
+    if ranks.null_count:
+        at = pc.index(pc.is_null(ranks), True).as_py()
+        raise ValueError(f"{_item(table, at)}: modality is none of {', '.join(MODALITIES)}")
+    return ranks.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _item(table: pa.Table, row: int) -> str:
+    sample, position, modality = (table.column(c)[row].as_py() for c in ("sample_id", "position", "modality"))
+    return f"sample {sample!r}, position {position}, modality {modality!r}"
+
+
+class UniqueSamples:
+    """Refuses a sample id that has been seen before: it would overwrite, or be fused with, its namesake."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def observe(self, table: pa.Table) -> int:
+        """Record the samples of a table and return how many they are. Raises ``ValueError`` naming a repeated id."""
+        offsets = sample_offsets(table)[:-1]
+        ids = table.column("sample_id").take(pa.array(offsets)).to_pylist()
+        for sample_id in ids:
+            if sample_id in self._seen:
+                raise ValueError(f"sample id {sample_id!r} occurs twice (its rows are not consecutive, or it is a duplicate)")
+            self._seen.add(sample_id)
+        return len(ids)
+
+    @property
+    def count(self) -> int:
+        """Samples seen so far."""
+        return len(self._seen)

@@ -1,0 +1,121 @@
+"""The interleaved schema and the rules that align any Arrow table to it.
+
+One row per item. The eight reserved columns come first, in one order, with one type; every other column is passthrough.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from mm_assets.interleaved.json_values import is_json, to_json_text
+
+INTERLEAVED_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("modality", pa.string(), nullable=False),
+        pa.field("content_type", pa.string()),
+        pa.field("text_content", pa.string()),
+        pa.field("binary_content", pa.large_binary()),
+        pa.field("source_ref", pa.string()),
+        pa.field("materialize_error", pa.string()),
+    ]
+)
+RESERVED_COLUMNS: tuple[str, ...] = tuple(INTERLEAVED_SCHEMA.names)
+
+METADATA_POSITION = -1
+MODALITIES = ("metadata", "text", "image")
+
+_LARGE_OF = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+
+
+class SchemaMismatch(ValueError):
+    """A column cannot take its target type without loss; the message names the column."""
+
+
+def reconcile_schema(schema: pa.Schema) -> pa.Schema:
+    """Give reserved columns their canonical types and leave passthrough columns as they are.
+
+    A reserved column that is already the large variant of its canonical type stays large (casting 64-bit offsets down can
+    overflow), and dictionary encoding is unwrapped from passthrough columns. Order and field metadata are kept.
+    """
+    return pa.schema([_reconcile_field(field) for field in schema], metadata=schema.metadata)
+
+
+def _reconcile_field(field: pa.Field) -> pa.Field:
+    if field.name in RESERVED_COLUMNS:
+        canonical = INTERLEAVED_SCHEMA.field(field.name)
+        keep_large = field.type == _LARGE_OF.get(canonical.type)
+        return canonical.with_type(field.type) if keep_large else canonical
+    if pa.types.is_dictionary(field.type):
+        return field.with_type(field.type.value_type)
+    return field
+
+
+def resolve_schema(
+    schema: pa.Schema | None = None, schema_overrides: Mapping[str, pa.DataType] | None = None
+) -> pa.Schema | None:
+    """Merge the two schema arguments of readers and writers: ``schema`` wins (with a warning when both are given).
+
+    ``schema_overrides`` replaces or appends single types on top of `INTERLEAVED_SCHEMA`. Returns None when neither is set.
+    """
+    if schema is not None:
+        if schema_overrides:
+            warnings.warn("both schema= and schema_overrides= were given: schema= is used", UserWarning, stacklevel=3)
+        return schema
+    if not schema_overrides:
+        return None
+    merged = {field.name: field for field in INTERLEAVED_SCHEMA}
+    for name, type_ in schema_overrides.items():
+        merged[name] = merged[name].with_type(type_) if name in merged else pa.field(name, type_)
+    return pa.schema(list(merged.values()))
+
+
+def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """Pad, reorder and cast ``table`` to exactly ``target``, which is taken as it stands (not reconciled again).
+
+    Missing columns become null, columns not in ``target`` are left out. Reserved columns are cast with ``safe=False``,
+    passthrough columns with ``safe=True``, so that overflow surfaces as `SchemaMismatch` naming the column.
+    """
+    if table.schema.equals(target, check_metadata=True):
+        return table
+    present = set(table.column_names)
+    columns = [
+        _cast(table.column(field.name), table.schema.field(field.name), field)
+        if field.name in present
+        else pa.chunked_array([pa.nulls(table.num_rows, field.type)], type=field.type)
+        for field in target
+    ]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.ChunkedArray:
+    if is_json(target) and not is_json(source) and not pa.types.is_null(source.type):
+        return to_json_text(column, source).cast(target.type)
+    if column.type == target.type:
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        return column.cast(target.type, safe=target.name not in RESERVED_COLUMNS)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaMismatch(f"column {target.name!r}: {column.type} does not fit {target.type}: {error}") from error
+
+
+def order_columns(schema: pa.Schema) -> pa.Schema:
+    """Put reserved columns first, in canonical order, passthrough columns after them in the order given."""
+    reserved = [schema.field(name) for name in RESERVED_COLUMNS if name in schema.names]
+    return pa.schema(reserved + [f for f in schema if f.name not in RESERVED_COLUMNS], metadata=schema.metadata)
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema our outputs have for data of ``schema``: all reserved columns with canonical types, then passthrough.
+
+    Unlike `reconcile_schema` this does take ``large_string`` down to ``string``: batches are bounded by bytes, so that
+    their offsets fit, and the three formats then agree on one type.
+    """
+    passthrough = [_reconcile_field(field) for field in schema if field.name not in RESERVED_COLUMNS]
+    return pa.schema([*INTERLEAVED_SCHEMA, *passthrough])

@@ -1,0 +1,44 @@
+"""The locator of an item in the file it was first ingested from, as JSON text."""
+
+from __future__ import annotations
+
+import json
+from typing import TypedDict
+
+
+class SourceRef(TypedDict):
+    """Where an item's bytes are: ``byte_offset``/``byte_size`` in bytes of the (uncompressed) file, ``frame_index`` from 0."""
+
+    path: str | None
+    member: str | None
+    byte_offset: int | None
+    byte_size: int | None
+    frame_index: int | None
+
+
+_KEYS = ("path", "member", "byte_offset", "byte_size", "frame_index")
+
+
+def build_source_ref(
+    path: str | None,
+    member: str | None = None,
+    byte_offset: int | None = None,
+    byte_size: int | None = None,
+    frame_index: int | None = None,
+) -> str:
+    """Write a locator as JSON text; ``frame_index`` only appears when given."""
+    ref: dict[str, object] = {"path": path, "member": member, "byte_offset": byte_offset, "byte_size": byte_size}
+    if frame_index is not None:
+        ref["frame_index"] = frame_index
+    return json.dumps(ref, ensure_ascii=True)
+
+
+def parse_source_ref(text: str | None) -> SourceRef:
+    """Read a locator. Null or empty text gives all None, unknown keys are ignored.
+
+    Raises ``TypeError`` when the JSON is no object and ``ValueError`` when it is no JSON.
+    """
+    parsed = json.loads(text) if text else {}
+    if not isinstance(parsed, dict):
+        raise TypeError(f"source_ref must be a JSON object, not {type(parsed).__name__}: {text!r:.200}")
+    return SourceRef(**{key: parsed.get(key) for key in _KEYS})  # type: ignore[typeddict-item]

@@ -1,0 +1,53 @@
+"""One type for a column whose type differs between samples, files or shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from mm_assets.interleaved.json_values import is_json, json_field
+
+
+def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
+    """The type that both columns fit: null∪T is T, wider of two integers or floats, int∪float is float64, else JSON text.
+
+    Whether integers are exact as float64 depends on values: `align_table` raises `SchemaMismatch` for one that is not.
+    """
+    if first.type == second.type and is_json(first) == is_json(second):
+        return first if first.nullable or not second.nullable else second
+    if pa.types.is_null(first.type):
+        return second
+    if pa.types.is_null(second.type):
+        return first
+    if is_json(first) or is_json(second):
+        return json_field(first.name)
+    common = _common_type(first.type, second.type)
+    return json_field(first.name) if common is None else pa.field(first.name, common)
+
+
+def unify_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Columns of all schemas, in the order first seen, each with its `unify_fields` type. At least one schema."""
+    merged: dict[str, pa.Field] = {}
+    for schema in schemas:
+        for field in schema:
+            known = merged.get(field.name)
+            merged[field.name] = field if known is None else unify_fields(known, field)
+    return pa.schema(list(merged.values()))
+
+
+def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
+    text = {pa.string(), pa.large_string()}
+    blob = {pa.binary(), pa.large_binary()}
+    if {first, second} <= text:
+        return pa.large_string()
+    if {first, second} <= blob:
+        return pa.large_binary()
+    numbers = [first, second]
+    if all(pa.types.is_signed_integer(t) for t in numbers) or all(pa.types.is_unsigned_integer(t) for t in numbers):
+        return max(numbers, key=lambda t: t.bit_width)
+    if all(pa.types.is_floating(t) for t in numbers):
+        return max(numbers, key=lambda t: t.bit_width)
+    if all(pa.types.is_signed_integer(t) or pa.types.is_floating(t) for t in numbers):
+        return pa.float64()
+    return None

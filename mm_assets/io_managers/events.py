@@ -1,0 +1,182 @@
+"""What the seam takes from Dagster 1.13.27 beyond its documented interface. Nothing of that kind is used in any other module.
+
+Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`: run them first after an upgrade of Dagster. They tell
+which of these no longer holds:
+
+* `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
+* the tags of `provenance` on a logged materialization are the ones that staleness is computed from;
+* `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query;
+* a planned materialization without a later real one in the event log is a failed (or unfinished) attempt;
+* the asset layer of the running job names the checks that are part of this run.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import dagster as dg
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    NULL_EVENT_POINTER,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+)
+
+from mm_assets.io_managers.shards import Shard
+
+T = TypeVar("T")
+
+# In the metadata of an `Output`: "the events of this output have been logged already". Dagster uses it for observable source assets.
+# Without it each shard would get a second, empty event, which comes last and wins.
+MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+
+# Metadata entry of each event that says where the shard lies. Dagster shows it as the asset's URI.
+URI = "dagster/uri"
+
+# Storage ids or keys per query: SQLite refuses statements with too many variables.
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The latest event of one partition: its storage id (`pointer`), data version, run, and metadata."""
+
+    pointer: int
+    version: str
+    run_id: str
+    metadata: Mapping[str, dg.MetadataValue]
+
+    @property
+    def uri(self) -> str:
+        return str(self.metadata[URI].value) if URI in self.metadata else ""
+
+
+def observed_version(version: str) -> dict[str, str]:
+    """Tags of an `AssetObservation` that give the partition this data version."""
+    return {DATA_VERSION_TAG: version}
+
+
+def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) -> dict[str, str]:
+    """Tags of a materialization: its data version, and per parent asset the version and the event it was made from.
+
+    Staleness of a partition compares the parent's version *at the pointer* with its latest one, so a parent without pointer never makes
+    it stale. Without the code version Dagster sees no provenance at all and compares times.
+    """
+    tags = {
+        DATA_VERSION_TAG: version,
+        DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+        CODE_VERSION_TAG: code_version,
+    }
+    for asset, shard in parents.items():
+        key = dg.AssetKey.from_user_string(asset)
+        tags[get_input_data_version_tag(key)] = shard.version
+        tags[get_input_event_pointer_tag(key)] = NULL_EVENT_POINTER if shard.pointer is None else str(shard.pointer)
+    return tags
+
+
+def latest_materializations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]) -> dict[str, Latest]:
+    """The latest materialization of each of these partitions that has one."""
+    found: dict[str, Latest] = {}
+    for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys):
+        records = instance.fetch_materializations(dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH).records
+        for record in records:
+            event = record.asset_materialization
+            if event is not None and event.partition is not None:
+                found[event.partition] = _latest(record, event)
+    return found
+
+
+def latest_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]) -> dict[str, Latest]:
+    """The latest observation of each of these partitions that has one."""
+    found: dict[str, Latest] = {}
+    for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_OBSERVATION, keys):
+        records = instance.fetch_observations(dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH).records
+        for record in records:
+            event = record.asset_observation
+            if event is not None and event.partition is not None:
+                found[event.partition] = _latest(record, event)
+    return found
+
+
+def failed_attempts(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Iterable[str]
+) -> list[str]:
+    """Those of `keys` whose latest attempt belongs to one of these runs and has no materialization, sorted.
+
+    A step that ran to its end is meant; before that it also names the shards still to come. A shard that another run has planned since
+    is that run's to answer for.
+    """
+    keys = list(keys)
+    planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
+    landed = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys)
+    open_ = {key for key, storage_id in planned.items() if storage_id > landed.get(key, -1)}
+    if not open_:
+        return []
+    # This query goes over all partitions of the asset; it is only asked when something failed, and only from there on.
+    start = min(planned[key] for key in open_) - 1
+    attempts = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+        asset, after_storage_id=start
+    )
+    runs = set(run_ids)
+    return sorted(key for key in open_ if key in attempts and attempts[key][0] in runs)
+
+
+def family(instance: dg.DagsterInstance, run_id: str) -> list[str]:
+    """The run and the runs it re-executes: a re-execution "from failure" may consist of the failed gate alone."""
+    group = instance.get_run_group(run_id)
+    return [run.run_id for run in group[1]] if group else [run_id]
+
+
+def keys_of_run(run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance) -> list[str]:
+    """The partition keys a run was launched for, from its tags; empty for a run without."""
+    single = run.tags.get(PARTITION_NAME_TAG)
+    first, last = run.tags.get(ASSET_PARTITION_RANGE_START_TAG, single), run.tags.get(ASSET_PARTITION_RANGE_END_TAG, single)
+    if first is None or last is None:
+        return []
+    with dg.partition_loading_context(dynamic_partitions_store=instance):
+        return sorted(partitions_def.get_partition_keys_in_range(dg.PartitionKeyRange(first, last)))
+
+
+def run_of(context: dg.InputContext) -> dg.DagsterRun | None:
+    """The run that loads an input; None outside of runs (`load_asset_value`, tests)."""
+    try:
+        return context.step_context.dagster_run
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
+def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
+    """Whether this run executes that check."""
+    return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)
+
+
+def _storage_ids(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for batch in _batches(list(keys)):
+        found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))
+    return found
+
+
+def _ids(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> Iterator[list[int]]:
+    return _batches(list(_storage_ids(instance, asset, kind, keys).values()))
+
+
+def _batches(items: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(items), _BATCH):
+        yield items[start : start + _BATCH]
+
+
+def _latest(record: dg.EventLogRecord, event: dg.AssetMaterialization | dg.AssetObservation) -> Latest:
+    return Latest(record.storage_id, (event.tags or {}).get(DATA_VERSION_TAG, ""), record.run_id, event.metadata)

@@ -1,0 +1,131 @@
+"""`@sharded`: an asset with one partition per shard, whose body says what shall happen and leaves the doing to its IO manager."""
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dagster as dg
+
+from mm_assets.io_managers import events
+from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.shards import Plan
+from mm_assets.partitions import CHUNK_SHARDS, SHARDS
+
+# Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`); its value is `on_failed_shards`.
+SHARDED_TAG = "mm_assets/sharded"
+
+Body = Callable[..., Plan]
+
+
+@dataclass(frozen=True)
+class ShardCheck:
+    """A check that workers run on every shard before they publish it. A blocking one that fails with ERROR withholds its shard only."""
+
+    name: str
+    description: str | None = None
+    blocking: bool = False
+
+
+def sharded(
+    *,
+    code_version: str,
+    checks: Sequence[ShardCheck] = (),
+    on_failed_shards: Literal["fail", "skip"] = "fail",
+    io_manager_key: str = "io_manager",
+    chunk_shards: int = CHUNK_SHARDS,
+    partitions_def: dg.PartitionsDefinition = SHARDS,
+    tags: Mapping[str, str] | None = None,
+    **asset_kwargs: Any,
+) -> Callable[[Body], dg.AssetsDefinition]:
+    """Decorate a function that returns a `Plan`; its parameters are upstream assets (`ShardSet`s), `context`, or resources.
+
+    `code_version` is required: change it when the code would make other bytes, and every shard becomes stale. `on_failed_shards`: when
+    shards of a run fail, "fail" fails the run after all good shards have landed in every asset, "skip" lets it succeed with a
+    warning. Further keyword arguments are those of `dagster.asset`. Put `landed_checks(assets)` beside the assets in the `Definitions`.
+    """
+
+    def decorate(body: Body) -> dg.AssetsDefinition:
+        name = asset_kwargs.get("name") or body.__name__
+        key = asset_kwargs.get("key") or dg.AssetKey([*_prefix(asset_kwargs.get("key_prefix")), name])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: looked at, pinned, under test
+            warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy
+            return dg.asset(
+                code_version=code_version,
+                partitions_def=partitions_def,
+                backfill_policy=dg.BackfillPolicy.multi_run(chunk_shards),
+                io_manager_key=io_manager_key,
+                tags={**(tags or {}), SHARDED_TAG: on_failed_shards},
+                check_specs=[
+                    dg.AssetCheckSpec(
+                        c.name, asset=key, description=c.description, blocking=c.blocking, partitions_def=partitions_def
+                    )
+                    for c in checks
+                ],
+                **asset_kwargs,
+            )(_outputs_of(body))
+
+    return decorate
+
+
+def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
+    """The check `landed` of each sharded asset among `assets`; other objects are passed over.
+
+    It runs as a step of its own after the asset's. When shards of the run did not land it fails and names them, and with
+    it the run, while the good shards flow on.
+    """
+    return [
+        _landed_check(key, policy)
+        for asset in assets
+        if isinstance(asset, dg.AssetsDefinition)
+        for key, spec in asset.specs_by_key.items()
+        if (policy := spec.tags.get(SHARDED_TAG)) is not None
+    ]
+
+
+def _outputs_of(body: Body) -> Callable[..., Iterator[dg.Output[Any]]]:
+    """The body as Dagster wants it: a generator with an output for each check, then the marked plan."""
+
+    @functools.wraps(body)
+    def outputs(*args: Any, **kwargs: Any) -> Iterator[dg.Output[Any]]:
+        plan = body(*args, **kwargs)
+        if not isinstance(plan, Plan):
+            raise TypeError(f"{body.__name__} must return a Plan, not {type(plan).__name__}")
+        run = dg.AssetExecutionContext.get()
+        # An empty output in the place of each check: else Dagster demands one evaluation for the whole range.
+        for spec in run.assets_def.check_specs:
+            if spec.key in run.selected_asset_check_keys:
+                yield dg.Output(None, output_name=spec.get_python_identifier())
+        yield dg.Output(plan, metadata={events.MARK: True})
+
+    # The generator's own type, not that of the body: Dagster would take `-> Plan` for the type of its outputs.
+    outputs.__signature__ = inspect.signature(body).replace(return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]
+    outputs.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name != "return"}
+    return outputs
+
+
+def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
+    @dg.asset_check(asset=asset, name=LANDED, description="Every shard of the run has been published.")
+    def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
+        partitions_def = context.job_def.asset_layer.get(asset).partitions_def
+        assert partitions_def is not None, "a sharded asset has partitions"
+        keys = events.keys_of_run(context.run, partitions_def, context.instance)
+        bad = events.failed_attempts(context.instance, asset, keys, events.family(context.instance, context.run.run_id))
+        metadata = {"shards": dg.MetadataValue.json(bad), "failed": len(bad), "of": len(keys)}
+        severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
+        yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
+        if bad:
+            text = f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
+            if policy == "fail":
+                # Their errors are in the log of the asset's step. A retry of this step alone could not change anything.
+                raise dg.Failure(text, metadata=metadata, allow_retries=False)
+            context.log.warning(text)
+
+    return landed
+
+
+def _prefix(key_prefix: str | Sequence[str] | None) -> list[str]:
+    return [key_prefix] if isinstance(key_prefix, str) else list(key_prefix or ())

@@ -1,0 +1,161 @@
+"""What assets, IO managers and worker processes say to each other: small, picklable, free of data and of Dagster.
+
+    asset body      ──► Plan(source, steps, side)      what shall happen to every shard
+    IO manager      ──► Job                            the same for one shard, sent to a worker
+    worker          ──► Done                           what came of it
+    next asset      ◄── ShardSet of Shard              what landed, and in which version
+"""
+
+import dataclasses
+import enum
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard of an asset as it was last published.
+
+    `version` is its data version, `pointer` the storage id of the event that said so (None outside of the event log).
+    """
+
+    key: str
+    uri: str
+    version: str
+    pointer: int | None = None
+
+
+@dataclass(frozen=True)
+class ShardSet:
+    """The shards of `asset` that a step may use: a handle without data, iterable in the order of the keys.
+
+    `absent` says for each further key that was asked for why it is not here.
+    """
+
+    asset: str
+    shards: tuple[Shard, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Shard]:
+        return iter(self.shards)
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    def by_key(self) -> dict[str, Shard]:
+        return {shard.key: shard for shard in self.shards}
+
+    def why_absent(self, key: str) -> str:
+        """One line for the user about a key that is not in `shards`."""
+        return f"shard {key!r} of {self.asset}: {self.absent.get(key, 'not among its partitions')}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each `side` input at hand.
+
+    `steps` are picklable frozen dataclasses. `side` names further inputs (image scores, for instance) whose shards have the same keys.
+    """
+
+    source: ShardSet
+    steps: tuple[Any, ...] = ()
+    side: Mapping[str, ShardSet] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Changes if and only if a step's class name or a field changes; equal in every process.
+
+        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary object).
+        """
+        for step in self.steps:
+            if not dataclasses.is_dataclass(step) or isinstance(step, type):
+                raise TypeError(f"a step must be an instance of a frozen dataclass, not {step!r}")
+        return digest(self.steps)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of one declared check on one shard. `severity` is "ERROR" or "WARN", `metadata` as in `Done`."""
+
+    name: str
+    passed: bool
+    severity: str = "ERROR"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a worker needs for one shard: read `shard` and `side`, apply `steps`, publish at `dest` in one step.
+
+    `options` are the IO manager's (compression, error policy …). `blocking` names the checks that forbid to publish when they fail with
+    severity ERROR: the worker then leaves what is at `dest` alone and answers `ok=False`.
+    """
+
+    shard: Shard
+    dest: str
+    side: Mapping[str, Shard] = field(default_factory=dict)
+    steps: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    blocking: frozenset[str] = frozenset()
+
+    @property
+    def key(self) -> str:
+        return self.shard.key
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a worker made of a `Job`.
+
+    `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps names to plain values:
+    int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema": [[name, type], …]} {"path": text} {"url": text}`.
+    `error` is one line (only if not `ok`), `detail` more of it (a traceback). `payload` goes to `publish_chunk` and nowhere else.
+    """
+
+    key: str
+    ok: bool
+    uri: str = ""
+    version: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+    error: str | None = None
+    detail: str = ""
+    payload: Any = None
+
+
+def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:
+    """Why these outcomes forbid to publish the shard, or None."""
+    bad = [c.name for c in checks if c.name in blocking and not c.passed and c.severity == "ERROR"]
+    return f"blocking check failed: {', '.join(bad)}" if bad else None
+
+
+def digest(value: Any) -> str:
+    """A stable digest of plain values, enums, dataclasses and containers of them. Raises `TypeError` for anything else."""
+    text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """JSON that tells apart what Python tells apart: tuples stay equal to lists, but 1, 1.0, "1" and True differ."""
+    if isinstance(value, enum.Enum):
+        return {"enum": [type(value).__qualname__, value.name]}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, PurePath):
+        return {"path": str(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"class": type(value).__qualname__, "fields": fields}
+    if isinstance(value, Mapping):
+        return {"map": sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=repr)}
+    if isinstance(value, (set, frozenset)):
+        return {"set": sorted((_canonical(v) for v in value), key=repr)}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(v) for v in value]
+    raise TypeError(f"no stable digest of a {type(value).__qualname__}: {value!r}")

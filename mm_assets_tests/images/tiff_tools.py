@@ -1,0 +1,147 @@
+"""A TIFF writer and reader for tests, written apart from the code under test."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+CODES = {1: "B", 2: "s", 3: "H", 4: "I", 5: "II", 7: "s", 8: "h", 12: "d", 13: "I", 16: "Q", 18: "Q"}
+SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+POINTERS = {330, 34665, 34853, 40965}
+PAYLOADS = {273: 279, 324: 325, 513: 514}
+
+
+@dataclass
+class Directory:
+    """Tags as (type, raw bytes in file order), payload pieces by offsets tag, directories by pointer tag."""
+
+    tags: dict[int, tuple[int, bytes]]
+    payload: dict[int, list[bytes]] = field(default_factory=dict)
+    children: dict[int, list[list[Directory]]] = field(default_factory=dict)
+
+
+def read_tiff(data: bytes) -> list[Directory]:
+    order = "<" if data[:2] == b"II" else ">"
+    big = struct.unpack(order + "H", data[2:4])[0] == 43
+    first = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
+    return _chain(data, order, big, first)
+
+
+def _chain(data: bytes, order: str, big: bool, offset: int) -> list[Directory]:
+    pointer, width = ("Q", 8) if big else ("I", 4)
+    found = []
+    while offset:
+        number = struct.unpack_from(order + ("Q" if big else "H"), data, offset)[0]
+        at = offset + (8 if big else 2)
+        directory = Directory({})
+        for _ in range(number):
+            tag, kind, count = struct.unpack_from(order + "HH" + pointer, data, at)
+            size = SIZES[kind] * count
+            place = at + 4 + width
+            if size > width:
+                place = struct.unpack_from(order + pointer, data, place)[0]
+                assert place % 2 == 0
+            directory.tags[tag] = (kind, data[place : place + size])
+            assert len(directory.tags[tag][1]) == size
+            at += 4 + 2 * width
+        for tag in PAYLOADS.keys() & directory.tags.keys():
+            pairs = zip(numbers(directory, order, tag), numbers(directory, order, PAYLOADS[tag]), strict=True)
+            directory.payload[tag] = [data[start : start + length] for start, length in pairs]
+        for tag in POINTERS & directory.tags.keys():
+            # Only SubIFDs chain; what follows other directories is noise.
+            heads = numbers(directory, order, tag)
+            directory.children[tag] = [_chain(data, order, big, head)[: None if tag == 330 else 1] for head in heads]
+        found.append(directory)
+        offset = struct.unpack_from(order + pointer, data, at)[0]
+    return found
+
+
+def numbers(directory: Directory, order: str, tag: int) -> tuple[int, ...]:
+    kind, raw = directory.tags[tag]
+    return struct.unpack(f"{order}{len(raw) // SIZES[kind]}{CODES[kind]}", raw)
+
+
+def assert_same(source: Directory, split: Directory) -> None:
+    """Every tag but offsets equal in type and bytes, payload and pointed directories equal."""
+    assert split.tags.keys() == source.tags.keys()
+    for tag, value in source.tags.items():
+        if tag not in POINTERS and tag not in PAYLOADS:
+            assert split.tags[tag] == value, tag
+    assert split.payload == source.payload
+    assert split.children.keys() == source.children.keys()
+    for tag, chains in source.children.items():
+        assert [len(chain) for chain in split.children[tag]] == [len(chain) for chain in chains]
+        for chain, other in zip(chains, split.children[tag], strict=True):
+            for one, two in zip(chain, other, strict=True):
+                assert_same(one, two)
+
+
+@dataclass
+class Page:
+    """One directory to write: values by tag as (type, *values or bytes), payload pieces, directories it points at."""
+
+    tags: dict[int, tuple]
+    payload: dict[int, list[bytes]] = field(default_factory=dict)
+    children: dict[int, list[list[Page]]] = field(default_factory=dict)
+    offsets_type: int = 0
+    gap: int = 0
+
+
+def write_tiff(pages: list[Page], order: str = "<", big: bool = False) -> bytes:
+    mark = b"II" if order == "<" else b"MM"
+    out = bytearray(mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0)))
+    link = 8 if big else 4
+    for page in pages:
+        link = _write_page(out, page, order, big, link)
+    return bytes(out)
+
+
+def _write_page(out: bytearray, page: Page, order: str, big: bool, link: int) -> int:
+    pointer, width = ("Q", 8) if big else ("I", 4)
+    wide = page.offsets_type or (16 if big else 4)
+    tags = {tag: value for tag, value in page.tags.items()}
+    for tag, pieces in page.payload.items():
+        places = []
+        for piece in pieces:
+            out += b"\xee" * page.gap
+            places.append(len(out) if piece else 0)
+            out += piece
+        tags[tag] = (wide, *places)
+        tags.setdefault(PAYLOADS[tag], (4, *map(len, pieces)))
+    for tag, chains in page.children.items():
+        places = []
+        for chain in chains:
+            slot = len(out)
+            out += bytes(width)
+            inner = slot
+            for child in chain:
+                inner = _write_page(out, child, order, big, inner)
+            places.append(struct.unpack_from(order + pointer, out, slot)[0])
+        tags[tag] = (16 if big else 4, *places)
+    entries = []
+    for tag, (kind, *values) in sorted(tags.items()):
+        if kind in (2, 7):
+            raw, count = values[0], len(values[0])
+        else:
+            raw = b"".join(struct.pack(order + CODES[kind], *(v if isinstance(v, tuple) else (v,))) for v in values)
+            count = len(values)
+        if len(raw) > width:
+            out += bytes(len(out) % 2)
+            place = len(out)
+            out += raw
+            raw = struct.pack(order + pointer, place)
+        entries.append(struct.pack(order + "HH" + pointer, tag, kind, count) + raw.ljust(width, b"\0"))
+    out += bytes(len(out) % 2)
+    struct.pack_into(order + pointer, out, link, len(out))
+    out += struct.pack(order + ("Q" if big else "H"), len(entries)) + b"".join(entries)
+    out += bytes(width)
+    return len(out) - width
+
+
+def grey_page(width: int, height: int, pixels: bytes, rows: int | None = None, **more: object) -> Page:
+    """Uncompressed 8-bit grey strips."""
+    rows = rows or height
+    tags = {256: (4, width), 257: (4, height), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, rows)}
+    step = rows * width
+    pieces = [pixels[at : at + step] for at in range(0, len(pixels), step)]
+    return Page(tags, {273: pieces}, **more)  # type: ignore[arg-type]
