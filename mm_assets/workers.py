@@ -169,9 +169,13 @@ class WorkerPool:
         return idle if idle is not None and len(idle.jobs) < AHEAD and waiting >= self.processes else None
 
     def _wait(self, busy: list[_Worker]) -> list[_Worker]:
-        """Workers with an answer, or dead. The sentinel counts too: a child of a dead worker may hold its pipe open."""
-        of: dict[Any, _Worker] = {w.pipe: w for w in busy} | {w.process.sentinel: w for w in busy}
-        return list(dict.fromkeys(of[o] for o in connection.wait(list(of))))
+        """Workers with an answer, or dead. Asked once a second, too: a forked child of a dead worker may hold its pipe open."""
+        of: dict[Any, _Worker] = {w.pipe: w for w in busy}
+        while True:
+            if ready := connection.wait(list(of), timeout=1.0):
+                return [of[pipe] for pipe in ready]
+            if dead := [w for w in busy if not w.process.is_alive()]:
+                return dead
 
     def _bury(self, worker: _Worker) -> str:
         """Remove a worker whose pipe has closed; the cause of its death in words."""

@@ -1,0 +1,1 @@
+"""Scores of images, and filters that keep or drop items by them."""

@@ -30,6 +30,9 @@ from mm_assets.interleaved.unify import unify_schemas
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
+_PROJECTED_BYTES = 32 << 20
+
+
 class ShardError(ValueError):
     """A file cannot be read as interleaved data; the message names file, sample and field."""
 
@@ -123,6 +126,19 @@ class InterleavedReader(ABC):
         schema = self._partition_schema(schemas)
         stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files)
         return stream
+
+    def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """The schema of a partition, and tables of some columns only: nothing else is read from storage."""
+        schema = self.open(partition).schema
+        return schema, self._projected(partition, schema, columns)
+
+    def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
+        target = pa.schema([schema.field(name) for name in columns if name in schema.names])
+        for file in partition.files:
+            with _closing(self._open_file(file)) as source:
+                wanted = [name for name in target.names if name in source.schema.names]
+                for table in source.tables(wanted, self.max_batch_bytes or _PROJECTED_BYTES):
+                    yield align_table(table, target)
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         for partition in self.partitions():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -125,6 +125,7 @@ class InterleavedWriter(ABC):
     """
 
     suffix: str
+    needs_schemas = False  # whether `prepared` has anything to do with the schemas
 
     def __init__(
         self,
@@ -159,31 +160,42 @@ class InterleavedWriter(ABC):
 
     def write(self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]) -> WriteReport:
         """Write all batches and publish. Batches that carry no known schema ahead (a generator) are spooled to disk first."""
-        reports = []
-        single = "part-00000" if self.is_single_file else None
-        for stream in grouped_streams(batches, single):
-            reports.append(self.write_partition(stream))
-        self.finish(reports)
+        streams = list(grouped_streams(batches, "part-00000" if self.is_single_file else None))
+        writer = self.prepared([stream.schema for stream in streams])
+        reports = [writer.write_partition(stream) for stream in streams]
+        writer.finish(reports)
         return WriteReport(self.path, tuple(reports))
 
-    def write_partition(self, stream: BatchStream) -> PartitionReport:
-        """Write one partition and publish its file. May run in any process."""
+    def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
+        """The writer for partitions of these schemas: a format whose partitions share one table settles its columns here."""
+        return self
+
+    def write_partition(
+        self, stream: BatchStream, before_publish: Callable[[PartitionReport], None] | None = None
+    ) -> PartitionReport:
+        """Write one partition and publish its file. May run in any process.
+
+        ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises withholds the file.
+        """
         schema, left_out = self._output_schema(stream.schema)
         sink = self._open_sink(stream.partition, schema, stream.files)
         tally = _Tally()
         try:
             for batch in stream:
-                tally.add(self._prepare(batch, schema, tally), sink)
+                tally.add(self._prepare(batch, tally), schema, sink)
+            report = tally.report(stream, schema, left_out)
+            if before_publish is not None:
+                before_publish(report)
             uri, nbytes = sink.publish()
         except BaseException:
             sink.discard()
             raise
-        return tally.report(stream, schema, left_out, uri, nbytes, sink.extra)
+        return replace(report, uri=uri, nbytes=nbytes, extra=sink.extra)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Bring dataset-level files up to date; once per chunk, in one process."""
 
-    def _prepare(self, batch: InterleavedBatch, schema: pa.Schema, tally: _Tally) -> pa.Table:
+    def _prepare(self, batch: InterleavedBatch, tally: _Tally) -> pa.Table:
         table = align_table(batch.data, canonical_schema(batch.data.schema))
         if self.materialize:
             table = materialize_table(table, self.roots, self.storage_options)
@@ -193,7 +205,7 @@ class InterleavedWriter(ABC):
             tally.policy_dropped_rows += outcome.dropped.num_rows
         table = sort_items(outcome.table)
         tally.unique.observe(table)
-        return align_table(table, schema)
+        return table
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         found = canonical_schema(found)
@@ -214,10 +226,9 @@ class _Tally:
         self.unique = UniqueSamples()
         self._digest = ContentDigest()
 
-    def add(self, table: pa.Table, sink: Sink) -> None:
+    def add(self, table: pa.Table, schema: pa.Schema, sink: Sink) -> None:
         if table.num_rows == 0:
             return
-        self._digest.observe(table)
         self.rows += table.num_rows
         for entry in table.column("modality").value_counts().to_pylist():
             if entry["values"] == "image":
@@ -225,25 +236,19 @@ class _Tally:
             elif entry["values"] == "text":
                 self.texts += entry["counts"]
         self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
+        table = align_table(table, schema)
+        self._digest.observe(table)
         sink.write(table)
 
-    def report(
-        self,
-        stream: BatchStream,
-        schema: pa.Schema,
-        left_out: tuple[str, ...],
-        uri: str | None,
-        nbytes: int,
-        extra: dict[str, Any],
-    ) -> PartitionReport:
+    def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
         return PartitionReport(
             partition=stream.partition,
-            uri=uri,
+            uri=None,
             rows=self.rows,
             samples=self.unique.count,
             images=self.images,
             texts=self.texts,
-            nbytes=nbytes,
+            nbytes=0,
             image_bytes=self.image_bytes,
             schema=schema,
             digest=self._digest.hexdigest(),
@@ -253,7 +258,6 @@ class _Tally:
             policy_dropped_rows=self.policy_dropped_rows,
             dropped_columns=left_out,
             notes=stream.notes,
-            extra=extra,
         )
 
 

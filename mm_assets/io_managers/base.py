@@ -37,7 +37,10 @@ from mm_assets.io_managers.shards import Check, Done, Job, Plan, Shard, ShardSet
 from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
 
+# Name of the check that fails a run of which shards are missing.
 LANDED = "landed"
+# Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`): what failed shards mean for their run.
+SHARDED_TAG = "mm_assets/sharded"
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 reports.landed(done, todo[done.key].parents)
             else:
                 reports.failure(done)
-        # Without the gate in this run nobody else would say so.
-        if reports.failed and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
+        # The gate may have been left out of this run: then nobody else would fail it.
+        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
+        if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
             raise dg.Failure(
                 f"{len(reports.failed)} shard(s) of {context.asset_key.to_user_string()} failed: {', '.join(reports.failed)}",
                 metadata={"shards": dg.MetadataValue.json(reports.failed)},

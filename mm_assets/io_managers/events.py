@@ -153,6 +153,14 @@ def run_of(context: dg.InputContext) -> dg.DagsterRun | None:
         return None
 
 
+def asset_step() -> dg.AssetExecutionContext | None:
+    """The asset step that is being executed here; None outside of one (also within the step of a check)."""
+    try:
+        return dg.AssetExecutionContext.get()
+    except dg.DagsterInvariantViolationError:
+        return None
+
+
 def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
     """Whether this run executes that check."""
     return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)

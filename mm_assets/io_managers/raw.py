@@ -61,8 +61,7 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         present = {key: listing[key] for key in keys if key in listing}
         seen = events.latest_observations(context.instance, asset, present)
         changed = _changed(present, seen)
-        if changed and events.run_of(context) is not None:
-            run = events.step_of(context)
+        if changed and (run := events.asset_step()) is not None:
             for key in changed:
                 run.log_event(_observation(asset, key, present[key]))
             seen |= events.latest_observations(context.instance, asset, changed)

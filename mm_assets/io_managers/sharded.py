@@ -10,12 +10,9 @@ from typing import Any, Literal
 import dagster as dg
 
 from mm_assets.io_managers import events
-from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.base import LANDED, SHARDED_TAG
 from mm_assets.io_managers.shards import Plan
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
-
-# Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`); its value is `on_failed_shards`.
-SHARDED_TAG = "mm_assets/sharded"
 
 Body = Callable[..., Plan]
 

@@ -53,5 +53,14 @@ def convert(raw: Path, out: Path, per_image: Sequence[str] = (), per_text: Seque
     """``out`` gets webdataset/, parquet/ and lance/, by our command line."""
     fields = ["--per-image-fields", ",".join(per_image), "--per-text-fields", ",".join(per_text)]
     for format_name in FORMATS:
-        command = [sys.executable, "-m", "mm_assets.cli", "convert", raw, out / format_name, "--to", format_name]
+        command: list[str | Path] = [
+            sys.executable,
+            "-m",
+            "mm_assets.cli",
+            "convert",
+            raw,
+            out / format_name,
+            "--to",
+            format_name,
+        ]
         run([*command, "--sample-id-field", "sample_id", *fields])

@@ -7,15 +7,27 @@ import random
 import struct
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageSequence, TiffImagePlugin
+from PIL import Image, ImageSequence
 
 from mm_assets.formats.images.errors import ImageError, LosslessSplitError
-from mm_assets.formats.images.tiff import frame_count, plan_frames, plan_sound_frames, split_frame
-from mm_assets_tests.images.tiff_tools import Page, assert_same, grey_page, read_tiff, write_tiff
+from mm_assets.formats.images.tiff import (
+    frame_count,
+    plan_frames,
+    plan_sound_frames,
+    split_frame,
+)
+from mm_assets_tests.images.tiff_tools import (
+    Page,
+    assert_same,
+    grey_page,
+    read_tiff,
+    write_tiff,
+)
 
 BYTE_ORDERS = [("<", False), (">", False), ("<", True), (">", True)]
 
@@ -24,7 +36,9 @@ def noise(mode: str, width: int, height: int, seed: int) -> Image.Image:
     rng = random.Random(seed)
     bands = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "I;16": 2}
     if mode == "F":
-        return Image.frombytes("F", (width, height), struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height))))
+        return Image.frombytes(
+            "F", (width, height), struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height)))
+        )
     if mode == "1":
         return Image.frombytes("L", (width, height), rng.randbytes(width * height)).convert("1")
     if mode == "P":
@@ -59,12 +73,12 @@ def check_exact(data: bytes, pixels: bool = True) -> list[bytes]:
     frames = split_all(data)
     assert len(frames) == len(source) == frame_count(data)
     for index, (directory, frame) in enumerate(zip(source, frames, strict=True)):
-        single = read_tiff(frame)
+        single = read_tiff(frame, aligned=len(source) > 1)
         assert len(single) == 1
         assert frame[:4] == data[:4]
         assert_same(directory, single[0])
         assert split_frame(data, index) == frame
-    if pixels:
+    if pixels and data[:4] != b"MM\0+":  # Pillow misreads big-endian BigTIFF
         assert [decoded(frame)[0] for frame in frames] == decoded(data)
     return frames
 
@@ -98,7 +112,6 @@ def check_exact(data: bytes, pixels: bool = True) -> list[bytes]:
 )
 def test_frames_written_by_pillow(mode: str, options: dict[str, object], big: bool) -> None:
     frames = [noise(mode, width, height, width) for width, height in ((61, 47), (200, 333), (1, 1))]
-    frames[0].encoderinfo = {}
     data = save(frames, big_tiff=big, **options)
     assert [(plan.width, plan.height) for plan in plan_frames(data)] == [frame.size for frame in frames]
     check_exact(data)
@@ -115,11 +128,11 @@ def test_orientation_and_exif_survive() -> None:
     exif = Image.Exif()
     exif[274] = 6
     exif[271] = "maker of cameras"
-    exif.get_ifd(0x8769)[37500] = b"\x07maker note\x00" * 5
-    exif.get_ifd(0x8769)[36867] = "2024:01:02 03:04:05"
-    exif.get_ifd(0x8825)[1] = "N"
-    exif.get_ifd(0x8825)[2] = (1.0, 2.0, 3.5)
-    data = save([noise("RGB", 30, 20, 1), noise("RGB", 31, 20, 2)], exif=exif)
+    exif[0x8769] = {37500: b"\x07maker note\x00" * 5, 36867: "2024:01:02 03:04:05"}
+    exif[0x8825] = {1: "N", 2: (1.0, 2.0, 3.5)}
+    stored = Image.Exif()
+    stored.load(exif.tobytes())
+    data = save([noise("RGB", 30, 20, 1), noise("RGB", 31, 20, 2)], exif=stored)
     frames = check_exact(data)
     assert 34665 in read_tiff(data)[0].children
     assert plan_frames(data)[0].orientation == 6
@@ -141,7 +154,16 @@ def test_strips_in_every_byte_order(order: str, big: bool, gap: int) -> None:
 @pytest.mark.parametrize(("order", "big"), BYTE_ORDERS)
 def test_tiles(order: str, big: bool) -> None:
     rng = random.Random(6)
-    tags = {256: (3, 40), 257: (3, 30), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 322: (3, 16), 323: (3, 16)}
+    tags: dict[int, tuple[Any, ...]] = {
+        256: (3, 40),
+        257: (3, 30),
+        258: (3, 8),
+        259: (3, 1),
+        262: (3, 1),
+        277: (3, 1),
+        322: (3, 16),
+        323: (3, 16),
+    }
     pages = [Page(tags, {324: [rng.randbytes(256) for _ in range(6)]}, gap=gap) for gap in (0, 3)]
     check_exact(write_tiff(pages, order, big))
 
@@ -153,7 +175,9 @@ def test_pointed_directories_are_copied(order: str, big: bool) -> None:
     gps = Page({1: (2, b"N\0"), 2: (5, (1, 1), (2, 1), (3, 2))})
     small, smaller = (grey_page(n, n, bytes(range(n * n))) for n in (9, 5))
     deep = grey_page(6, 6, bytes(36), children={330: [[grey_page(3, 3, b"abcdefghi")]]})
-    first = grey_page(20, 20, bytes(400), 7, children={330: [[small, smaller], [deep]], 34665: [[exif]], 34853: [[gps]]})
+    first = grey_page(
+        20, 20, bytes(400), 7, children={330: [[small, smaller], [deep]], 34665: [[exif]], 34853: [[gps]]}
+    )
     data = write_tiff([first, grey_page(4, 4, bytes(16), children={34665: [[exif]]})], order, big)
     check_exact(data)
     source = read_tiff(data)[0]
@@ -180,34 +204,17 @@ def test_short_offsets_become_long() -> None:
 
 def test_shared_strips_do_not_grow() -> None:
     strip = random.Random(1).randbytes(5000)
-    page = grey_page(100, 50, strip)
-    data = bytearray(write_tiff([page, grey_page(1, 1, b"a")]))
-    shared = grey_page(100, 100, b"", 50)
+    page = grey_page(100, 50, strip)  # its strip is the first thing in the file, at offset 8
+    shared = grey_page(100, 2000, b"", 50)
     shared.payload = {}
-    shared.tags |= {273: (4, *[8] * 40), 279: (4, *[5000] * 40), 257: (4, 2000)}
-    tail = write_tiff([shared, shared])
-    assert frame_count(bytes(data)) == 2
-    data = bytearray(tail[:4] + struct.pack("<I", 0) + strip + tail[8:])
-    # every offset of `tail` moves by the strip that was put in
-    moved = write_tiff([shared, shared])
-    assert moved == tail
-    first = struct.unpack_from("<I", tail, 4)[0]
-    struct.pack_into("<I", data, 4, first + 5000)
-    at = first + 5000
-    for _ in range(2):
-        number = struct.unpack_from("<H", data, at)[0]
-        for entry in range(at + 2, at + 2 + 12 * number, 12):
-            tag, _, _, value = struct.unpack_from("<HHII", data, entry)
-            if tag in (273, 279):
-                struct.pack_into("<I", data, entry + 8, value + 5000)
-        link = at + 2 + 12 * number
-        following = struct.unpack_from("<I", data, link)[0]
-        if following:
-            struct.pack_into("<I", data, link, following + 5000)
-            at = following + 5000
-    frames = check_exact(bytes(data))
-    assert all(len(frame) < 5000 + 1000 for frame in frames)
+    shared.tags |= {273: (4, *[8] * 40), 279: (4, *[5000] * 40)}
+    overlapping = grey_page(100, 50, b"", 25)
+    overlapping.payload = {}
+    overlapping.tags |= {273: (4, 1508, 8), 279: (4, 3500, 2600)}
+    frames = check_exact(write_tiff([page, shared, overlapping]))
+    assert all(len(frame) < 5000 + 600 for frame in frames)
     assert read_tiff(frames[1])[0].payload[273] == [strip] * 40
+    assert read_tiff(frames[2])[0].payload[273] == [strip[1500:], strip[:2600]]
 
 
 def test_holes_stay_holes() -> None:
@@ -336,6 +343,12 @@ def test_cut_strips_are_noticed() -> None:
         plan_frames(data[:-10])
 
 
+def test_a_frame_without_an_image() -> None:
+    empty = Page({256: (3, 4), 257: (3, 4)}, {}, {330: [[grey_page(2, 2, b"abcd")]]})
+    with pytest.raises(ImageError, match="without strips or tiles"):
+        plan_frames(write_tiff([empty, empty]))
+
+
 def test_a_strip_with_an_offset_but_no_length() -> None:
     page = grey_page(4, 4, bytes(16))
     page.tags |= {259: (3, 8), 279: (4, 0)}
@@ -414,12 +427,15 @@ def check_damaged(data: bytes) -> None:
         with pytest.raises(ImageError):
             plan_frames(data)
         return
+    if [plan.to_bytes() for plan in plans if not isinstance(plan, ImageError)] == [data]:
+        assert frame_count(data) == 1  # a single frame is copied, whatever its tags are
+        return
     source = read_tiff(data)
     assert len(source) == frame_count(data) == len(plans)
     for directory, plan in zip(source, plans, strict=True):
         assert not isinstance(plan, ImageError)
         assert plan.size <= 3 * len(data) + 4096
-        split = read_tiff(plan.to_bytes())
+        split = read_tiff(plan.to_bytes(), aligned=len(source) > 1)
         assert len(split) == 1
         assert_same(directory, split[0])
 
@@ -444,7 +460,3 @@ def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
 def test_overwritten_bytes(seed: bytes, rubbish: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(seed)))
     check_damaged(seed[:at] + rubbish + seed[at + len(rubbish) :])
-
-
-def test_pillow_is_not_used() -> None:
-    assert TiffImagePlugin.TiffImageFile is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 CODES = {1: "B", 2: "s", 3: "H", 4: "I", 5: "II", 7: "s", 8: "h", 12: "d", 13: "I", 16: "Q", 18: "Q"}
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
@@ -20,17 +21,18 @@ class Directory:
     children: dict[int, list[list[Directory]]] = field(default_factory=dict)
 
 
-def read_tiff(data: bytes) -> list[Directory]:
+def read_tiff(data: bytes, aligned: bool = False) -> list[Directory]:
+    """All directories; `aligned` asserts that values lie on even offsets."""
     order = "<" if data[:2] == b"II" else ">"
     big = struct.unpack(order + "H", data[2:4])[0] == 43
     first = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
-    return _chain(data, order, big, first)
+    return _chain(data, order, big, first, aligned)
 
 
-def _chain(data: bytes, order: str, big: bool, offset: int) -> list[Directory]:
+def _chain(data: bytes, order: str, big: bool, offset: int, aligned: bool, limit: int = 1000) -> list[Directory]:
     pointer, width = ("Q", 8) if big else ("I", 4)
-    found = []
-    while offset:
+    found: list[Directory] = []
+    while offset and len(found) < limit:
         number = struct.unpack_from(order + ("Q" if big else "H"), data, offset)[0]
         at = offset + (8 if big else 2)
         directory = Directory({})
@@ -40,7 +42,7 @@ def _chain(data: bytes, order: str, big: bool, offset: int) -> list[Directory]:
             place = at + 4 + width
             if size > width:
                 place = struct.unpack_from(order + pointer, data, place)[0]
-                assert place % 2 == 0
+                assert place % 2 == 0 or not aligned
             directory.tags[tag] = (kind, data[place : place + size])
             assert len(directory.tags[tag][1]) == size
             at += 4 + 2 * width
@@ -50,7 +52,8 @@ def _chain(data: bytes, order: str, big: bool, offset: int) -> list[Directory]:
         for tag in POINTERS & directory.tags.keys():
             # Only SubIFDs chain; what follows other directories is noise.
             heads = numbers(directory, order, tag)
-            directory.children[tag] = [_chain(data, order, big, head)[: None if tag == 330 else 1] for head in heads]
+            most = 1000 if tag == 330 else 1
+            directory.children[tag] = [_chain(data, order, big, head, aligned, most) for head in heads]
         found.append(directory)
         offset = struct.unpack_from(order + pointer, data, at)[0]
     return found
@@ -80,7 +83,7 @@ def assert_same(source: Directory, split: Directory) -> None:
 class Page:
     """One directory to write: values by tag as (type, *values or bytes), payload pieces, directories it points at."""
 
-    tags: dict[int, tuple]
+    tags: dict[int, tuple[Any, ...]]
     payload: dict[int, list[bytes]] = field(default_factory=dict)
     children: dict[int, list[list[Page]]] = field(default_factory=dict)
     offsets_type: int = 0
@@ -138,10 +141,18 @@ def _write_page(out: bytearray, page: Page, order: str, big: bool, link: int) ->
     return len(out) - width
 
 
-def grey_page(width: int, height: int, pixels: bytes, rows: int | None = None, **more: object) -> Page:
+def grey_page(width: int, height: int, pixels: bytes, rows: int | None = None, **more: Any) -> Page:
     """Uncompressed 8-bit grey strips."""
     rows = rows or height
-    tags = {256: (4, width), 257: (4, height), 258: (3, 8), 259: (3, 1), 262: (3, 1), 277: (3, 1), 278: (4, rows)}
+    tags: dict[int, tuple[Any, ...]] = {
+        256: (4, width),
+        257: (4, height),
+        258: (3, 8),
+        259: (3, 1),
+        262: (3, 1),
+        277: (3, 1),
+        278: (4, rows),
+    }
     step = rows * width
     pieces = [pixels[at : at + step] for at in range(0, len(pixels), step)]
-    return Page(tags, {273: pieces}, **more)  # type: ignore[arg-type]
+    return Page(tags, {273: pieces}, **more)

@@ -11,7 +11,7 @@ from typing import Final
 from .errors import ImageError
 from .headers import PARSERS
 from .tiff_ifd import as_view
-from .tiff_tags import ORIENTATION
+from .tiff_tags import HEIGHT, ORIENTATION, WIDTH
 
 CONTENT_TYPES: Final[dict[str, str]] = {
     "jpg": "image/jpeg",
@@ -103,9 +103,12 @@ def probe(data: _Buffer) -> ImageInfo:
 
 def _probe_with_pillow(data: _Buffer) -> ImageInfo:
     """Formats that Pillow tells from the first bytes and we do not."""
-    from PIL import Image
+    from PIL import Image, TiffImagePlugin
 
-    head = bytes(data[:16])
+    if not data:
+        raise ImageError("not an image: no bytes")
+    # Padded, as some of Pillow's tests read past the end of short data.
+    head = bytes(data[:16]).ljust(16, b"\0")
     with _pillow_lock:  # plugins register themselves on first use
         Image.init()
     for name in Image.ID:
@@ -120,9 +123,11 @@ def _probe_with_pillow(data: _Buffer) -> ImageInfo:
             with factory(io.BytesIO(data), "") as image:
                 turned = image.getexif().get(ORIENTATION, 1)
                 size = image.size
+                if isinstance(image, TiffImagePlugin.TiffImageFile):  # whose size is the one shown
+                    size = image.tag_v2[WIDTH], image.tag_v2[HEIGHT]
         except Exception as error:  # plugins raise whatever their parser tripped over
             raise ImageError(f"{kind} header cannot be read: {error}") from error
         if min(size) <= 0:
             raise ImageError(f"{kind} image of {size[0]}x{size[1]} pixels")
         return ImageInfo(*size, kind, turned if turned in range(1, 9) else 1)
-    raise ImageError(f"unknown image format, begins with {head[:8].hex(' ')}" if head else "no bytes")
+    raise ImageError(f"unknown image format, begins with {head[:8].hex(' ')}")

@@ -20,7 +20,7 @@ from .tiff_ifd import (
     read_header,
 )
 from .tiff_relocate import Budget, Relocation
-from .tiff_tags import HEIGHT, ORIENTATION, WIDTH
+from .tiff_tags import HEIGHT, ORIENTATION, PAYLOAD_OFFSETS, WIDTH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +136,8 @@ def _plan(view: memoryview, layout: Layout, offset: int, budget: Budget, alone: 
     try:
         relocation = Relocation(view, layout, budget)
         _, entries = relocation.add_directory(offset)
+        if not PAYLOAD_OFFSETS & entries.keys():
+            raise ImageError(f"TIFF image without strips or tiles in the directory at offset {offset}")
         sides = dimensions(view, layout, offset, entries)
         size = relocation.finish()
     except LosslessSplitError:

@@ -85,6 +85,8 @@ class Relocation:
         step = self._layout.pointer.size
         start = self.cursor + -self.cursor % (step if step == 8 else 2)
         self.cursor = start + size
+        if self.cursor >= 1 << 32:
+            raise LosslessSplitError("tags of more than 4 GiB")
         return start
 
     def add_directory(self, source: int) -> tuple[int, dict[int, Entry]]:
@@ -233,8 +235,6 @@ class Relocation:
 
         Adjacent and overlapping ranges are moved as one, so payload never grows, whatever the file shares.
         """
-        if not self._ranges and not self._pieces:
-            raise ImageError("TIFF image without strips or tiles")
         starts: list[int] = []
         shifts: list[int] = []
         position = self._reserve(0)

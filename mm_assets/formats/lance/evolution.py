@@ -18,7 +18,13 @@ from lance.schema import LanceSchema
 
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.location import Location
-from mm_assets.formats.lance.storage_types import ARROW_TYPE, from_storage, from_storage_schema, to_storage, to_storage_schema
+from mm_assets.formats.lance.storage_types import (
+    ARROW_TYPE,
+    from_storage,
+    from_storage_schema,
+    to_storage,
+    to_storage_schema,
+)
 from mm_assets.interleaved.json_values import is_json, json_field
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
 from mm_assets.interleaved.unify import unify_schemas
@@ -105,6 +111,7 @@ def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset
     `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then as before.
     """
     current = dataset.schema
+    target = target.with_metadata(current.metadata)
     gone = [name for name in current.names if name not in target.names]
     if gone:
         raise ValueError(f"a table's schema only grows: {gone} would be lost")
@@ -183,12 +190,13 @@ def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Ite
         ids[path] = known[path]
     # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a field wins, so
     # that appending id (3) and parent id (4) sets them.
-    build, (metadata, *messages) = fresh.__reduce__()  # type: ignore[misc]
+    reduced: Any = fresh.__reduce__()
+    build, (metadata, *messages) = reduced
     numbered = [
         message + b"\x18" + _varint(id_) + b"\x20" + _varint(ids.get(path[:-1], -1))
         for message, (path, id_) in zip(messages, ids.items(), strict=True)
     ]
-    schema: LanceSchema = build(metadata, *numbered)  # type: ignore[operator]
+    schema: LanceSchema = build(metadata, *numbered)
     if _paths(schema.fields()) != {id_: path for path, id_ in ids.items()}:
         raise RuntimeError("this pylance keeps its schemas in another form: field ids could not be set")
     return schema
@@ -223,3 +231,8 @@ def _fits(dataset: lance.LanceDataset, name: str, type_: pa.DataType) -> bool:
 
 def _kind(field: pa.Field) -> str:
     return "JSON text" if is_json(field) else str(from_storage_schema(pa.schema([field])).field(0).type)
+
+
+def differs(current: pa.Schema, target: pa.Schema) -> bool:
+    """Is there anything for `evolve` to do? Schema-level metadata does not count."""
+    return not current.remove_metadata().equals(target, check_metadata=True)

@@ -8,7 +8,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,7 +19,7 @@ from mm_assets.formats.lance.storage_types import file_version, to_storage, to_s
 # Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
-Batches = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch | pa.Table]
+Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch | pa.Table]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ class Snapshot:
         self.fragments: dict[int, Any] = {f.fragment_id: f.metadata for f in dataset.get_fragments()}
         self.by_file = {file.path: id_ for id_, metadata in self.fragments.items() for file in metadata.files}
         self._landed: dict[int, frozenset[str]] = {}
+        self._kept: frozenset[int] | None = None
 
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
         """Fragments that hold a data file of the record, ascending."""
@@ -38,37 +39,50 @@ class Snapshot:
             return True
         return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
 
+    def fragment(self, id_: int) -> lance.LanceFragment:
+        fragment = self.dataset.get_fragment(id_)
+        if fragment is None:
+            raise KeyError(f"version {self.dataset.version} has no fragment {id_}")
+        return fragment
+
     def live(self, records: Sequence[PartitionRecord]) -> PartitionRecord | None:
         """The record of one partition that stands for its rows now; None when it has none.
 
         Of several with fragments here (a crash or race between a commit and its look-again) it is the last that landed:
-        fragment ids only grow. With none here, rows were compacted: then it is the record with the highest version.
+        fragment ids only grow. With none here, rows were compacted, or removed: the highest version that landed says.
         """
         present = [record for record in records if self.fragment_ids(record)]
         if present:
             return max(present, key=lambda record: self.fragment_ids(record)[-1])
         landed = [(version, record) for record in records if (version := self.landed_version(record)) is not None]
         if not landed:
-            return None
-        record = max(landed, key=lambda pair: pair[0])[1]
-        return record if record.rows else None
+            # Only intents, and the versions that would tell were cleaned up. Sample ids are unique: if all its rows are
+            # here, it landed.
+            unsure = [record for record in records if record.rows and self._cannot_tell(record) and self.is_whole(record)]
+            return max(unsure, key=lambda record: record.read_version, default=None)
+        last = max(landed, key=lambda pair: pair[0])[1]
+        return last if last.rows and (last.version is not None or self.is_whole(last)) else None
+
+    def surely_has(self, record: PartitionRecord) -> bool:
+        """Are the (live) record's very rows here? False also when only its sample ids are known to be."""
+        known = bool(self.fragment_ids(record)) or self.landed_version(record) is not None
+        return known and self.is_whole(record)
 
     def landed_version(self, record: PartitionRecord) -> int | None:
-        """The version that committed a record without fragments here, or None if it never landed.
-
-        An intent is looked up in the transactions since. Where ``cleanup_old_versions`` took some away, the sample ids
-        decide: they are unique, so all its rows are here only if it landed.
-        """
+        """The version that committed a record; None when it never landed, or the versions that knew were cleaned up."""
         if record.version is not None:
             return record.version
-        kept = {entry["version"] for entry in self.dataset.versions()}
         since = range(record.read_version + 1, self.dataset.version + 1)
-        for version in since:
-            if version in kept and record.set_id in self._sets_of(version):
-                return version
-        if record.rows == 0 or all(version in kept for version in since):
-            return None
-        return record.read_version + 1 if self.is_whole(record) else None
+        kept = self._kept_versions()
+        return next((v for v in since if v in kept and record.set_id in self._sets_of(v)), None)
+
+    def _cannot_tell(self, record: PartitionRecord) -> bool:
+        return not self._kept_versions().issuperset(range(record.read_version + 1, self.dataset.version + 1))
+
+    def _kept_versions(self) -> frozenset[int]:
+        if self._kept is None:
+            self._kept = frozenset(entry["version"] for entry in self.dataset.versions())
+        return self._kept
 
     def rows_of(self, sample_ids: pa.Array) -> Iterator[tuple[str, int]]:
         """(sample id, fragment id) of each row whose sample id is among these."""

@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from mm_assets.formats.webdataset.dataset_files import PartitionFacts, union_columns, union_pairs
 
+_NULL_AS = "string"  # the feature of a column of nothing but nulls: any holds them
+_IMAGE = "dtype: image}"
+
 _HEAD = """---
 configs:
 - config_name: default
@@ -107,8 +110,9 @@ def _column_is_declared(name: str, feature: str, lines: set[str]) -> bool:
         return True
     if not feature.endswith("null"):
         return False
-    start = _column_line(name, feature).partition(f"{_NULL_AS}}}")[0] if ":" in feature else _column_start(name)
-    return any(line.startswith(start) for line in lines)
+    line = _column_line(name, feature)
+    start = line.rstrip("}").removesuffix(_NULL_AS) if ":" in feature else _column_start(name)
+    return any(line.startswith(start) and not line.endswith(_IMAGE) for line in lines)
 
 
 def _column_start(name: str) -> str:
@@ -124,7 +128,7 @@ def _column_line(name: str, feature: str) -> str:
 
 
 def _pair_line(pair: str) -> str:
-    return f"- {{name: {_quote(pair)}, dtype: image}}"
+    return f"- {{name: {_quote(pair)}, {_IMAGE}"
 
 
 def _quote(text: str) -> str:

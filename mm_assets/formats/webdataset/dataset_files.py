@@ -14,6 +14,7 @@ from mm_assets.interleaved.json_codec import is_json_text
 
 ENERGON_VERSION = "7.4.1"  # the release whose `energon prepare` these files equal
 
+_Text = str | bytes  # a class below has a field called bytes
 _FEATURE = re.compile(r"(list:)*(int64|float64|bool|string|null)|json")
 _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 
@@ -55,7 +56,7 @@ class PartitionFacts:
         return json.dumps(content | {"columns": list(self.columns.items())}) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> PartitionFacts:
+    def from_json(cls, text: _Text) -> PartitionFacts:
         """The facts that `to_json` wrote. Raises ``ValueError`` for other text."""
         try:
             raw = json.loads(text)
@@ -100,7 +101,7 @@ def hf_type(column: pa.Field) -> str:
 
 
 def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
-    """Feature of every extra column, by first appearance; ``json`` where partitions differ in more than nulls."""
+    """Feature of every extra column, by first appearance. Nulls fit any, int64 and float64 make float64, other pairs ``json``."""
     union: dict[str, str] = {}
     for partition in facts:
         for column, feature in partition.columns.items():
@@ -152,7 +153,7 @@ def _json(content: object) -> str:
 
 def _is_list(type_: pa.DataType) -> bool:
     is_view = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
-    return is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    return bool(is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def _union_feature(one: str, other: str) -> str:
@@ -160,6 +161,8 @@ def _union_feature(one: str, other: str) -> str:
         return one
     if one == "null":
         return other
+    if {one, other} == {"int64", "float64"}:
+        return "float64"  # not json: `datasets` keeps ten digits of a float in a json column, and no NaN
     if one.startswith("list:") and other.startswith("list:"):
         inner = _union_feature(one.removeprefix("list:"), other.removeprefix("list:"))
         return "json" if inner == "json" else f"list:{inner}"

@@ -72,7 +72,7 @@ class TarWriter:
 
     def idx_bytes(self) -> bytes:
         """Energon's ``.tar.idx``: little-endian uint64 offsets of each sample's first header, then where the end blocks begin."""
-        return struct.pack(f"<{len(self._starts) + 1}Q", *self._starts, self._end)
+        return idx_bytes(self._starts, self._end)
 
     def close(self) -> None:
         """Write the end blocks and close the file. Raises ``ValueError`` after a failed write. A second call does nothing."""
@@ -115,6 +115,11 @@ class TarWriter:
         except BaseException:
             self._torn = True
             raise
+
+
+def idx_bytes(starts: Sequence[int], end: int) -> bytes:
+    """Energon's ``.tar.idx`` from byte offsets: of each sample's first header, and of the end blocks."""
+    return struct.pack(f"<{len(starts) + 1}Q", *starts, end)
 
 
 def _header(name: str, size: int) -> bytes:

@@ -104,7 +104,8 @@ def from_payload(payload: Mapping[str, Any], fetch: Callable[[str], bytes]) -> t
 
 def from_rows(rows: Iterable[Mapping[str, Any]], json_columns: Iterable[str] = ()) -> dict[str, Document]:
     """Rows of our tables, in any order; ``json_columns`` are those whose text is a JSON value."""
-    encoded, found = set(json_columns), {}
+    encoded = set(json_columns)
+    found: dict[str, dict[str, Any]] = {}
     for row in rows:
         parts = found.setdefault(row["sample_id"], {"texts": {}, "images": {}, "text": {}, "image": {}, "errors": []})
         position, modality = row["position"], row["modality"]

@@ -1,0 +1,8 @@
+"""``python -m mm_assets.cli`` is ``mm-assets``."""
+
+import sys
+
+from mm_assets.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

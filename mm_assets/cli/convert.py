@@ -1,0 +1,133 @@
+"""``mm-assets convert SRC DST --to FORMAT``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import Any
+
+from mm_assets.cli.progress import Progress
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command and its options."""
+    parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
+    parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet or Lance data")
+    parser.add_argument("dst", help="folder for the output")
+    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance"))
+    parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
+    parser.add_argument("--sample-id-field", help="json field that holds the sample id")
+    parser.add_argument("--per-image-fields", type=_names, default=(), help="json lists with one value per image")
+    parser.add_argument("--per-text-fields", type=_names, default=(), help="json lists with one value per text")
+    parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
+    parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
+    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
+    parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes (default: one per core)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
+    from mm_assets.formats.conversion import Conversion, plan_conversions, run_conversion
+    from mm_assets.formats.writer import PartitionReport, WriteReport
+    from mm_assets.workers import WorkerPool, available_cores
+
+    started = time.monotonic()
+    reader, writer, steps = _parts(options)
+    conversions = plan_conversions(reader, writer, steps)
+    writer = conversions[0].writer if conversions else writer
+    reports: list[PartitionReport] = []
+    failures: list[str] = []
+    with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
+        with Progress(len(conversions)) as progress:
+            for conversion, result in pool.map(run_conversion, conversions):
+                assert isinstance(conversion, Conversion)
+                if isinstance(result, PartitionReport):
+                    reports.append(result)
+                    progress.add(result.samples, result.nbytes)
+                else:
+                    failures.append(result.message if "Error" in result.type else str(result))
+                    progress.add(0, 0)
+    reports.sort(key=lambda report: report.partition)
+    writer.finish(reports)
+    _print(WriteReport(options.dst, tuple(reports)), time.monotonic() - started)
+    for message in failures:
+        print(f"mm-assets: {' '.join(message.split())}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
+    from mm_assets.filters.aspect_ratio import AspectRatioFilter
+    from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
+    from mm_assets.formats.partitions import common_root
+    from mm_assets.formats.registry import detect_format, reader_for, writer_for
+    from mm_assets.formats.storage import is_remote
+
+    source = options.src if is_remote(options.src) else os.path.abspath(options.src)
+    kind = detect_format(source)
+    arguments: dict[str, Any] = {"fields": options.fields, "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES}
+    if kind == "webdataset":
+        arguments |= {
+            "sample_id_field": options.sample_id_field,
+            "per_image_fields": options.per_image_fields,
+            "per_text_fields": options.per_text_fields,
+        }
+    elif options.sample_id_field or options.per_image_fields or options.per_text_fields:
+        raise ValueError(f"--sample-id-field, --per-image-fields and --per-text-fields are for tars, not for {kind}")
+    reader = reader_for(kind, source, **arguments)
+    root = common_root([file for partition in reader.partitions() for file in partition.files])
+    roots = [root, *_raw_roots()]
+    reader.roots = tuple(roots)
+    if kind == "webdataset":
+        reader.relative_to = root  # type: ignore[attr-defined]
+    else:
+        reader.materialize = True
+    writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
+    steps = []
+    if options.min_aspect_ratio is not None or options.max_aspect_ratio is not None:
+        steps.append(AspectRatioFilter(options.min_aspect_ratio or 1e-9, options.max_aspect_ratio or 1e9))
+    return reader, writer, steps
+
+
+def _raw_roots() -> list[str]:
+    """Folders of the configured raw shards: locators of curated data may point there."""
+    from mm_assets.formats.raw_shards import raw_root
+
+    configured = os.environ.get("MM_RAW_SHARDS")
+    return [raw_root(configured)] if configured else []
+
+
+def _print(report: Any, seconds: float) -> None:
+    print(
+        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, {report.images} images, "
+        f"{report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+    if report.filtered:
+        print(f"  filtered: {len(report.filtered)} images")
+    kinds: dict[str, int] = {}
+    for error in report.errors:
+        kinds[error.outcome] = kinds.get(error.outcome, 0) + 1
+    for outcome, count in kinds.items():
+        print(f"  items with errors, {outcome}: {count}")
+    if report.dropped_columns:
+        print(f"  columns left out: {', '.join(report.dropped_columns)}")
+    for part in report.partitions:
+        for file, notes in part.notes.items():
+            if unread := notes.get("unreferenced_members"):
+                print(f"  {file}: {len(unread)} members that no sample refers to: {', '.join(unread[:3])}…")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
+def _size(text: str) -> int:
+    from mm_assets.formats.partitions import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

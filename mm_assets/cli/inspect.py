@@ -1,0 +1,54 @@
+"""``mm-assets inspect PATH``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
+    parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet or Lance data")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what a dataset holds; image bytes are not read."""
+    from mm_assets.formats.registry import detect_format, reader_for
+    from mm_assets.formats.storage import is_remote
+    from mm_assets.interleaved.json_values import is_json
+    from mm_assets.interleaved.unify import unify_schemas
+
+    source = options.path if is_remote(options.path) else os.path.abspath(options.path)
+    kind = detect_format(source)
+    reader = reader_for(kind, source)
+    counts: Counter[str] = Counter()
+    samples = errors = 0
+    schemas = []
+    first: list[dict[str, Any]] = []
+    columns = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
+    partitions = reader.partitions()
+    for partition in partitions:
+        schema, tables = reader.project(partition, columns)
+        schemas.append(schema)
+        for table in tables:
+            ids = table.column("sample_id")
+            samples += len(ids.unique())
+            errors += table.num_rows - table.column("materialize_error").null_count
+            counts.update({e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()})
+            if not first and table.num_rows:
+                first = [r for r in table.slice(0, 200).to_pylist() if r["sample_id"] == ids[0].as_py()]
+    print(f"{source}: {kind}, {len(partitions)} partitions, {samples} samples, {sum(counts.values())} rows")
+    print(f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; {errors} with an error")
+    print("columns:")
+    for field in unify_schemas(schemas) if schemas else []:
+        print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")
+    if first:
+        print(f"first sample: {first[0]['sample_id']}")
+        for row in first:
+            shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
+            print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
+    return 0

@@ -1,0 +1,91 @@
+"""Keep images whose width/height lies within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.filters.image_scores import ImageScore, ScoreBook, score_rows
+from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.steps import Dropped, StepResult
+
+NAME = "aspect_ratio"
+SCORES = "scores"  # side input: where the measured image scores of the shard are
+
+
+@dataclass(frozen=True)
+class AspectRatioFilter:
+    """Drops image rows with width/height outside ``min_ratio..max_ratio`` (both inclusive, EXIF orientation honoured).
+
+    Nothing else changes: positions keep their gaps, samples without images stay, rows with an error stay for the policy.
+    An image whose header cannot be read becomes an error row, it is not dropped as if it were too wide.
+    ``book`` holds scores measured before (side input ``scores``, see `bind`); without it headers are read from the bytes.
+    """
+
+    min_ratio: float
+    max_ratio: float
+    book: ScoreBook | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.min_ratio <= self.max_ratio:
+            raise ValueError(f"aspect ratio bounds must be 0 < min <= max, not {self.min_ratio} and {self.max_ratio}")
+
+    def bind(self, side: Mapping[str, str]) -> AspectRatioFilter:
+        """The same filter reading the scores of one shard."""
+        return replace(self, book=ScoreBook.read(side[SCORES])) if SCORES in side else self
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        table = batch.data
+        images = pc.indices_nonzero(
+            pc.and_(pc.equal(table.column("modality"), "image"), pc.is_null(table.column("materialize_error")))
+        )
+        if len(images) == 0:
+            return StepResult(batch)
+        rows = images.to_pylist()
+        scores = self.book.of(table, rows) if self.book else score_rows(table, rows)
+        dropped: list[Dropped] = []
+        errors: dict[int, str] = {}
+        for row, score in zip(rows, scores, strict=True):
+            if score.error is not None:
+                errors[row] = score.error
+            elif (reason := self._verdict(score)) is not None:
+                dropped.append(self._dropped(table, row, score, reason))
+        table = with_errors(table, errors)
+        if dropped:
+            gone = {(item.sample_id, item.position) for item in dropped}
+            table = table.filter(_mask(table, rows, gone))
+        return StepResult(batch.with_data(table), tuple(dropped))
+
+    def _verdict(self, score: ImageScore) -> str | None:
+        ratio = score.aspect_ratio
+        if ratio < self.min_ratio:
+            return "narrower than min_ratio"
+        return "wider than max_ratio" if ratio > self.max_ratio else None
+
+    def _dropped(self, table: pa.Table, row: int, score: ImageScore, reason: str) -> Dropped:
+        sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
+        threshold = f"{self.min_ratio:g}..{self.max_ratio:g}"
+        return Dropped(sample_id, position, "image", NAME, reason, score.aspect_ratio, threshold)
+
+
+def _mask(table: pa.Table, image_rows: list[int], gone: set[tuple[str, int]]) -> pa.Array:
+    ids = table.column("sample_id").take(pa.array(image_rows)).to_pylist()
+    positions = table.column("position").take(pa.array(image_rows)).to_pylist()
+    keep = [True] * table.num_rows
+    for row, place in zip(image_rows, zip(ids, positions, strict=True), strict=True):
+        keep[row] = place not in gone
+    return pa.array(keep)
+
+
+def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:
+    """The table with messages set in ``materialize_error`` of some rows."""
+    if not errors:
+        return table
+    index = table.schema.get_field_index("materialize_error")
+    values = table.column(index).to_pylist()
+    for row, message in errors.items():
+        values[row] = message
+    return table.set_column(index, table.schema.field(index), pa.array(values, pa.string()))

@@ -1,0 +1,118 @@
+"""Measurements of images, taken once from their headers and kept, so that a changed threshold reads no image again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.formats.images.errors import ImageError
+from mm_assets.formats.images.probe import probe
+from mm_assets.formats.storage import open_binary
+from mm_assets.interleaved.buffers import binary_views
+
+SCORES_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("position", pa.int32(), nullable=False),
+        pa.field("width", pa.int32()),
+        pa.field("height", pa.int32()),
+        pa.field("format", pa.string()),
+        pa.field("orientation", pa.int8()),
+        pa.field("byte_size", pa.int64()),
+        pa.field("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageScore:
+    """One image: width and height in pixels as displayed (EXIF orientation applied), or why they cannot be had."""
+
+    width: int = 0
+    height: int = 0
+    format: str | None = None
+    orientation: int = 1
+    byte_size: int = 0
+    error: str | None = None
+
+    @property
+    def aspect_ratio(self) -> float:
+        return self.width / self.height
+
+
+def score_image(data: memoryview | bytes | None) -> ImageScore:
+    """Measure one image from its header; nothing is decoded."""
+    if data is None:
+        return ImageScore(error="no image bytes")
+    try:
+        info = probe(data)
+    except ImageError as error:
+        return ImageScore(byte_size=len(data), error=f"unreadable image: {error}")
+    return ImageScore(info.display_width, info.display_height, info.format, info.orientation, len(data))
+
+
+def score_rows(table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
+    """Scores of some rows of an interleaved table."""
+    views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
+    return [score_image(views[row]) for row in rows]
+
+
+def score_table(table: pa.Table) -> pa.Table:
+    """One row per image row of an interleaved table, in `SCORES_SCHEMA`.
+
+    Images that carry an error already have that error and no measurement.
+    """
+    modality = table.column("modality").to_pylist()
+    rows = [row for row, kind in enumerate(modality) if kind == "image"]
+    ids, positions, known = (
+        table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
+        for name in ("sample_id", "position", "materialize_error")
+    )
+    scores = [
+        ImageScore(error=message) if message is not None else score
+        for message, score in zip(known, score_rows(table, rows), strict=True)
+    ]
+    columns = [
+        pa.array(ids, pa.string()),
+        pa.array(positions, pa.int32()),
+        pa.array([s.width or None for s in scores], pa.int32()),
+        pa.array([s.height or None for s in scores], pa.int32()),
+        pa.array([s.format for s in scores], pa.string()),
+        pa.array([None if s.error else s.orientation for s in scores], pa.int8()),
+        pa.array([s.byte_size for s in scores], pa.int64()),
+        pa.array([s.error for s in scores], pa.string()),
+    ]
+    return pa.Table.from_arrays(columns, schema=SCORES_SCHEMA)
+
+
+class ScoreBook:
+    """The scores of one shard, looked up by sample id and position."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._scores = {
+            (r["sample_id"], r["position"]): ImageScore(
+                r["width"] or 0, r["height"] or 0, r["format"], r["orientation"] or 1, r["byte_size"], r["error"]
+            )
+            for r in table.to_pylist()
+        }
+
+    @classmethod
+    def read(cls, uri: str) -> ScoreBook:
+        """The scores file of a shard."""
+        with open_binary(uri) as file:
+            return cls(pq.read_table(file))
+
+    def of(self, table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
+        """Scores of some rows. Raises ``ValueError`` for an image that was never scored: the two do not belong together."""
+        ids = table.column("sample_id").take(pa.array(rows)).to_pylist()
+        positions = table.column("position").take(pa.array(rows)).to_pylist()
+        scores = []
+        for place in zip(ids, positions, strict=True):
+            score = self._scores.get(place)
+            if score is None:
+                raise ValueError(f"sample {place[0]!r}, position {place[1]}: no image score; materialize image_scores again")
+            scores.append(score)
+        return scores

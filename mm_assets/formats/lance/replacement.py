@@ -1,0 +1,166 @@
+"""What one commit takes out of a table and puts in, so that the named partitions, and nothing else, are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+
+from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.partitions import PartitionRecord
+from mm_assets.formats.lance.snapshot import Snapshot, ids_predicate
+
+AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
+
+
+class Replacement:
+    """The difference between one version of the table and the partitions as they shall be.
+
+    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed`` the
+    fragments to take out, ``superseded`` the set ids that stood for rows before and will no more.
+    """
+
+    def __init__(
+        self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
+    ) -> None:
+        self.snapshot = snapshot
+        self.pending: list[FragmentSet] = []
+        self.kept: list[PartitionRecord] = []
+        self.removed: set[int] = set()
+        self.superseded: set[str] = set()
+        self._moved: list[PartitionRecord] = []  # live, but (partly) in fragments that compaction made
+        self._deleted: dict[int, set[str]] = {}  # fragment -> sample ids whose rows go
+        for fragments in sets:
+            self._compare(fragments, records[fragments.partition])
+
+    def _compare(self, fragments: FragmentSet, records: Sequence[PartitionRecord]) -> None:
+        live = self.snapshot.live(records)
+        present = {id_ for record in records for id_ in self.snapshot.fragment_ids(record)}
+        if live is None and not fragments.rows:
+            self.superseded.update(record.set_id for record in records if not record.rows)
+            self.superseded.add(fragments.set_id)
+        elif live is not None and live.holds(fragments) and self.snapshot.surely_has(live):
+            self.kept.append(live)
+            present -= set(self.snapshot.fragment_ids(live))
+        else:
+            self.pending.append(fragments)
+            if not fragments.rows:
+                self.superseded.add(fragments.set_id)
+            if live is not None and self.snapshot.present_rows(live) < live.rows:
+                self._moved.append(live)
+        self.removed |= present
+        standing = {record.set_id for record in self.kept} | {f.set_id for f in self.pending if f.rows}
+        for record in records:
+            known = record.version is not None or bool(self.snapshot.fragment_ids(record))
+            if record.set_id not in standing and known:
+                self.superseded.add(record.set_id)
+
+    def resolve_rows(self, all_records: AllRecords) -> None:
+        """Find rows to delete out of shared fragments, and refuse sample ids that other partitions have.
+
+        Raises ValueError naming the sample id and both partitions.
+        """
+        incoming = {id_: f.partition for f in self.pending for id_ in f.sample_ids().to_pylist()}
+        moved = {id_ for record in self._moved for id_ in record.sample_ids().to_pylist()}
+        wanted = pa.array([*incoming, *(moved - incoming.keys())], pa.string())
+        hits = {(id_, f) for id_, f in self.snapshot.rows_of(wanted) if f not in self.removed}
+        if not hits:
+            return
+        records = all_records()
+        owners = owners_of_fragments(self.snapshot, records)
+        for sample_id, fragment in sorted(hits):
+            if sample_id in moved and fragment not in owners:
+                self._deleted.setdefault(fragment, set()).add(sample_id)
+            elif sample_id in incoming:
+                other = owners.get(fragment) or _claimant(sample_id, self.snapshot, records, incoming[sample_id])
+                raise ValueError(_both(sample_id, other, incoming[sample_id]))
+
+    def operation(self, new: Sequence[Any]) -> lance.LanceOperation.Update | None:
+        """The Lance operation that adds ``new`` and takes out what this replaces; None when there is nothing to do."""
+        removed, updated = set(self.removed), []
+        for id_, sample_ids in self._deleted.items():
+            left = self.snapshot.fragment(id_).delete(ids_predicate(sorted(sample_ids)))
+            if left is None:
+                removed.add(id_)
+            else:
+                updated.append(left)
+        if not (removed or updated or new):
+            return None
+        return lance.LanceOperation.Update(
+            removed_fragment_ids=sorted(removed), updated_fragments=updated, new_fragments=list(new)
+        )
+
+
+def check_distinct(sets: Iterable[FragmentSet]) -> None:
+    """Raises ValueError when two sets are of one partition or have one sample id."""
+    partitions: set[str] = set()
+    owner: dict[str, str] = {}
+    for fragments in sets:
+        if fragments.partition in partitions:
+            raise ValueError(f"partition {fragments.partition!r} is given twice in one commit")
+        partitions.add(fragments.partition)
+        for sample_id in fragments.sample_ids().to_pylist():
+            if sample_id in owner:
+                raise ValueError(_both(sample_id, owner[sample_id], fragments.partition))
+            owner[sample_id] = fragments.partition
+
+
+def find_doubles(
+    snapshot: Snapshot,
+    records: Mapping[str, Sequence[PartitionRecord]],
+    sets: Sequence[FragmentSet],
+    all_records: AllRecords,
+) -> tuple[list[int], str]:
+    """Fragments to remove after a commit that others overlapped, and a complaint when the commit must be undone.
+
+    Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its committer is the
+    one sure to see both.
+    """
+    doubled: set[int] = set()
+    mine: dict[str, tuple[str, int]] = {}
+    own_fragments: dict[str, list[int]] = {}
+    for fragments in sets:
+        present = [record for record in records[fragments.partition] if snapshot.fragment_ids(record)]
+        live = snapshot.live(present)
+        doubled.update(id_ for record in present if record is not live for id_ in snapshot.fragment_ids(record))
+        if live is not None and live.set_id == fragments.set_id:
+            own_fragments[fragments.partition] = snapshot.fragment_ids(live)
+            first = own_fragments[fragments.partition][0]
+            mine.update(dict.fromkeys(fragments.sample_ids().to_pylist(), (fragments.partition, first)))
+    ours = {id_ for ids in own_fragments.values() for id_ in ids}
+    complaint = ""
+    for sample_id, fragment in snapshot.rows_of(pa.array(list(mine), pa.string())):
+        partition, first = mine[sample_id]
+        if fragment not in ours and fragment not in doubled and fragment < first:
+            others = all_records()
+            other = owners_of_fragments(snapshot, others).get(fragment, "")
+            doubled.update(own_fragments[partition])
+            complaint = _both(sample_id, other or _claimant(sample_id, snapshot, others, partition), partition)
+            break
+    return sorted(doubled), complaint
+
+
+def owners_of_fragments(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> dict[int, str]:
+    """Fragment -> the partition whose data files it has; fragments that compaction made have none."""
+    return {
+        id_: name for name, entries in records.items() for record in entries for id_ in snapshot.fragment_ids(record)
+    }
+
+
+def _claimant(
+    sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], but: str
+) -> str:
+    """The partition whose compacted rows have this sample id; empty when no record says so."""
+    wanted = pa.scalar(sample_id, pa.string())
+    for name, entries in records.items():
+        live = snapshot.live(entries) if name != but else None
+        if live is not None and live.sample_ids().index(wanted).as_py() >= 0:
+            return name
+    return ""
+
+
+def _both(sample_id: str, first: str, second: str) -> str:
+    holder = f"partition {first!r}" if first else "a fragment that no partition record names"
+    return f"sample id {sample_id!r} of partition {second!r} is already in {holder}: sample ids are unique in a table"

@@ -1,0 +1,244 @@
+"""`LanceTable`: one Lance table of many partitions, of which any number is replaced in one commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import lance
+import pyarrow as pa
+from lance.commit import CommitConflictError
+
+from mm_assets.formats.lance import evolution
+from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.location import Location, each
+from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
+from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles
+from mm_assets.formats.lance.snapshot import SETS, Snapshot
+from mm_assets.formats.lance.storage_types import from_storage_schema
+
+Result = TypeVar("Result")
+
+_ATTEMPTS = 60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
+_LONGEST_WAIT = 0.5  # seconds
+_INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
+
+
+@dataclass(frozen=True)
+class PartitionFacts:
+    """What the table holds of one partition. ``nbytes`` are data file bytes as written, ``version`` the commit's (None
+    when the process died before it could say), ``fragment_ids`` is empty when compaction merged them with others."""
+
+    partition: str
+    rows: int
+    samples: int
+    nbytes: int
+    digest: str
+    set_id: str
+    version: int | None
+    fragment_ids: tuple[int, ...]
+
+
+class LanceTable:
+    """A Lance table at a folder or URL, which need not exist yet.
+
+    Workers make `FragmentSet`s with `write_fragments`; one process commits them. Committers in other processes may work on
+    the same table: commits of different partitions all land. Two commits of *one* partition at the same time leave the
+    later one; between its commit and its look-again, a few milliseconds, readers can see both, and a crash just then
+    leaves both until the partition is committed again. Run one commit of a partition at a time to close that window.
+    """
+
+    def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
+        self._location = Location(uri, storage_options)
+        self._records = PartitionRecords(self._location)
+
+    @property
+    def uri(self) -> str:
+        return self._location.uri
+
+    def exists(self) -> bool:
+        """Has anything been committed? Prints nothing, unlike opening a missing table."""
+        return self._location.has_table()
+
+    def dataset(self) -> lance.LanceDataset:
+        """The newest version. Raises FileNotFoundError when there is none."""
+        if not self.exists():
+            raise FileNotFoundError(f"no Lance table at {self.uri}")
+        return lance.dataset(self.uri, storage_options=self._location.storage_options or None)
+
+    def schema(self) -> pa.Schema:
+        """Columns in their original types (`storage_types`), which `dataset().schema` has in storage types."""
+        return from_storage_schema(self.dataset().schema)
+
+    def commit(self, fragment_sets: Sequence[FragmentSet], *, properties: Mapping[str, str] | None = None) -> int:
+        """Replace exactly these partitions, in one commit, and return the table's version that has them.
+
+        A set without rows removes its partition. Sets that the table has already (same set, or same digest, row count and
+        schema) are left alone: when all are, no version is made. If the sets have columns, or wider types, that the table
+        lacks, its schema is evolved first, in one version more. ``properties`` are kept in the Lance transaction.
+
+        Raises ValueError for a sample id that two partitions would have and for a partition named twice,
+        `SchemaNotPlanned`, `SchemaMismatch`, FileNotFoundError when a set's data files are gone, ``CommitConflictError``
+        after about half a minute of conflicts. After any error, or a crash, the same call may be repeated.
+        """
+        check_distinct(fragment_sets)
+        if not fragment_sets:
+            return int(self.dataset().version)
+        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}))
+
+    def partitions(self) -> dict[str, PartitionFacts]:
+        """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
+        if not self.exists():
+            return {}
+        snapshot = Snapshot(self.dataset())
+        found = {}
+        for name, records in sorted(self._records.all().items()):
+            live = snapshot.live(records)
+            if live is not None:
+                ids = tuple(snapshot.fragment_ids(live))
+                found[name] = PartitionFacts(
+                    partition=name,
+                    rows=live.rows,
+                    samples=live.samples,
+                    nbytes=live.nbytes,
+                    digest=live.digest,
+                    set_id=live.set_id,
+                    version=live.version,
+                    fragment_ids=ids,
+                )
+        return found
+
+    def ensure_indexes(self) -> int:
+        """Make the scalar indexes (sample_id BTREE, modality BITMAP) cover every row; returns the version.
+
+        Makes no version when they already do, or when the table has no rows.
+        """
+        return self._until_no_conflict(self._ensure_indexes_once)
+
+    def _ensure_indexes_once(self) -> int:
+        dataset = self.dataset()
+        if not dataset.get_fragments():
+            return int(dataset.version)
+        present = {(tuple(index.field_names), index.index_type.upper()): index.name for index in dataset.describe_indices()}
+        names = []
+        for column, kind in _INDEXES.items():
+            name = present.get(((column,), kind))
+            if name is None:
+                dataset.create_scalar_index(column, kind)
+            else:
+                names.append(name)
+        if any(dataset.stats.index_stats(name)["num_unindexed_fragments"] for name in names):
+            dataset.optimize.optimize_indices()
+        return int(dataset.version)
+
+    def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str]) -> int:
+        dataset = self._open_or_create(sets)
+        snapshot = Snapshot(dataset)
+        records = self._records.of([fragments.partition for fragments in sets])
+        replacement = Replacement(snapshot, records, sets)
+        if not replacement.pending and not replacement.removed:
+            self._settle(sets, replacement, dataset.version)
+            return int(dataset.version)
+        self._check_files(replacement.pending)
+        replacement.resolve_rows(self._records.all)
+        target = evolution.target_schema(dataset.schema, replacement.pending)
+        # Intents come before anything that could crash: whatever lands is then known to the next committer.
+        self._records.put(PartitionRecord.intent(fragments, dataset.version) for fragments in replacement.pending)
+        if evolution.differs(dataset.schema, target):
+            dataset = evolution.evolve(dataset, target)
+            replacement = Replacement(Snapshot(dataset), records, sets)
+            replacement.resolve_rows(self._records.all)
+        new = [
+            evolution.adopt(text, fragments.arrow_schema(), dataset)
+            for fragments in replacement.pending
+            for text in fragments.fragments
+        ]
+        read_version = int(dataset.version)
+        operation = replacement.operation(new)
+        if operation is not None:
+            committed = self._apply(dataset, operation, {**properties, SETS: _describe(replacement.pending)})
+            if committed.version != read_version + 1:
+                self._look_again(replacement.pending)
+            dataset = committed
+        self._settle(sets, replacement, dataset.version)
+        return int(dataset.version)
+
+    def _open_or_create(self, sets: Sequence[FragmentSet]) -> lance.LanceDataset:
+        if not self.exists():
+            operation = lance.LanceOperation.Overwrite(evolution.target_schema(None, sets), [])
+            try:
+                # No write_dataset: of two that create at once, one erases the other's rows without an error. With no
+                # retries the loser fails (in two wordings), and opens the winner's table.
+                lance.LanceDataset.commit(
+                    self.uri, operation, max_retries=0, storage_options=self._location.storage_options or None
+                )
+            except OSError:
+                if not self.exists():
+                    raise
+        return self.dataset()
+
+    def _apply(self, dataset: lance.LanceDataset, operation: Any, properties: Mapping[str, str]) -> lance.LanceDataset:
+        transaction = lance.Transaction(dataset.version, operation, transaction_properties=dict(properties))
+        return lance.LanceDataset.commit(dataset, transaction)
+
+    def _check_files(self, sets: Iterable[FragmentSet]) -> None:
+        """A version that names missing files could not be read; a cleanup with ``delete_unverified`` takes such files."""
+        files = [(fragments.partition, name) for fragments in sets for name in fragments.data_files()]
+        for (partition, name), there in zip(files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True):
+            if not there:
+                raise FileNotFoundError(f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again")
+
+    def _look_again(self, sets: Sequence[FragmentSet]) -> None:
+        """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came double."""
+
+        def once() -> None:
+            dataset = self.dataset()
+            snapshot = Snapshot(dataset)
+            records = self._records.of([fragments.partition for fragments in sets])
+            doubled, complaint = find_doubles(snapshot, records, sets, self._records.all)
+            if doubled:
+                self._apply(dataset, lance.LanceOperation.Update(removed_fragment_ids=doubled), {})
+            if complaint:
+                # Now they have landed and gone again: no record may say that they landed.
+                mine = {fragments.set_id for fragments in sets}
+                self._records.delete(r for entries in records.values() for r in entries if r.set_id in mine)
+                raise ValueError(complaint)
+
+        self._until_no_conflict(once)
+
+    def _settle(self, sets: Sequence[FragmentSet], replacement: Replacement, version: int) -> None:
+        """Say in the records what landed, and drop those that nothing stands for any more."""
+        landed = [PartitionRecord.intent(f, version).committed(version) for f in replacement.pending if f.rows]
+        confirmed = [
+            record.committed(replacement.snapshot.landed_version(record) or version)
+            for record in replacement.kept
+            if record.version is None
+        ]
+        self._records.put([*landed, *confirmed])
+        standing = {record.set_id for record in [*landed, *replacement.kept]}
+        self._records.delete(
+            record
+            for records in self._records.of([fragments.partition for fragments in sets]).values()
+            for record in records
+            if record.set_id not in standing
+            and (record.set_id in replacement.superseded or not record.may_still_land())
+        )
+
+    def _until_no_conflict(self, action: Callable[[], Result]) -> Result:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return action()
+            except CommitConflictError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))
+        raise AssertionError("unreachable")
+
+
+def _describe(sets: Iterable[FragmentSet]) -> str:
+    return json.dumps({s.partition: {"set": s.set_id, "rows": s.rows, "digest": s.digest} for s in sets})

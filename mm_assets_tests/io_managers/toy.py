@@ -1,0 +1,134 @@
+"""A toy format in the seam, as small as a real one should be: raw text shards -> curated -> scores -> filtered -> table, summary."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import dagster as dg
+
+from mm_assets.formats.storage import write_text
+from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
+from mm_assets.io_managers.shards import Done, Job, Plan, ShardSet
+from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
+from mm_assets.io_managers.workers import Workers
+from mm_assets.partitions import SHARDS
+from mm_assets_tests.io_managers import toy_job
+from mm_assets_tests.io_managers.toy_job import Measure, MinLength, Upper
+
+CHECKS = (ShardCheck("not_empty", blocking=True), ShardCheck("short_lines"))
+
+
+@dataclass(frozen=True)
+class ToyRawShard:
+    uri: str
+    version: str
+
+
+class ToyRawShards(dg.ConfigurableResource):
+    folder: str
+
+    def listing(self) -> dict[str, ToyRawShard]:
+        files = sorted(Path(self.folder).glob("*.txt"))
+        return {f.stem: ToyRawShard(str(f), hashlib.sha256(f.read_bytes()).hexdigest()[:12]) for f in files}
+
+
+class ToyIOManager(ShardIOManager):
+    suffix: str = ""
+
+    run_job = staticmethod(toy_job.run)
+
+    def locate(self, asset: str, key: str) -> str:
+        return f"{self.root}/{asset}/{quote(key, safe='')}.out"
+
+
+class ToyTableIOManager(ShardIOManager):
+    """One JSON file for all shards, replaced by one commit per chunk."""
+
+    fields: list[str] = []
+
+    run_job = staticmethod(toy_job.run_fragment)
+
+    def locate(self, asset: str, key: str) -> str:
+        return f"{self.root}/{asset}.json"
+
+    def rows(self, uri: str) -> dict[str, Any]:
+        return json.loads(Path(uri).read_text()) if Path(uri).exists() else {}
+
+    def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
+        return {key: {"rows": rows[key]} if key in (rows := self.rows(uri)) else None for key, uri in dests.items()}
+
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        return [replace(job, options={**job.options, "fields": {"json": [job.key for job in jobs]}}) for job in jobs]
+
+    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+        if os.path.exists(f"{self.root}/refuse-commit"):
+            raise OSError("the table refuses the commit")
+        uri = dones[0].uri
+        write_text(uri, json.dumps(self.rows(uri) | {done.key: done.payload for done in dones}))
+        return [replace(done, metadata={**done.metadata, "commit": len(dones)}) for done in dones]
+
+
+@dg.observable_source_asset(partitions_def=SHARDS, io_manager_key="raw_io")
+def raw_shards(context: dg.OpExecutionContext, raw: dg.ResourceParam[ToyRawShards]) -> dg.DataVersionsByPartition:
+    return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())
+
+
+@sharded(code_version="1", checks=CHECKS, chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+def curated(raw_shards: ShardSet) -> Plan:
+    return Plan(raw_shards, (Upper(),))
+
+
+@sharded(code_version="1", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+def scores(curated: ShardSet) -> Plan:
+    return Plan(curated, (Measure(),))
+
+
+@sharded(code_version="1", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+def filtered(curated: ShardSet, scores: ShardSet) -> Plan:
+    return Plan(curated, (MinLength(int(os.environ.get("TOY_MINIMUM", "2"))),), side={"scores": scores})
+
+
+@sharded(code_version="1", io_manager_key="table_io", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+def table(filtered: ShardSet) -> Plan:
+    return Plan(filtered)
+
+
+@dg.asset(ins={"filtered": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="summary_io")
+def summary(filtered: ShardSet) -> list[str]:
+    return [shard.key for shard in filtered]
+
+
+ASSETS: list[Any] = [raw_shards, curated, scores, filtered, table, summary]
+
+
+def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
+    """The toy's code location; `assets`, `checks`, `executor` and `processes` may be replaced."""
+    assets = io_config.pop("assets", ASSETS)
+    checks = io_config.pop("checks", landed_checks(assets))
+    executor = io_config.pop("executor", dg.in_process_executor)
+    workers = Workers(processes=io_config.pop("processes", 2))
+    listing = ToyRawShards(folder=raw)
+    return dg.Definitions(
+        assets=assets,
+        asset_checks=checks,
+        executor=executor,
+        jobs=[
+            dg.define_asset_job("all", selection=dg.AssetSelection.assets("curated", "scores", "filtered", "table")),
+            dg.define_asset_job("two", selection=dg.AssetSelection.assets("curated", "scores")),
+            dg.define_asset_job("observe", selection=dg.AssetSelection.assets("raw_shards")),
+        ],
+        resources={
+            "raw": listing,
+            "raw_io": RawShardIOManager(raw=listing),
+            "workers": workers,
+            "io_manager": ToyIOManager(root=root, workers=workers, **io_config),
+            "table_io": ToyTableIOManager(root=root, workers=workers),
+            "summary_io": dg.mem_io_manager,
+        },
+    )

@@ -1,0 +1,93 @@
+"""The worker's side of the toy format: a shard is a text file, a step changes its lines. Imports no Dagster, like every real one.
+
+Some lines of a raw shard are orders to the worker: RAISE, KILL (itself, by SIGKILL), SLEEP <seconds>.
+"""
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mm_assets.formats.storage import staged
+from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
+
+
+@dataclass(frozen=True)
+class Upper:
+    def __call__(self, lines: list[str]) -> list[str]:
+        return [line.upper() for line in lines]
+
+
+@dataclass(frozen=True)
+class Measure:
+    def __call__(self, lines: list[str]) -> list[str]:
+        return [str(len(line)) for line in lines]
+
+
+@dataclass(frozen=True)
+class MinLength:
+    """Keeps lines whose score, taken from the side input, is at least `minimum`."""
+
+    minimum: int
+
+    def with_scores(self, lines: list[str], scores: list[str]) -> list[str]:
+        return [line for line, score in zip(lines, scores, strict=True) if int(score) >= self.minimum]
+
+
+def obey(lines: list[str]) -> None:
+    for line in lines:
+        match line.split():
+            case ["RAISE", *_]:
+                raise ValueError("line says RAISE")
+            case ["KILL", *_]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case ["SLEEP", seconds]:
+                time.sleep(float(seconds))
+
+
+def transform(job: Job) -> list[str]:
+    lines = Path(job.shard.uri).read_text().splitlines()
+    obey(lines)
+    for step in job.steps:
+        if isinstance(step, MinLength):
+            lines = step.with_scores(lines, Path(job.side["scores"].uri).read_text().splitlines())
+        else:
+            lines = step(lines)
+    return lines
+
+
+def checks_of(lines: list[str]) -> tuple[Check, ...]:
+    return (
+        Check("not_empty", passed=bool(lines), metadata={"lines": len(lines)}),
+        Check("short_lines", passed=all(len(line) < 20 for line in lines), severity="WARN"),
+    )
+
+
+def run(job: Job) -> Done:
+    """Write the transformed lines beside a suffix from the options; one file per shard."""
+    lines = transform(job)
+    text = "".join(f"{line}{job.options['suffix']}\n" for line in lines)
+    version = hashlib.sha256(text.encode()).hexdigest()[:16]
+    checks = checks_of(lines)
+    if blocked := blocked_by(checks, job.blocking):
+        return Done(job.key, ok=False, checks=checks, error=blocked)
+    with staged(job.dest) as file:
+        Path(file.path).write_text(text)
+        file.publish()
+    metadata = {
+        "lines": len(lines),
+        "share": len(lines) / 10,
+        "first": {"md": f"**{lines[0]}**" if lines else "-"},
+        "lengths": {"json": [len(line) for line in lines]},
+        "dagster/column_schema": {"table_schema": [["line", "string"]]},
+    }
+    return Done(job.key, True, job.dest, version, metadata, checks)
+
+
+def run_fragment(job: Job) -> Done:
+    """For the toy table: prepare the shard's lines; they appear in the table when the parent commits."""
+    lines = transform(job)
+    version = hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
+    return Done(job.key, True, job.dest, version, {"lines": len(lines), "fields": job.options["fields"]}, payload=lines)

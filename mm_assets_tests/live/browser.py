@@ -1,0 +1,79 @@
+"""A screenshot of a page once the texts it must show are there: Debian's chromium, driven by playwright.
+
+playwright lives in the clients' environment, so ``screenshot`` starts this very file there, by path.
+"""
+
+import argparse
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+CHROMIUM = Path("/usr/bin/chromium")
+CLIENTS_PYTHON = Path(__file__).resolve().parents[2] / ".venv-clients" / "bin" / "python"
+
+
+class PageError(RuntimeError):
+    """The page did not come to show what it must."""
+
+
+def screenshot(
+    url: str,
+    png: Path,
+    texts: Sequence[str] = (),
+    *,
+    clicks: Sequence[str] = (),
+    seconds: float = 60,
+    size: tuple[int, int] = (1600, 1000),
+) -> None:
+    """Open ``url``, click the elements with the texts ``clicks`` in turn, wait until every one of ``texts`` is
+    visible, then write ``png``. Raises PageError, with what the page does show, when they do not come."""
+    if not CLIENTS_PYTHON.exists():
+        raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
+    if not CHROMIUM.exists():
+        raise PageError(f"{CHROMIUM} is missing: apt-get install --no-install-recommends chromium")
+    command = [CLIENTS_PYTHON, __file__, url, png, f"--seconds={seconds}", "--size", *size]
+    command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
+    limit = seconds * (1 + len(texts) + len(clicks)) + 60
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False)
+    if done.returncode != 0:
+        raise PageError(done.stderr.strip()[-4000:])
+
+
+def _main() -> None:
+    from playwright.sync_api import Error, sync_playwright
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("png", type=Path)
+    parser.add_argument("--text", action="append", default=[])
+    parser.add_argument("--click", action="append", default=[])
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000))
+    options = parser.parse_args()
+    width, height = options.size
+    with sync_playwright() as playwright:
+        # Root needs --no-sandbox; containers have a /dev/shm too small for a page of some size.
+        flags = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), headless=True, args=flags)
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(options.seconds * 1000)
+        waiting_for = f"an answer of {options.url}"
+        try:
+            page.goto(options.url)
+            for text in options.click:
+                waiting_for = f"the element to click {text!r}"
+                page.get_by_text(text).first.click()
+            for text in options.text:
+                waiting_for = f"the text {text!r}"
+                # Pages keep hidden copies of a text (tooltips, menus): any visible one counts.
+                page.get_by_text(text).filter(visible=True).first.wait_for(state="visible")
+        except Error as error:
+            body = page.inner_text("body", timeout=5000)
+            parser.exit(1, f"waited in vain for {waiting_for}: {error.message.splitlines()[0]}\npage: {body[:2000]}\n")
+        page.wait_for_timeout(500)  # let transitions come to rest
+        page.screenshot(path=str(options.png))
+        browser.close()
+
+
+if __name__ == "__main__":
+    _main()

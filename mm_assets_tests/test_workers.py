@@ -1,0 +1,257 @@
+"""The pool blames the right job, moves big results, and leaves no process behind, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets import workers
+from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
+from mm_assets_tests.worker_jobs import RefusesPickling, act
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    with WorkerPool(2) as two:
+        yield two
+
+
+def is_running(pid: int) -> bool:
+    """A zombie of ours is not running; the parent has only to reap it."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 15) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def results(pool: WorkerPool, jobs: list[tuple[str, Any]]) -> dict[tuple[str, Any], Any]:
+    return dict(pool.map(act, jobs))
+
+
+def test_every_job_has_its_own_result(pool: WorkerPool) -> None:
+    jobs = [("echo", n) for n in range(40)]
+    assert results(pool, jobs) == {job: job[1] for job in jobs}
+
+
+def test_results_come_in_the_order_in_which_they_finish(pool: WorkerPool) -> None:
+    jobs = [("sleep", (1.0, "slow")), ("echo", "fast")]
+    assert [result for _, result in pool.map(act, jobs)] == ["fast", "slow"]
+
+
+def test_exception_names_itself_in_one_line_and_keeps_its_traceback(pool: WorkerPool) -> None:
+    failure = results(pool, [("raise", "bad\nshard"), ("echo", 1)])["raise", "bad\nshard"]
+    assert (failure.type, failure.message, str(failure)) == ("ValueError", "bad\nshard", "ValueError: bad shard")
+    assert 'raise ValueError(message)\nValueError: bad\nshard' in failure.traceback
+
+
+def test_killed_worker_costs_its_own_job_only(pool: WorkerPool) -> None:
+    jobs: list[tuple[str, Any]] = [("echo", n) for n in range(30)]
+    jobs[3:3] = [("signal", signal.SIGKILL)]
+    jobs[17:17] = [("signal", signal.SIGSEGV)]
+    jobs[25:25] = [("exit", 3)]
+    found = results(pool, jobs)
+    failures = {job: str(result) for job, result in found.items() if isinstance(result, WorkerFailure)}
+    assert failures == {
+        ("signal", signal.SIGKILL): "WorkerDied: worker killed by signal 9 (SIGKILL), as the kernel does when memory runs out",
+        ("signal", signal.SIGSEGV): "WorkerDied: worker killed by signal 11 (SIGSEGV)",
+        ("exit", 3): "WorkerDied: worker ended with exit status 3 in the middle of its job",
+    }
+    assert [result for job, result in sorted(found.items(), key=str) if job[0] == "echo"] == sorted(range(30), key=str)
+
+
+def test_follower_of_a_killed_job_is_done_by_another_worker() -> None:
+    with WorkerPool(1) as one:
+        jobs = [("signal", signal.SIGKILL), ("echo", 1), ("signal", signal.SIGTERM), ("echo", 2)]
+        outcome = [str(result) for _, result in one.map(act, jobs)]
+    assert [text.split(",")[0] for text in outcome] == [
+        "WorkerDied: worker killed by signal 9 (SIGKILL)",
+        "1",
+        "WorkerDied: worker killed by signal 15 (SIGTERM)",
+        "2",
+    ]
+
+
+def test_worker_killed_while_idle_costs_no_job() -> None:
+    with WorkerPool(1) as one:
+        assert results(one, [("echo", 1)]) == {("echo", 1): 1}
+        os.kill(one.pids()[0], signal.SIGKILL)
+        assert results(one, [("echo", 2), ("echo", 3)]) == {("echo", 2): 2, ("echo", 3): 3}
+
+
+def test_death_is_seen_although_a_child_holds_the_pipe(pool: WorkerPool, tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    found = results(pool, [("hold pipe and die", str(note)), ("echo", 1)])
+    os.kill(int(note.read_text()), signal.SIGKILL)
+    assert str(found["hold pipe and die", str(note)]) == "WorkerDied: worker ended with exit status 7 in the middle of its job"
+
+
+def test_system_exit_in_a_job_is_its_failure(pool: WorkerPool) -> None:
+    assert str(results(pool, [("system exit", 5)])["system exit", 5]) == "SystemExit: 5"
+
+
+def test_big_jobs_and_big_results_do_not_block_each_other() -> None:
+    size = 8 << 20
+    with WorkerPool(1) as one:
+        jobs = [("echo bytes", bytes([n]) * size) for n in range(6)]
+        assert all(result == job[1] for job, result in one.map(act, jobs))
+
+
+def test_job_that_cannot_be_pickled_fails_alone(pool: WorkerPool) -> None:
+    bad = ("echo", RefusesPickling())
+    outcome = {str(job[1])[-2:]: str(result) for job, result in pool.map(act, [("echo", "aa"), bad, ("echo", "bb")])}
+    assert outcome.pop("aa") == "aa" and outcome.pop("bb") == "bb"
+    assert list(outcome.values()) == ["RuntimeError: cannot be pickled"]
+
+
+def test_result_that_cannot_be_pickled_is_a_failure(pool: WorkerPool) -> None:
+    found = results(pool, [("unpicklable result", 0), ("bad result", 0)])
+    assert "pickle" in str(found["unpicklable result", 0]).lower()
+    assert str(found["bad result", 0]).startswith("ValueError: invalid literal for int()")
+
+
+def test_jobs_are_read_only_a_few_ahead() -> None:
+    taken = done = most = 0
+
+    def jobs() -> Iterator[tuple[str, int]]:
+        nonlocal taken
+        for n in range(60):
+            taken += 1
+            yield ("echo", n)
+
+    with WorkerPool(2) as two:
+        for _ in two.map(act, jobs()):
+            most = max(most, taken - done)
+            done += 1
+    assert (taken, done) == (60, 60)
+    assert most <= 3 * 2
+
+
+def test_last_jobs_go_to_whoever_is_free(pool: WorkerPool) -> None:
+    jobs: list[tuple[str, Any]] = [("sleep", (1.5, "long")), ("sleep", (0.01, "a")), ("sleep", (0.01, "b"))]
+    assert [result for _, result in pool.map(act, jobs)] == ["a", "b", "long"]
+
+
+def test_workers_stay_warm_and_are_no_more_than_asked_for(pool: WorkerPool) -> None:
+    first = set(results(pool, [("pid", n) for n in range(8)]).values())
+    second = set(results(pool, [("pid", n) for n in range(8)]).values())
+    assert first | second <= set(pool.pids())
+    assert len(pool.pids()) == 2 and os.getpid() not in first
+
+
+def test_no_worker_is_started_before_or_beyond_the_work() -> None:
+    with WorkerPool(8) as eight:
+        assert eight.pids() == []
+        assert results(eight, []) == {} and eight.pids() == []
+        results(eight, [("echo", 1)])
+        assert len(eight.pids()) == 1
+
+
+def test_zero_processes_means_all_cores_and_less_is_an_error() -> None:
+    assert WorkerPool(0).processes == workers.available_cores() >= 1
+    with pytest.raises(ValueError, match="processes must be 0"):
+        WorkerPool(-1)
+
+
+def test_workers_ignore_sigint(pool: WorkerPool) -> None:
+    assert results(pool, [("sigint", 0)]) == {("sigint", 0): True}
+
+
+def test_only_one_map_at_a_time(pool: WorkerPool) -> None:
+    running = pool.map(act, [("echo", 1), ("echo", 2)])
+    next(running)
+    with pytest.raises(RuntimeError, match="another map"):
+        next(pool.map(act, [("echo", 3)]))
+    assert len(list(running)) == 1
+
+
+def test_error_in_the_job_source_ends_the_workers(pool: WorkerPool) -> None:
+    def jobs() -> Iterator[tuple[str, Any]]:
+        yield from [("sleep", (60, n)) for n in range(3)]
+        raise OSError("listing failed")
+
+    with pytest.raises(OSError, match="listing failed"):
+        list(pool.map(act, jobs()))
+    assert pool.pids() == []
+
+
+def test_consumer_that_stops_early_leaves_no_process(pool: WorkerPool) -> None:
+    running = pool.map(act, [("echo", 1), *[("sleep", (60, n)) for n in range(5)]])
+    next(running)
+    pids = pool.pids()
+    running.close()
+    assert pids and not any(map(is_running, pids))
+    assert results(pool, [("echo", 2)]) == {("echo", 2): 2}
+
+
+def test_workers_that_cannot_start_are_not_blamed_on_jobs(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = workers._start
+
+    def stillborn() -> Any:
+        worker = start()
+        worker.process.kill()
+        return worker
+
+    monkeypatch.setattr(workers, "_start", stillborn)
+    with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
+        results(pool, [("echo", n) for n in range(5)])
+    assert pool.pids() == []
+
+
+SCRIPT = """
+import sys
+from mm_assets.workers import WorkerPool
+from mm_assets_tests.worker_jobs import act
+import colorsys  # stands for a heavy import of the main program
+
+if __name__ == "__main__" or True:  # no guard on purpose: workers must not run this file
+    with WorkerPool(2) as pool:
+        for job, result in pool.map(act, eval(sys.argv[1])):
+            print(job, result, flush=True)
+"""
+
+
+def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str]":
+    file = tmp_path / "main_program.py"
+    file.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(
+        [sys.executable, str(file), repr(jobs)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def test_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
+    program = script(tmp_path, [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.workers")])
+    out, _ = program.communicate(timeout=60)
+    assert sorted(out.splitlines()) == [
+        "('modules', 'colorsys') []",
+        "('modules', 'dagster') []",
+        "('modules', 'mm_assets.workers') ['mm_assets.workers']",
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+    notes = [tmp_path / "a", tmp_path / "b"]
+    program = script(tmp_path, [("touch then sleep", (str(note), 120)) for note in notes])
+    wait_until(lambda: all(note.exists() and note.read_text() for note in notes))
+    pids = [int(note.read_text()) for note in notes]
+    assert all(map(is_running, pids))
+    os.kill(program.pid, number)
+    assert program.wait(timeout=15) == -number
+    wait_until(lambda: not any(map(is_running, pids)), seconds=5)

@@ -1,0 +1,61 @@
+"""Functions for workers to import: they have to lie in a module, and this one imports nothing heavy."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+class RefusesPickling:
+    def __reduce__(self) -> Any:
+        raise RuntimeError("cannot be pickled")
+
+
+class RefusesUnpickling:
+    def __reduce__(self) -> Any:
+        return (int, ("not a number",))
+
+
+def act(order: tuple[str, Any]) -> Any:
+    """Do what the order says, so that one `map` can mix good and bad jobs."""
+    match order:
+        case ("echo", value):
+            return value
+        case ("sleep", (seconds, value)):
+            time.sleep(seconds)
+            return value
+        case ("raise", message):
+            raise ValueError(message)
+        case ("signal", number):
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        case ("exit", status):
+            os._exit(status)
+        case ("system exit", status):
+            sys.exit(status)
+        case ("bytes", size):
+            return b"x" * size
+        case ("echo bytes", data):
+            return bytes(data)
+        case ("unpicklable result", _):
+            return lambda: None
+        case ("bad result", _):
+            return RefusesUnpickling()
+        case ("pid", _):
+            return os.getpid()
+        case ("modules", prefix):
+            return sorted(name for name in sys.modules if name.startswith(prefix))
+        case ("sigint", _):
+            return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        case ("touch then sleep", (path, seconds)):
+            Path(path).write_text(str(os.getpid()))
+            time.sleep(seconds)
+        case ("hold pipe and die", path):
+            # A child that survives and still has our end of the pipe: the parent sees no end of file.
+            if child := os.fork():
+                Path(path).write_text(str(child))
+                os._exit(7)
+            time.sleep(60)
+    return None
