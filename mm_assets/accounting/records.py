@@ -7,18 +7,18 @@ A record says which inputs, code and configuration an output was made from (`fin
 import json
 import logging
 import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+
+from mm_assets.formats.storage import temporary_name
+from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class ShardRecords:
 
     def path(self, asset: str, key: str) -> str:
         """Where the record lies, as a path of the file system of `root`."""
-        return f"{self._ledger}/{escape(asset)}/{escape(key)}.json"
+        return f"{self._ledger}/{partition_filename(asset)}/{partition_filename(key)}.json"
 
     def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
         """The records of these shards, without those that do not exist.
@@ -65,7 +65,7 @@ class ShardRecords:
         for path, data in self._contents(paths):
             try:
                 found[paths[path]] = _parse(data, asset, paths[path])
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return found
 
@@ -76,15 +76,15 @@ class ShardRecords:
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
-        folder = os.path.dirname(path)
+        folder, name = os.path.split(path)
         os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=".tmp-", suffix=".json")
+        temporary = Path(folder, temporary_name(name))
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
+            # Not synced to disk: should a power cut leave an empty record, its shard is made again.
+            temporary.write_bytes(data)
             os.replace(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            temporary.unlink(missing_ok=True)
             raise
 
     def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
@@ -113,15 +113,9 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     return found | dict(_at_once(remote, _remote_stat))
 
 
-def escape(name: str) -> str:
-    """A file name for any name: injective, no separator, never hidden, at most 80 characters (else "=" and its SHA-256)."""
-    text = re.sub(r"^[_~-]", lambda m: f"%{ord(m[0]):02X}", quote(name, safe="").replace(".", "%2E"))
-    return text if text and len(text) <= 80 else f"={sha256(name.encode()).hexdigest()}"
-
-
 def _parse(data: bytes, asset: str, key: str) -> ShardRecord:
     fields = json.loads(data)
-    if fields.pop("format") != FORMAT:
+    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     record = ShardRecord(**fields)
     if (record.asset, record.key) != (asset, key):

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.writer import InterleavedWriter, Sink
@@ -24,7 +25,7 @@ class InterleavedParquetReader(InterleavedReader):
 
     suffixes = (".parquet",)
 
-    def _open_file(self, uri: str) -> FileSource:
+    def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return ParquetSource(uri, self.storage_options, self.read_kwargs)
 
 
@@ -98,8 +99,6 @@ class ParquetSink(Sink):
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._staged = StagedFile(uri, options)
         metadata = {"mm_assets:schema_version": SCHEMA_VERSION, "mm_assets:shard": partition}
-        self._pending: list[pa.Table] = []
-        self._pending_bytes = 0
         has_ids = "sample_id" in schema.names
         self._writer = pq.ParquetWriter(
             self._staged.path,
@@ -113,21 +112,11 @@ class ParquetSink(Sink):
             bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}} if has_ids else None,
         )
 
-    def write(self, table: pa.Table) -> None:
-        for piece in cut_by_bytes([table], ROW_GROUP_BYTES):
-            if self._pending and self._pending_bytes + piece.nbytes > ROW_GROUP_BYTES:
-                self._flush()
-            self._pending.append(piece)
-            self._pending_bytes += piece.nbytes
-
-    def _flush(self) -> None:
-        group = pa.concat_tables(self._pending)
-        self._writer.write_table(group, row_group_size=max(group.num_rows, 1))
-        self._pending, self._pending_bytes = [], 0
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
+            self._writer.write_table(group, row_group_size=group.num_rows)
 
     def publish(self) -> tuple[str | None, int]:
-        if self._pending:
-            self._flush()
         self._writer.close()
         return self._staged.uri, self._staged.publish()
 

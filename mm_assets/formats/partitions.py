@@ -15,10 +15,15 @@ _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance")
 
 @dataclass(frozen=True)
 class Partition:
-    """Input files that go into one output file called ``name`` (unescaped, without extension)."""
+    """Input files that go into one output file called ``name`` (unescaped, without extension).
+
+    Of a Lance table only the ``fragments`` of table ``version`` belong to it (none named: all).
+    """
 
     name: str
     files: tuple[str, ...]
+    fragments: tuple[int, ...] = ()
+    version: int | None = None
 
 
 def partition_name(file: str, root: str) -> str:

@@ -110,7 +110,7 @@ class InterleavedReader(ABC):
         self.storage_options = storage_options
 
     @abstractmethod
-    def _open_file(self, uri: str) -> FileSource: ...
+    def _open_file(self, uri: str, partition: Partition) -> FileSource: ...
 
     def partitions(self) -> list[Partition]:
         """The partitions this reader yields, in order. Raises ``FileNotFoundError`` for a path that matches nothing."""
@@ -122,7 +122,7 @@ class InterleavedReader(ABC):
     def open(self, partition: Partition) -> BatchStream:
         """The stream of one partition; its files are scanned for their schema now and read when iterated."""
         with ExitStack() as stack:
-            schemas = [stack.enter_context(_closing(self._open_file(file))).schema for file in partition.files]
+            schemas = [stack.enter_context(_closing(self._open_file(file, partition))).schema for file in partition.files]
         schema = self._partition_schema(schemas)
         stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files)
         return stream
@@ -135,7 +135,7 @@ class InterleavedReader(ABC):
     def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
         for file in partition.files:
-            with _closing(self._open_file(file)) as source:
+            with _closing(self._open_file(file, partition)) as source:
                 wanted = [name for name in target.names if name in source.schema.names]
                 for table in source.tables(wanted, self.max_batch_bytes or _PROJECTED_BYTES):
                     yield align_table(table, target)
@@ -147,7 +147,7 @@ class InterleavedReader(ABC):
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         whole: list[pa.Table] = []
         for file in partition.files:
-            with _closing(self._open_file(file)) as source:
+            with _closing(self._open_file(file, partition)) as source:
                 columns = [name for name in stream.schema.names if name in source.schema.names]
                 for table in source.tables(columns, self.max_batch_bytes):
                     aligned = self._finish(table, stream.schema, file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -99,8 +99,8 @@ class Sink(ABC):
     extra: dict[str, Any] = {}
 
     @abstractmethod
-    def write(self, table: pa.Table) -> None:
-        """Append whole samples, aligned to the sink's schema."""
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        """Write all tables (whole samples, in the sink's schema); once."""
 
     @abstractmethod
     def publish(self) -> tuple[str | None, int]:
@@ -181,8 +181,7 @@ class InterleavedWriter(ABC):
         sink = self._open_sink(stream.partition, schema, stream.files)
         tally = _Tally()
         try:
-            for batch in stream:
-                tally.add(self._prepare(batch, tally), schema, sink)
+            sink.write(self._tables(stream, schema, tally))
             report = tally.report(stream, schema, left_out)
             if before_publish is not None:
                 before_publish(report)
@@ -194,6 +193,12 @@ class InterleavedWriter(ABC):
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Bring dataset-level files up to date; once per chunk, in one process."""
+
+    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: _Tally) -> Iterator[pa.Table]:
+        for batch in stream:
+            table = self._prepare(batch, tally)
+            if table.num_rows:
+                yield tally.count(table, schema)
 
     def _prepare(self, batch: InterleavedBatch, tally: _Tally) -> pa.Table:
         table = align_table(batch.data, canonical_schema(batch.data.schema))
@@ -226,9 +231,8 @@ class _Tally:
         self.unique = UniqueSamples()
         self._digest = ContentDigest()
 
-    def add(self, table: pa.Table, schema: pa.Schema, sink: Sink) -> None:
-        if table.num_rows == 0:
-            return
+    def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Count a table and return it as it is to be written."""
         self.rows += table.num_rows
         for entry in table.column("modality").value_counts().to_pylist():
             if entry["values"] == "image":
@@ -238,7 +242,7 @@ class _Tally:
         self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
         table = align_table(table, schema)
         self._digest.observe(table)
-        sink.write(table)
+        return table
 
     def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
         return PartitionReport(

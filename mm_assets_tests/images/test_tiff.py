@@ -151,6 +151,17 @@ def test_strips_in_every_byte_order(order: str, big: bool, gap: int) -> None:
     check_exact(write_tiff(pages, order, big))
 
 
+def test_raw_planes() -> None:
+    rng = random.Random(3)
+    page = grey_page(10, 7, b"", 3)
+    page.tags |= {258: (3, 8, 8, 8), 262: (3, 2), 277: (3, 3), 284: (3, 2)}
+    page.payload = {273: [rng.randbytes(10 * rows) for _ in range(3) for rows in (3, 3, 1)]}
+    check_exact(write_tiff([page, page]), pixels=False)
+    page.payload[273][4] = rng.randbytes(29)
+    with pytest.raises(ImageError, match="too short"):
+        plan_frames(write_tiff([page, page]))
+
+
 @pytest.mark.parametrize(("order", "big"), BYTE_ORDERS)
 def test_tiles(order: str, big: bool) -> None:
     rng = random.Random(6)
@@ -302,12 +313,15 @@ def test_damaged_chains(data: bytes, message: str) -> None:
         (patched(TWO, 273, "<H", 2, 2), ImageError, "field type 2"),
         (patched(TWO, 262, "<H", 2, 99), LosslessSplitError, "cannot split losslessly: .*field type 99"),
         (patched(TWO, 279, "<H", 0, 1279), LosslessSplitError, "without tag 279"),
-        (patched(TWO, 256, "<I", 8, 0), ImageError, "0x8"),
+        (patched(TWO, 256, "<I", 8, 0), ImageError, "does not describe"),
         (patched(TWO, 256, "<I", 8, 9), ImageError, "too short"),
+        (patched(TWO, 257, "<I", 8, 9), ImageError, "2 strips, .* need 3"),
+        (patched(TWO, 278, "<I", 8, 5), ImageError, "too short"),
+        (patched(TWO, 278, "<I", 8, 0), ImageError, "does not describe"),
         (patched(TWO, 256, "<H", 0, 255), ImageError, "does not describe|no width"),
         (patched(TWO, 258, "<H", 0, 257), ImageError, "twice"),
-        (patched(TWO, 278, "<H", 0, 519), LosslessSplitError, "cannot split losslessly: .*519"),
-        (patched(TWO, 278, "<H", 0, 34665), ImageError, "directory at offset 4"),
+        (patched(TWO, 262, "<H", 0, 519), LosslessSplitError, "cannot split losslessly: .*519"),
+        (patched(TWO, 262, "<H", 0, 34665), LosslessSplitError, "34665 should be an offset"),
     ],
 )
 def test_a_damaged_frame_spares_the_others(data: bytes, error: type[ImageError], message: str) -> None:

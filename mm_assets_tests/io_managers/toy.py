@@ -21,6 +21,7 @@ from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy_job
 from mm_assets_tests.io_managers.toy_job import Measure, MinLength, Upper
 
+CHUNK = int(os.environ.get("TOY_CHUNK", "100"))
 CHECKS = (ShardCheck("not_empty", blocking=True), ShardCheck("short_lines"))
 
 
@@ -79,24 +80,29 @@ def raw_shards(context: dg.OpExecutionContext, raw: dg.ResourceParam[ToyRawShard
     return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())
 
 
-@sharded(code_version="1", checks=CHECKS, chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+@sharded(code_version="1", checks=CHECKS, chunk_shards=CHUNK)
 def curated(raw_shards: ShardSet) -> Plan:
     return Plan(raw_shards, (Upper(),))
 
 
-@sharded(code_version="1", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+@sharded(code_version="1", chunk_shards=CHUNK)
 def scores(curated: ShardSet) -> Plan:
     return Plan(curated, (Measure(),))
 
 
-@sharded(code_version="1", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+@sharded(code_version="1", chunk_shards=CHUNK)
 def filtered(curated: ShardSet, scores: ShardSet) -> Plan:
     return Plan(curated, (MinLength(int(os.environ.get("TOY_MINIMUM", "2"))),), side={"scores": scores})
 
 
-@sharded(code_version="1", io_manager_key="table_io", chunk_shards=int(os.environ.get("TOY_CHUNK", "100")))
+@sharded(code_version="1", io_manager_key="table_io", chunk_shards=CHUNK)
 def table(filtered: ShardSet) -> Plan:
     return Plan(filtered)
+
+
+@sharded(code_version="1", on_failed_shards="skip")
+def skipping(raw_shards: ShardSet) -> Plan:
+    return Plan(raw_shards)
 
 
 @dg.asset(ins={"filtered": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="summary_io")
@@ -104,7 +110,7 @@ def summary(filtered: ShardSet) -> list[str]:
     return [shard.key for shard in filtered]
 
 
-ASSETS: list[Any] = [raw_shards, curated, scores, filtered, table, summary]
+ASSETS: list[Any] = [raw_shards, curated, scores, filtered, table, skipping, summary]
 
 
 def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
@@ -121,6 +127,7 @@ def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
         jobs=[
             dg.define_asset_job("all", selection=dg.AssetSelection.assets("curated", "scores", "filtered", "table")),
             dg.define_asset_job("two", selection=dg.AssetSelection.assets("curated", "scores")),
+            dg.define_asset_job("skip", selection=dg.AssetSelection.assets("skipping")),
             dg.define_asset_job("observe", selection=dg.AssetSelection.assets("raw_shards")),
         ],
         resources={
@@ -132,3 +139,8 @@ def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
             "summary_io": dg.mem_io_manager,
         },
     )
+
+
+def two_job() -> dg.JobDefinition:
+    """The job "two" of a deployment that the environment describes, for processes that import it."""
+    return definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"]).resolve_job_def("two")

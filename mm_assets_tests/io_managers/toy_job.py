@@ -91,3 +91,11 @@ def run_fragment(job: Job) -> Done:
     lines = transform(job)
     version = hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
     return Done(job.key, True, job.dest, version, {"lines": len(lines), "fields": job.options["fields"]}, payload=lines)
+
+
+def die_while_writing(job: Job) -> Done:
+    """As if the kernel killed the worker in the middle of its output."""
+    with staged(job.dest) as file:
+        Path(file.path).write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")

@@ -167,7 +167,7 @@ class Relocation:
             raise ImageError("TIFF image data lies on the file's header")
         self._ranges += ranges
         if entry.tag == tags.STRIP_OFFSETS:
-            self._check_raw(directory, noted, sum(lengths))
+            self._check_raw(directory, noted, lengths)
         # SHORT offsets may not reach in the new file, so all become as wide as the file's pointers.
         at = field + entry.row * layout.entry.size
         self._retype(at, layout.pointer_type)
@@ -177,8 +177,8 @@ class Relocation:
             at = start
         self._pieces.append((at, offsets))
 
-    def _check_raw(self, directory: int, noted: dict[int, Entry], length: int) -> None:
-        """Uncompressed strips shorter than the image: readers ignore the lengths and read on into foreign bytes."""
+    def _check_raw(self, directory: int, noted: dict[int, Entry], lengths: tuple[int, ...]) -> None:
+        """Uncompressed strips shorter than their rows: readers ignore the lengths and read on into foreign bytes."""
 
         def value(tag: int, default: tuple[int, ...]) -> tuple[int, ...]:
             return integers(self._view, self._layout, directory, noted[tag]) if tag in noted else default
@@ -186,13 +186,23 @@ class Relocation:
         ycbcr = 6  # subsampled, so fewer bytes than samples
         if value(tags.COMPRESSION, (1,)) != (1,) or value(tags.PHOTOMETRIC, (0,)) == (ycbcr,):
             return
-        samples, bits = value(tags.SAMPLES_PER_PIXEL, (1,)), value(tags.BITS_PER_SAMPLE, (1,))
-        width, height = value(tags.WIDTH, ()), value(tags.HEIGHT, ())
-        if not (len(samples) == len(width) == len(height) == 1 and bits):
+        bits = value(tags.BITS_PER_SAMPLE, (1,))
+        single = [value(tag, (1,)) for tag in (tags.WIDTH, tags.HEIGHT, tags.SAMPLES_PER_PIXEL, tags.PLANAR)]
+        single.append(value(tags.ROWS_PER_STRIP, single[1]))
+        if not bits or any(len(numbers) != 1 or not numbers[0] for numbers in single):
             raise ImageError(f"TIFF directory at offset {directory} does not describe its image")
-        pixel = sum(bits) if len(bits) == samples[0] else bits[0] * samples[0]
-        if length < (width[0] * pixel + 7) // 8 * height[0]:
-            raise ImageError(f"TIFF strips of {length} bytes are too short for {width[0]}x{height[0]} raw pixels")
+        (width,), (height,), (samples,), (planar,), (rows,) = single
+        pixel = sum(bits) if len(bits) == samples else bits[0] * samples
+        planes = samples if planar == 2 else 1
+        rows = min(rows, height)
+        strips = -(-height // rows)
+        row = (width * pixel // planes + 7) // 8
+        if planes * strips > len(lengths):
+            raise ImageError(f"TIFF has {len(lengths)} strips, its raw pixels need {planes * strips}")
+        for first in range(0, planes * strips, strips):
+            *full, last = lengths[first : first + strips]
+            if min(full, default=rows * row) < rows * row or last < (height - len(full) * rows) * row:
+                raise ImageError(f"TIFF strips are too short for {width}x{height} raw pixels in strips of {rows} rows")
 
     def _add_pointed(self, directory: int, entry: Entry, field: int) -> None:
         """Take in the directories that `entry` points at, and point it at their new places."""

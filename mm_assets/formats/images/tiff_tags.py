@@ -12,7 +12,9 @@ PHOTOMETRIC: Final = 262
 STRIP_OFFSETS: Final = 273
 ORIENTATION: Final = 274
 SAMPLES_PER_PIXEL: Final = 277
+ROWS_PER_STRIP: Final = 278
 STRIP_LENGTHS: Final = 279
+PLANAR: Final = 284
 SUB_IFDS: Final = 330
 
 # Offsets and lengths of payload: strips, tiles, and the one stream of an old-style JPEG or an EXIF thumbnail.
@@ -28,6 +30,6 @@ UNSUPPORTED: Final = {
     50933: "ExtraCameraProfiles (tag 50933) point at files within the file",
 }
 NOTED: Final = frozenset(
-    {WIDTH, HEIGHT, ORIENTATION, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC, SAMPLES_PER_PIXEL}
+    {WIDTH, HEIGHT, ORIENTATION, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC, SAMPLES_PER_PIXEL, ROWS_PER_STRIP, PLANAR}
     | {tag for pair in PAYLOADS for tag in pair} | DIRECTORY_TAGS | UNSUPPORTED.keys()
 )  # fmt: skip

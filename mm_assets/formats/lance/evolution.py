@@ -37,9 +37,7 @@ class SchemaNotPlanned(ValueError):
     """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write them anew."""
 
 
-def plan_schema(
-    uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None
-) -> pa.Schema:
+def plan_schema(uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None) -> pa.Schema:
     """The schema that partitions of these schemas should be written in, before workers write: the table's, unified.
 
     Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed in the table.
@@ -70,7 +68,9 @@ def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
     merged = unify_schemas(everyone)
 
     def present(field: pa.Field) -> bool:
-        return all(field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone)
+        return all(
+            field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone
+        )
 
     fields = [field if field.nullable or present(field) else field.with_nullable(True) for field in merged]
     return order_columns(pa.schema(fields))
@@ -123,7 +123,9 @@ def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset
     else:
         # Lance lets a Merge give a field a new id only when every fragment has data for it: nulls are written as well.
         schema = _with_field_ids(dataset, target, changed)
-        operation = lance.LanceOperation.Merge([_rewrite(f, current, target, changed, schema) for f in fragments], schema)
+        operation = lance.LanceOperation.Merge(
+            [_rewrite(f, current, target, changed, schema) for f in fragments], schema
+        )
     properties = {"mm_assets:evolution": json.dumps(changed + [n for n in target.names if n not in current.names])}
     transaction = lance.Transaction(dataset.version, operation, transaction_properties=properties)
     return lance.LanceDataset.commit(dataset, transaction)
@@ -133,7 +135,9 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
     """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave it."""
     own = _paths(LanceSchema.from_pyarrow(written).fields())
     table = {path: id_ for id_, path in _paths(dataset.lance_schema.fields()).items()}
-    only_nulls = {f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)}
+    only_nulls = {
+        f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)
+    }
     values = json.loads(text)
     for file in values["files"]:
         paths = [own[id_] for id_ in file["fields"]]

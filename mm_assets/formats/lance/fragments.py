@@ -8,13 +8,16 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.storage_types import file_version, to_storage, to_storage_schema
+
+if TYPE_CHECKING:
+    from lance.fragment import FragmentMetadata
 
 # Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
@@ -72,7 +75,9 @@ class FragmentSet:
 def removal(partition: str, schema: pa.Schema) -> FragmentSet:
     """The set that, committed, removes a partition. ``schema`` is any schema that fits the table, e.g. its own."""
     stored = to_storage_schema(schema)
-    return FragmentSet(partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string())))
+    return FragmentSet(
+        partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string()))
+    )
 
 
 def write_fragments(
@@ -91,8 +96,6 @@ def write_fragments(
     Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches`` raises, OSError from the store. Files
     that a failed call leaves behind belong to no version; ``cleanup_old_versions`` removes them after seven days.
     """
-    import lance
-
     if not partition:
         raise ValueError("a partition needs a name")
     if schema is None:
@@ -106,22 +109,12 @@ def write_fragments(
     source = _Source(batches, schema, partition)
     version = file_version(stored)
     written_as = _written_schema(stored) if version != "2.0" else stored
-    reader = pa.RecordBatchReader.from_batches(written_as, source.batches(written_as))
     try:
-        # "overwrite" because with "append" Lance would want the table's schema, and prints a warning when there is no table.
-        # Nothing is overwritten: only a commit does that.
-        fragments = lance.fragment.write_fragments(
-            reader,
-            location.uri,
-            mode="overwrite",
-            data_storage_version=version,
-            storage_options=location.storage_options or None,
-        )
+        fragments = _write_files(location, version, written_as, source)
     except Exception:
         if source.error is not None:  # Lance wraps it in an OSError that says less
             raise source.error from None
         raise
-    assert isinstance(fragments, list)
     rows = sum(fragment.physical_rows for fragment in fragments)
     if rows != source.rows:
         raise OSError(f"partition {partition!r}: Lance wrote {rows} rows of {source.rows}")
@@ -139,6 +132,30 @@ def write_fragments(
     )
 
 
+def _write_files(location: Location, version: str, schema: pa.Schema, source: _Source) -> list[FragmentMetadata]:
+    import lance
+
+    # Neither mode overwrites or creates anything: only a commit does. But "append" would want the table's schema, "create"
+    # refuses an existing table, and all but "create" print a warning when there is none.
+    modes = ["overwrite"] if location.has_table() else ["create", "overwrite"]
+    for mode in modes:
+        try:
+            fragments = lance.fragment.write_fragments(
+                pa.RecordBatchReader.from_batches(schema, source.batches(schema)),
+                location.uri,
+                mode=mode,
+                data_storage_version=version,
+                storage_options=location.storage_options or None,
+            )
+        except OSError:
+            if mode == modes[-1] or source.started or not location.has_table():
+                raise
+            continue  # another process made the table just now
+        assert isinstance(fragments, list)
+        return fragments
+    raise AssertionError("unreachable")
+
+
 class _Source:
     """Counts what passes through, and keeps the error of the caller's stream."""
 
@@ -146,11 +163,13 @@ class _Source:
         self._input = batches.to_batches() if isinstance(batches, pa.Table) else batches
         self._schema = schema
         self._partition = partition
+        self.started = False
         self.rows = 0
         self.ids: dict[str, None] = {}
         self.error: Exception | None = None
 
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
+        self.started = True
         try:
             for data in self._input:
                 for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):

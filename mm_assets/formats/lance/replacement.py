@@ -149,9 +149,7 @@ def owners_of_fragments(snapshot: Snapshot, records: Mapping[str, Sequence[Parti
     }
 
 
-def _claimant(
-    sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], but: str
-) -> str:
+def _claimant(sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], but: str) -> str:
     """The partition whose compacted rows have this sample id; empty when no record says so."""
     wanted = pa.scalar(sample_id, pa.string())
     for name, entries in records.items():

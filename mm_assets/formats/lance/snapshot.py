@@ -58,7 +58,9 @@ class Snapshot:
         if not landed:
             # Only intents, and the versions that would tell were cleaned up. Sample ids are unique: if all its rows are
             # here, it landed.
-            unsure = [record for record in records if record.rows and self._cannot_tell(record) and self.is_whole(record)]
+            unsure = [
+                record for record in records if record.rows and self._cannot_tell(record) and self.is_whole(record)
+            ]
             return max(unsure, key=lambda record: record.read_version, default=None)
         last = max(landed, key=lambda pair: pair[0])[1]
         return last if last.rows and (last.version is not None or self.is_whole(last)) else None
@@ -90,7 +92,8 @@ class Snapshot:
             return
         for start in range(0, len(sample_ids), _IDS_PER_QUERY):
             found = self.dataset.scanner(
-                columns=["sample_id"], filter=ids_predicate(sample_ids.slice(start, _IDS_PER_QUERY).to_pylist()),
+                columns=["sample_id"],
+                filter=ids_predicate(sample_ids.slice(start, _IDS_PER_QUERY).to_pylist()),
                 with_row_address=True,
             ).to_table()
             addresses = found.column("_rowaddr").to_pylist()

@@ -54,16 +54,13 @@ def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) ->
     if data.schema.equals(schema, check_metadata=True):
         return data
     columns = [
-        column if column.type == field.type else cast(column, field) for column, field in zip(data.columns, schema, strict=True)
+        column if column.type == field.type else cast(column, field)
+        for column, field in zip(data.columns, schema, strict=True)
     ]
     return type(data).from_arrays(columns, schema=schema)
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    if isinstance(column.type, pa.BaseExtensionType):
-        return pa.chunked_array([c.storage for c in column.chunks], column.type.storage_type).cast(field.type) if isinstance(
-            column, pa.ChunkedArray
-        ) else column.storage.cast(field.type)
     return column.cast(field.type)
 
 

@@ -124,7 +124,9 @@ class LanceTable:
         dataset = self.dataset()
         if not dataset.get_fragments():
             return int(dataset.version)
-        present = {(tuple(index.field_names), index.index_type.upper()): index.name for index in dataset.describe_indices()}
+        present = {
+            (tuple(index.field_names), index.index_type.upper()): index.name for index in dataset.describe_indices()
+        }
         names = []
         for column, kind in _INDEXES.items():
             name = present.get(((column,), kind))
@@ -189,9 +191,13 @@ class LanceTable:
     def _check_files(self, sets: Iterable[FragmentSet]) -> None:
         """A version that names missing files could not be read; a cleanup with ``delete_unverified`` takes such files."""
         files = [(fragments.partition, name) for fragments in sets for name in fragments.data_files()]
-        for (partition, name), there in zip(files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True):
+        for (partition, name), there in zip(
+            files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True
+        ):
             if not there:
-                raise FileNotFoundError(f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again")
+                raise FileNotFoundError(
+                    f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again"
+                )
 
     def _look_again(self, sets: Sequence[FragmentSet]) -> None:
         """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came double."""

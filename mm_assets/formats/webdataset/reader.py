@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import (
@@ -84,7 +85,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         self.read_bytes = materialize
         self.relative_to = relative_to.rstrip("/") if relative_to else None
 
-    def _open_file(self, uri: str) -> FileSource:
+    def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return WebdatasetSource(uri, self.layout, self._ref_path(uri), self.read_bytes, self.storage_options)
 
     def _ref_path(self, uri: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
@@ -44,10 +44,11 @@ class TarSink(Sink):
         self._encoder = SampleEncoder(schema)
         self._pairs: set[str] = set()
 
-    def write(self, table: pa.Table) -> None:
-        for sample in self._encoder.encode(table):
-            self._writer.write_sample(sample.members)
-            self._pairs.update(sample.pairs)
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        for table in tables:
+            for sample in self._encoder.encode(table):
+                self._writer.write_sample(sample.members)
+                self._pairs.update(sample.pairs)
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()

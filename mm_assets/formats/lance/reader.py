@@ -1,0 +1,115 @@
+"""Read interleaved Lance tables as interleaved batches."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.lance.location import storage_options_from_env
+from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
+from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.partitions import Partition, partition_name
+from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote
+
+_ROWS_AT_ONCE = 4096
+
+
+class InterleavedLanceReader(InterleavedReader):
+    """Reads Lance tables; see `InterleavedReader` for the arguments.
+
+    A table that our writer made yields its partitions one by one; any other is one partition. The version read is the
+    newest, or ``read_kwargs={"version": n}``.
+    """
+
+    suffixes = (".lance",)
+
+    def partitions(self) -> list[Partition]:
+        partitions: list[Partition] = []
+        for uri in self._tables():
+            table = LanceTable(uri, lance_options(uri, self.storage_options))
+            version = self.read_kwargs.get("version")
+            facts = table.partitions() if version is None else {}
+            if facts and all(part.fragment_ids or part.rows == 0 for part in facts.values()):
+                version = table.dataset().version
+                parts = [f for f in facts.values() if f.rows]
+                partitions.extend(Partition(f.partition, (uri,), f.fragment_ids, version) for f in parts)
+            else:
+                partitions.append(Partition(partition_name(uri, ""), (uri,), (), version))
+        return partitions
+
+    def _tables(self) -> list[str]:
+        given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else list(self.file_paths)
+        tables: list[str] = []
+        for item in map(os.fspath, given):
+            fs, path = filesystem(item, self.storage_options)
+            if item.rstrip("/").endswith(".lance"):
+                found = [path] if "*" not in item else sorted(fs.glob(path))
+            else:
+                found = sorted(fs.glob(posixpath.join(path, "*.lance")))
+            existing = [name for name in found if fs.isdir(name)]
+            if not existing:
+                raise FileNotFoundError(f"{item}: no Lance table here")
+            tables.extend(fs.unstrip_protocol(name) if is_remote(item) else name for name in existing)
+        return tables
+
+    def _open_file(self, uri: str, partition: Partition) -> FileSource:
+        return LanceSource(uri, partition, self.storage_options, self.read_kwargs)
+
+
+class LanceSource(FileSource):
+    """One partition of a Lance table; only the columns asked for are read, a few rows at a time."""
+
+    def __init__(self, uri: str, partition: Partition, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
+        import lance
+
+        arguments = {"version": partition.version, **read_kwargs}
+        try:
+            self._dataset = lance.dataset(uri, storage_options=lance_options(uri, options), **arguments)
+        except (OSError, ValueError) as error:
+            raise ShardError(f"{uri}: not a readable Lance table: {error}") from error
+        schema = from_storage_schema(self._dataset.schema)
+        missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
+        if missing:
+            raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
+        fragments = self._dataset.get_fragments()
+        wanted = set(partition.fragments)
+        self._fragments = [f for f in fragments if not wanted or f.fragment_id in wanted]
+        super().__init__(uri, schema)
+
+    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)
+
+    def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        if not self._fragments:
+            return
+        scanner = self._dataset.scanner(
+            columns=columns,
+            fragments=self._fragments,
+            batch_size=self._rows_at_once(max_bytes),
+            batch_readahead=1,
+            fragment_readahead=1,
+            scan_in_order=True,
+        )
+        for batch in scanner.to_batches():
+            yield from_storage(pa.Table.from_batches([batch]))
+
+    def _rows_at_once(self, max_bytes: int | None) -> int:
+        rows = sum(fragment.count_rows() for fragment in self._fragments)
+        stored = sum(file.file_size_bytes or 0 for f in self._fragments for file in f.metadata.files)
+        mean = max(stored // max(rows, 1), 64)
+        return min(max((max_bytes or 64 << 20) // 8 // mean, 1), _ROWS_AT_ONCE)
+
+    def close(self) -> None:
+        """Nothing is held open: Lance closes its files itself."""
+
+
+def lance_options(uri: str, options: StorageOptions | None) -> dict[str, str] | None:
+    if options:
+        return {key: str(value) for key, value in options.items()}
+    return storage_options_from_env() or None if is_remote(uri) else None

@@ -1,0 +1,92 @@
+"""Write interleaved batches into a Lance table of many partitions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+import pyarrow as pa
+
+from mm_assets.formats.lance.evolution import plan_schema
+from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
+from mm_assets.formats.lance.reader import lance_options
+from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
+
+TABLE_NAME = "items.lance"
+
+
+class InterleavedLanceWriter(InterleavedWriter):
+    """Writes partitions into one Lance table: ``path`` itself when it ends in ``.lance``, else ``items.lance`` in that folder.
+
+    Workers write fragments, which nobody sees; `finish` makes them the table's in one commit, replacing what the table had of
+    these partitions. See `InterleavedWriter` for the arguments.
+    """
+
+    suffix = ".lance"
+    needs_schemas = True
+
+    _planned: pa.Schema | None = None
+
+    @property
+    def table_uri(self) -> str:
+        """Where the table is."""
+        return self.path if self.path.rstrip("/").endswith(self.suffix) else join(self.path, TABLE_NAME)
+
+    @property
+    def is_single_file(self) -> bool:
+        """A table holds many partitions whatever its path: they are never fused."""
+        return False
+
+    def uri_of(self, partition: str) -> str:
+        return self.table_uri
+
+    def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
+        if not schemas:
+            return self
+        wanted = [super(InterleavedLanceWriter, self)._output_schema(schema)[0] for schema in schemas]
+        writer = copy.copy(self)
+        writer._planned = plan_schema(self.table_uri, wanted, lance_options(self.table_uri, self.storage_options))
+        return writer
+
+    def finish(self, reports: Sequence[PartitionReport]) -> None:
+        if not reports:
+            return
+        table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+        table.commit([FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports])
+        table.ensure_indexes()
+
+    def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
+        schema, left_out = super()._output_schema(found)
+        if self._planned is None:
+            return schema, left_out
+        return pa.schema([field for field in self._planned if field.name in schema.names]), left_out
+
+    def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
+        return LanceSink(self.table_uri, schema, partition, self.storage_options)
+
+
+class LanceSink(Sink):
+    """Fragments of one partition; invisible until the writer's `finish` commits them."""
+
+    def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
+        self._uri = uri
+        self._schema = schema
+        self._partition = partition
+        self._options = lance_options(uri, options)
+        self._fragments: FragmentSet | None = None
+
+    def write(self, tables: Iterator[pa.Table]) -> None:
+        self._fragments = write_fragments(
+            self._uri, self._partition, tables, schema=self._schema, storage_options=self._options
+        )
+
+    def publish(self) -> tuple[str | None, int]:
+        assert self._fragments is not None
+        self.extra = {"fragment_set": self._fragments.to_json()}
+        return self._uri, self._fragments.nbytes
+
+    def discard(self) -> None:
+        """Data files that no version names are removed by Lance's own clean-up."""

@@ -1,0 +1,128 @@
+"""Records are published whole, found again by asset and shard, and never stop a run when one is damaged."""
+
+import json
+import logging
+import os
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
+
+
+@pytest.fixture(params=["local", "file url", "remote"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    match request.param:
+        case "local":
+            return str(tmp_path)
+        case "file url":
+            return f"file://{tmp_path}"
+        case _:
+            return f"memory://records-{uuid.uuid4().hex}"
+
+
+def record(key: str, version: str = "v1") -> ShardRecord:
+    metadata = {"rows": 3, "share": 0.5, "strip": {"md": "ä | b"}, "schema": {"table_schema": [["a", "string"]]}}
+    checks = [{"name": "not_empty", "passed": True, "severity": "ERROR", "metadata": {"rows": 3}}]
+    return ShardRecord("curated", key, "f1", version, f"/out/{key}", {"size": 5, "mtime_ns": 7}, metadata, checks)
+
+
+def put(root: str, name: str, data: bytes) -> str:
+    uri = f"{root}/{name}"
+    fs, path = fsspec.core.url_to_fs(uri)
+    fs.makedirs(os.path.dirname(path), exist_ok=True)
+    fs.pipe_file(path, data)
+    return uri
+
+
+def test_what_was_written_is_read(root: str) -> None:
+    ledger = ShardRecords(root)
+    keys = ["train/a.b", "train/a_b", "ü", "_hidden", "x" * 300]
+    for key in keys:
+        ledger.write(record(key))
+    assert ShardRecords(root).read("curated", [*keys, "missing"]) == {key: record(key) for key in keys}
+    assert ledger.read("filtered", keys) == {}
+
+
+def test_nothing_written_yet(root: str) -> None:
+    assert ShardRecords(root).read("curated", ["a"]) == {}
+
+
+def test_later_record_replaces_the_earlier(root: str) -> None:
+    ledger = ShardRecords(root)
+    ledger.write(record("a"))
+    ledger.write(record("a", "v2"))
+    assert ledger.read("curated", ["a"]) == {"a": record("a", "v2")}
+
+
+def test_place_is_below_ledger_and_escaped(tmp_path: Path) -> None:
+    ShardRecords(str(tmp_path)).write(record("train/a.b"))
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["ledger/curated/train%2Fa%2Eb.json"]
+
+
+def test_failed_write_leaves_the_previous_record_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = ShardRecords(str(tmp_path))
+    ledger.write(record("a"))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        ledger.write(record("a", "v2"))
+    assert ledger.read("curated", ["a"]) == {"a": record("a")}
+    assert os.listdir(tmp_path / "ledger" / "curated") == ["a.json"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"",
+        b'{"format": 1, "asset"',
+        b"[]",
+        b'"text"',
+        b"\xff\xfe",
+        json.dumps({"format": 2, "asset": "curated", "key": "a"}).encode(),
+        json.dumps({"format": 1, "asset": "curated", "key": "a"}).encode(),
+        json.dumps({"format": 1, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}).encode(),
+    ],
+)
+def test_damaged_record_counts_as_missing_and_is_told(root: str, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    ledger = ShardRecords(root)
+    ledger.write(record("a"))
+    ledger.write(record("b"))
+    put(root, "ledger/curated/a.json", damage)
+    with caplog.at_level(logging.WARNING):
+        assert ledger.read("curated", ["a", "b"]) == {"b": record("b")}
+    assert "curated/a.json is unreadable, its shard will be made again" in caplog.text
+
+
+def test_stat_tells_changed_and_missing_outputs(root: str) -> None:
+    uri, gone = put(root, "data/a.bin", b"12345"), f"{root}/data/gone.bin"
+    before = stat_outputs([uri, gone])
+    assert before[gone] is None
+    assert before[uri] is not None and before[uri]["size"] == 5
+    assert stat_outputs([uri]) == {uri: before[uri]}
+    put(root, "data/a.bin", b"54321")
+    if not root.startswith("memory:"):
+        os.utime(uri.removeprefix("file://"), ns=(1, 1))
+    assert stat_outputs([uri])[uri] != before[uri]
+
+
+def test_stat_survives_json(tmp_path: Path) -> None:
+    """Else a record read back would never equal the file it was written for."""
+    uri = put(str(tmp_path), "a.bin", b"1")
+    stat = stat_outputs([uri])[uri]
+    assert json.loads(json.dumps(stat)) == stat
+
+
+def test_reading_a_chunk_is_cheap(tmp_path: Path) -> None:
+    """Only the asked-for files are touched, however many shards there are."""
+    ledger = ShardRecords(str(tmp_path))
+    for n in range(50):
+        ledger.write(record(f"k{n}"))
+    for n in range(50, 60):
+        (tmp_path / "ledger" / "curated" / f"k{n}.json").mkdir()  # reading one of these would raise
+    assert sorted(ledger.read("curated", ["k3", "k7"])) == ["k3", "k7"]

@@ -1,0 +1,175 @@
+"""Good shards never wait for bad ones: one event for each, the bad are named, and a relaunch heals exactly these."""
+
+import os
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.io_managers.sharded import landed_checks
+from mm_assets_tests.io_managers import toy
+from mm_assets_tests.io_managers.conftest import Toy
+
+BAD = ["k03", "k07", "k08"]
+
+
+def damaged(deployment: Toy) -> list[str]:
+    keys = deployment.shards(12)
+    deployment.shard("k03", "RAISE")
+    deployment.shard("k07", "KILL")
+    deployment.shard("k08", "RAISE")
+    return keys
+
+
+def test_good_shards_go_through_every_asset_of_the_run(deployment: Toy) -> None:
+    keys = damaged(deployment)
+    good = [key for key in keys if key not in BAD]
+    run = deployment.run("all", "k01", "k12")
+    for asset in ("curated", "scores", "filtered", "table"):
+        assert deployment.landed(asset, run) == good
+        assert deployment.status(asset, keys) == {key: "FAILED" if key in BAD else "MATERIALIZED" for key in keys}
+    assert not run.success
+    failed_steps = {e.step_key for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE}
+    assert failed_steps == {f"{asset}_landed" for asset in ("curated", "scores", "filtered", "table")}
+
+
+def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None:
+    keys = damaged(deployment)
+    deployment.run("two", "k01", "k12")
+    for asset in ("curated", "scores"):
+        latest = deployment.latest(asset, keys)
+        assert {key: event.uri for key, event in latest.items()} == {
+            key: f"{deployment.root}/{asset}/{key}.out" for key in keys if key not in BAD
+        }
+    curated = deployment.latest("curated", keys)
+    assert len({event.version for event in curated.values()}) == 9
+    assert curated["k05"].metadata["first"] == dg.MetadataValue.md("**FIRST OF K05**")
+    assert curated["k05"].metadata["lines"] == dg.MetadataValue.int(3)
+    assert curated["k05"].metadata["share"] == dg.MetadataValue.float(0.3)
+    assert curated["k05"].metadata["lengths"] == dg.MetadataValue.json([12, 1, 3])
+    schema = dg.MetadataValue.table_schema(dg.TableSchema([dg.TableColumn("line", "string")]))
+    assert curated["k05"].metadata["dagster/column_schema"] == schema
+
+
+def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
+    damaged(deployment)
+    run = deployment.run("two", "k01", "k12")
+    assert sorted(line.splitlines()[0] for line in deployment.log(run)) == [
+        "shard 'k03' of curated: ValueError: line says RAISE",
+        "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run",
+        "shard 'k07' of curated: WorkerDied: worker killed by signal 9 (SIGKILL), as the kernel does when memory runs out",
+        "shard 'k07' of scores: input missing: shard 'k07' of curated: failed in this run",
+        "shard 'k08' of curated: ValueError: line says RAISE",
+        "shard 'k08' of scores: input missing: shard 'k08' of curated: failed in this run",
+    ]
+    assert 'raise ValueError("line says RAISE")' in next(line for line in deployment.log(run) if "'k03' of curated" in line)
+
+
+def test_landed_tells_which_shards_are_missing(deployment: Toy) -> None:
+    damaged(deployment)
+    run = deployment.run("two", "k01", "k12")
+    (evaluation,) = [e for e in run.get_asset_check_evaluations() if e.asset_key == dg.AssetKey("curated")]
+    assert (evaluation.check_name, evaluation.passed, evaluation.severity) == ("landed", False, dg.AssetCheckSeverity.ERROR)
+    assert evaluation.metadata["shards"] == dg.MetadataValue.json(BAD)
+    (failure, *_) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+    assert "3 of 12 shards of curated did not land: k03, k07, k08" in str(failure.event_specific_data.error)
+
+
+def test_relaunch_after_mending_heals_exactly_the_failed(deployment: Toy) -> None:
+    keys = damaged(deployment)
+    deployment.run("two", "k01", "k12")
+    before = {key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in keys if key not in BAD}
+    for key in BAD:
+        deployment.shard(key)
+    relaunch = deployment.run("two", "k01", "k12")
+    assert relaunch.success
+    assert deployment.landed("curated", relaunch) == deployment.landed("scores", relaunch) == keys
+    assert set(deployment.status("scores", keys).values()) == {"MATERIALIZED"}
+    again = {key: "unchanged" not in event.metadata for key, event in deployment.latest("curated", keys).items()}
+    assert [key for key, worked in again.items() if worked] == BAD
+    assert before == {key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in before}
+
+
+def test_failed_shard_keeps_its_older_version_but_does_not_pass_it_on(deployment: Toy) -> None:
+    keys = deployment.shards(3)
+    assert deployment.run("two", "k01", "k03").success
+    old = deployment.latest("scores", keys)["k02"]
+    text = (deployment.root / "curated" / "k02.out").read_text()
+    deployment.shard("k02", "RAISE")
+    deployment.shard("k03", "other\n")
+    run = deployment.run("two", "k01", "k03")
+    assert deployment.landed("curated", run) == deployment.landed("scores", run) == ["k01", "k03"]
+    assert (deployment.root / "curated" / "k02.out").read_text() == text
+    assert deployment.latest("scores", keys)["k02"] == old
+    # A later run of the downstream asset alone uses the last good version again.
+    alone = deployment.run("two", "k02", asset_selection=[dg.AssetKey("scores")])
+    assert alone.success and deployment.landed("scores", alone) == ["k02"]
+
+
+def test_worker_that_dies_while_writing_leaves_nothing_published(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(3)
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.die_while_writing))
+    run = deployment.run("two", "k01", "k03")
+    assert deployment.landed("curated", run) == []
+    assert [p.suffix for p in (deployment.root / "curated").iterdir()] == [".tmp"] * 3
+    monkeypatch.undo()
+    assert deployment.run("two", "k01", "k03").success
+    assert sorted(p.name for p in (deployment.root / "curated").iterdir()) == ["k01.out", "k02.out", "k03.out"]
+
+
+def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> None:
+    damaged(deployment)
+    deployment.io_config["checks"] = []
+    run = deployment.run("two", "k01", "k12")
+    assert not run.success and len(deployment.landed("curated", run)) == 9
+    (failure,) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
+    assert failure.step_key == "curated"
+    assert "3 shard(s) of curated failed: k03, k07, k08" in str(failure.event_specific_data.error)
+
+
+def test_gate_deselected_in_the_run_counts_as_without(deployment: Toy) -> None:
+    damaged(deployment)
+    job = dg.define_asset_job("bare", selection=dg.AssetSelection.assets("curated").without_checks())
+    defs = dg.Definitions.merge(deployment.definitions(), dg.Definitions(jobs=[job]))
+    tags = {"dagster/asset_partition_range_start": "k01", "dagster/asset_partition_range_end": "k12"}
+    run = defs.resolve_job_def("bare").execute_in_process(instance=deployment.instance, tags=tags, raise_on_error=False)
+    assert not run.success and len(deployment.landed("curated", run)) == 9
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -> None:
+    keys = damaged(deployment)
+    deployment.io_config["checks"] = landed_checks([toy.skipping]) if gate else []
+    run = deployment.run("skip", "k01", "k12")
+    assert run.success and len(deployment.landed("skipping", run)) == 9
+    assert {key for key, status in deployment.status("skipping", keys).items() if status != "MATERIALIZED"} == set(BAD)
+    warnings = [line for line in deployment.log(run, 30) if line.startswith("3 of 12 shards of skipping did not land")]
+    assert len(warnings) == (1 if gate else 0)
+
+
+def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """"Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over missing shards."""
+    damaged(deployment)
+    monkeypatch.setenv("TOY_RAW", str(deployment.raw))
+    monkeypatch.setenv("TOY_ROOT", str(deployment.root))
+    first = deployment.run("two", "k01", "k12")
+    again = dg.ReexecutionOptions.from_failure(first.run_id, deployment.instance)
+    job = dg.reconstructable(toy.two_job)
+    with dg.execute_job(job, deployment.instance, reexecution_options=again) as second:
+        assert second.run_id != first.run_id
+        assert {e.step_key for e in second.all_events if e.is_step_event} == {"curated_landed", "scores_landed"}
+        assert not second.success
+    for key in BAD:
+        deployment.shard(key)
+    assert deployment.run("two", "k01", "k12").success
+    with dg.execute_job(job, deployment.instance, reexecution_options=again) as third:
+        assert third.success
+
+
+def test_damaged_output_path_is_the_shards_own_failure(deployment: Toy) -> None:
+    """A directory where the file should go: its shard fails, the next one does not."""
+    deployment.shards(2)
+    Path(deployment.root / "curated" / "k01.out" / "sub").mkdir(parents=True)
+    run = deployment.run("two", "k01", "k02")
+    assert deployment.landed("scores", run) == ["k02"]
+    assert "IsADirectoryError" in deployment.log(run)[0]
