@@ -107,12 +107,11 @@ def latest_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: 
 
 
 def failed_attempts(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Iterable[str]
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Iterable[str] | None = None
 ) -> list[str]:
-    """Those of `keys` whose latest attempt belongs to one of these runs and has no materialization, sorted.
+    """Those of `keys` whose latest attempt has no materialization, sorted; attempts of these runs, or of any run that has ended.
 
-    A step that ran to its end is meant; before that it also names the shards still to come. A shard that another run has planned since
-    is that run's to answer for.
+    Asked within a run, after the asset's step. A shard that another run has planned since is that run's to answer for.
     """
     keys = list(keys)
     planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
@@ -125,18 +124,23 @@ def failed_attempts(
     attempts = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations(
         asset, after_storage_id=start
     )
-    runs = set(run_ids)
-    return sorted(key for key in open_ if key in attempts and attempts[key][0] in runs)
+    run_of_key = {key: attempts[key][0] for key in open_ if key in attempts}
+    runs = set(run_ids) if run_ids is not None else {r for r in set(run_of_key.values()) if _has_ended(instance, r)}
+    return sorted(key for key, run in run_of_key.items() if run in runs)
 
 
-def family(instance: dg.DagsterInstance, run_id: str) -> list[str]:
-    """The run and the runs it re-executes: a re-execution "from failure" may consist of the failed gate alone."""
-    group = instance.get_run_group(run_id)
-    return [run.run_id for run in group[1]] if group else [run_id]
+def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
+    """The run and the runs it re-executes: a re-execution "from failure" may consist of nothing but the failed gate."""
+    group = instance.get_run_group(run.run_id)
+    return list(group[1]) if group else [run]
 
 
 def keys_of_run(run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance) -> list[str]:
-    """The partition keys a run was launched for, from its tags; empty for a run without."""
+    """The partition keys a run was launched for, from its tags; empty for a run without.
+
+    Ranges follow the order in which dynamic partitions were added, not the alphabet, and include whatever was added in between. A
+    range whose end was added before its start is empty, without an error.
+    """
     single = run.tags.get(PARTITION_NAME_TAG)
     first, last = run.tags.get(ASSET_PARTITION_RANGE_START_TAG, single), run.tags.get(ASSET_PARTITION_RANGE_END_TAG, single)
     if first is None or last is None:
@@ -164,6 +168,11 @@ def asset_step() -> dg.AssetExecutionContext | None:
 def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
     """Whether this run executes that check."""
     return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)
+
+
+def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
+    run = instance.get_run_by_id(run_id)
+    return run is None or run.is_finished
 
 
 def _storage_ids(

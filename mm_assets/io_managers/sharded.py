@@ -72,7 +72,7 @@ def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
     """The check `landed` of each sharded asset among `assets`; other objects are passed over.
 
     It runs as a step of its own after the asset's. When shards of the run did not land it fails and names them, and with
-    it the run, while the good shards flow on.
+    it the run, while the good shards flow on. Launched alone it looks at all shards of the asset, whichever run they failed in.
     """
     return [
         _landed_check(key, policy)
@@ -109,8 +109,13 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
     def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         partitions_def = context.job_def.asset_layer.get(asset).partitions_def
         assert partitions_def is not None, "a sharded asset has partitions"
-        keys = events.keys_of_run(context.run, partitions_def, context.instance)
-        bad = events.failed_attempts(context.instance, asset, keys, events.family(context.instance, context.run.run_id))
+        runs = events.family(context.instance, context.run)
+        keys = {key for run in runs for key in events.keys_of_run(run, partitions_def, context.instance)}
+        if keys:
+            bad = events.failed_attempts(context.instance, asset, keys, [run.run_id for run in runs])
+        else:  # launched on its own: a stocktaking of the whole asset
+            keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
+            bad = events.failed_attempts(context.instance, asset, keys)
         metadata = {"shards": dg.MetadataValue.json(bad), "failed": len(bad), "of": len(keys)}
         severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)

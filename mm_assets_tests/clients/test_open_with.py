@@ -3,7 +3,6 @@
 Each case runs twice: on folders written by hand (``by_hand``: proves the client's script) and on ours.
 """
 
-import hashlib
 import json
 import tarfile
 from dataclasses import dataclass
@@ -69,7 +68,7 @@ def image_digests(folder: Path) -> dict[str, list[str | None]]:
             if name.endswith(".json"):
                 payload = json.loads(data)
                 members = payload["image_members"]
-                digests = (None if name is None else hashlib.sha256(contents[name]).hexdigest() for name in members)
+                digests = (None if member is None else sha256(contents[member]) for member in members)
                 found[payload["sample_id"]] = stripped(digests)
     return found
 

@@ -176,6 +176,8 @@ def test_bmp_headers() -> None:
     assert probe(top_down) == ImageInfo(640, 480, "bmp", 1)
     with pytest.raises(ImageError, match="-640x480"):
         probe(b"BM" + bytes(12) + struct.pack("<Iii", 40, -640, 480) + bytes(28))
+    with pytest.raises(ImageError, match="damaged"):
+        probe(b"BM" + bytes(12) + struct.pack("<Iii", 40, 640, -(1 << 31) + 9) + bytes(28))
     assert sniff(b"BMW is a maker of cars, not a picture") is None
 
 

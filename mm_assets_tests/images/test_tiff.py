@@ -316,6 +316,7 @@ def test_damaged_chains(data: bytes, message: str) -> None:
         (patched(TWO, 256, "<I", 8, 0), ImageError, "does not describe"),
         (patched(TWO, 256, "<I", 8, 9), ImageError, "too short"),
         (patched(TWO, 257, "<I", 8, 9), ImageError, "2 strips, .* need 3"),
+        (patched(TWO, 257, "<I", 8, 4), ImageError, "2 strips, .* need 1"),
         (patched(TWO, 278, "<I", 8, 5), ImageError, "too short"),
         (patched(TWO, 278, "<I", 8, 0), ImageError, "does not describe"),
         (patched(TWO, 256, "<H", 0, 255), ImageError, "does not describe|no width"),

@@ -68,8 +68,9 @@ def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
 def test_landed_tells_which_shards_are_missing(deployment: Toy) -> None:
     damaged(deployment)
     run = deployment.run("two", "k01", "k12")
-    (evaluation,) = [e for e in run.get_asset_check_evaluations() if e.asset_key == dg.AssetKey("curated")]
-    assert (evaluation.check_name, evaluation.passed, evaluation.severity) == ("landed", False, dg.AssetCheckSeverity.ERROR)
+    landed = [e for e in run.get_asset_check_evaluations() if e.asset_check_key == toy.check_key("curated", "landed")]
+    assert [(e.passed, e.partition, e.severity) for e in landed] == [(False, None, dg.AssetCheckSeverity.ERROR)]
+    (evaluation,) = landed
     assert evaluation.metadata["shards"] == dg.MetadataValue.json(BAD)
     (failure, *_) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
     assert "3 of 12 shards of curated did not land: k03, k07, k08" in str(failure.event_specific_data.error)
@@ -86,7 +87,7 @@ def test_relaunch_after_mending_heals_exactly_the_failed(deployment: Toy) -> Non
     assert deployment.landed("curated", relaunch) == deployment.landed("scores", relaunch) == keys
     assert set(deployment.status("scores", keys).values()) == {"MATERIALIZED"}
     again = {key: "unchanged" not in event.metadata for key, event in deployment.latest("curated", keys).items()}
-    assert [key for key, worked in again.items() if worked] == BAD
+    assert sorted(key for key, worked in again.items() if worked) == BAD
     assert before == {key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in before}
 
 
@@ -129,10 +130,7 @@ def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> Non
 
 def test_gate_deselected_in_the_run_counts_as_without(deployment: Toy) -> None:
     damaged(deployment)
-    job = dg.define_asset_job("bare", selection=dg.AssetSelection.assets("curated").without_checks())
-    defs = dg.Definitions.merge(deployment.definitions(), dg.Definitions(jobs=[job]))
-    tags = {"dagster/asset_partition_range_start": "k01", "dagster/asset_partition_range_end": "k12"}
-    run = defs.resolve_job_def("bare").execute_in_process(instance=deployment.instance, tags=tags, raise_on_error=False)
+    run = deployment.run("ungated", "k01", "k12")
     assert not run.success and len(deployment.landed("curated", run)) == 9
 
 
@@ -164,6 +162,17 @@ def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.Mo
     assert deployment.run("two", "k01", "k12").success
     with dg.execute_job(job, deployment.instance, reexecution_options=again) as third:
         assert third.success
+
+
+def test_gate_launched_alone_takes_stock_of_all_shards(deployment: Toy) -> None:
+    damaged(deployment)
+    gate = [toy.check_key("curated", "landed")]
+    assert deployment.run("gate").success
+    deployment.run("two", "k01", "k05")
+    deployment.run("two", "k06", "k12")
+    run = deployment.run("gate")
+    assert not run.success
+    assert [e.metadata["shards"].value for e in run.get_asset_check_evaluations() if e.asset_check_key in gate] == [BAD]
 
 
 def test_damaged_output_path_is_the_shards_own_failure(deployment: Toy) -> None:

@@ -25,6 +25,10 @@ CHUNK = int(os.environ.get("TOY_CHUNK", "100"))
 CHECKS = (ShardCheck("not_empty", blocking=True), ShardCheck("short_lines"))
 
 
+def check_key(asset: str, name: str) -> dg.AssetCheckKey:
+    return dg.AssetCheckKey(dg.AssetKey(asset), name)
+
+
 @dataclass(frozen=True)
 class ToyRawShard:
     uri: str
@@ -113,6 +117,9 @@ def summary(filtered: ShardSet) -> list[str]:
 ASSETS: list[Any] = [raw_shards, curated, scores, filtered, table, skipping, summary]
 
 
+UNGATED = dg.AssetSelection.assets("curated") - dg.AssetSelection.checks(check_key("curated", "landed"))
+
+
 def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
     """The toy's code location; `assets`, `checks`, `executor` and `processes` may be replaced."""
     assets = io_config.pop("assets", ASSETS)
@@ -127,6 +134,8 @@ def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
         jobs=[
             dg.define_asset_job("all", selection=dg.AssetSelection.assets("curated", "scores", "filtered", "table")),
             dg.define_asset_job("two", selection=dg.AssetSelection.assets("curated", "scores")),
+            dg.define_asset_job("ungated", selection=UNGATED),
+            dg.define_asset_job("gate", selection=dg.AssetSelection.checks(check_key("curated", "landed"))),
             dg.define_asset_job("skip", selection=dg.AssetSelection.assets("skipping")),
             dg.define_asset_job("observe", selection=dg.AssetSelection.assets("raw_shards")),
         ],

@@ -300,7 +300,13 @@ def test_other_kinds_are_recorded_not_read(tmp_path: Path) -> None:
     kinds = header(b"fifo", 9, b"6") + header(b"c", 9, b"3") + header(b"b", 9, b"4") + header(b"vol", 0, b"V")
     vendor = header(b"vendor", 3, b"Z") + b"abc" + bytes(509)
     index = scan_bytes(kinds + vendor + header(b"m", 0) + END, tmp_path)
-    assert [(s.name, s.kind) for s in index.skipped] == [("fifo", "6"), ("c", "3"), ("b", "4"), ("vol", "V"), ("vendor", "Z")]
+    assert [(s.name, s.kind) for s in index.skipped] == [
+        ("fifo", "6"),
+        ("c", "3"),
+        ("b", "4"),
+        ("vol", "V"),
+        ("vendor", "Z"),
+    ]
     assert [m.name for m in index.members] == ["m"]
 
 

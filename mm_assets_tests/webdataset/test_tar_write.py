@@ -45,7 +45,8 @@ member_names = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_si
     lambda n: not n.endswith("/")
 )
 samples_strategy = st.lists(
-    st.lists(st.tuples(member_names, st.binary(max_size=1600)), min_size=1, max_size=5, unique_by=lambda m: m[0]), max_size=5
+    st.lists(st.tuples(member_names, st.binary(max_size=1600)), min_size=1, max_size=5, unique_by=lambda m: m[0]),
+    max_size=5,
 )
 
 
@@ -95,8 +96,6 @@ def test_arrow_buffers_are_written_from_where_they_lie(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "t.tar") as tar:
         read = [tar.extractfile(m).read() for m in tar]  # type: ignore[union-attr]
     assert read == [b"one", b"two" * 1000, b"q", b"r"]
-
-
 
 
 BAD = {

@@ -154,6 +154,8 @@ def _bmp(data: Buffer) -> Size:
     if _u32le(data, 14)[0] == 12:
         return *_u16le_pair(data, 18), 1
     width, height = _i32le_pair(data, 18)
+    if height < -(1 << 24):
+        raise ImageError(f"bmp header is damaged: height {height}")  # no real file; other readers take it as unsigned
     return width, abs(height), 1  # negative: rows from the top down
 
 

@@ -197,7 +197,7 @@ class Relocation:
         rows = min(rows, height)
         strips = -(-height // rows)
         row = (width * pixel // planes + 7) // 8
-        if planes * strips > len(lengths):
+        if planes * strips != len(lengths):
             raise ImageError(f"TIFF has {len(lengths)} strips, its raw pixels need {planes * strips}")
         for first in range(0, planes * strips, strips):
             *full, last = lengths[first : first + strips]

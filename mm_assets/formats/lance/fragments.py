@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import uuid
@@ -110,7 +111,7 @@ def write_fragments(
     version = file_version(stored)
     written_as = _written_schema(stored) if version != "2.0" else stored
     try:
-        fragments = _write_files(location, version, written_as, source)
+        fragments = _write_file(location, version, written_as, source)
     except Exception:
         if source.error is not None:  # Lance wraps it in an OSError that says less
             raise source.error from None
@@ -132,28 +133,22 @@ def write_fragments(
     )
 
 
-def _write_files(location: Location, version: str, schema: pa.Schema, source: _Source) -> list[FragmentMetadata]:
-    import lance
+def _write_file(location: Location, version: str, schema: pa.Schema, source: _Source) -> list[FragmentMetadata]:
+    """One fragment, or none when the stream has no rows."""
+    from lance.fragment import LanceFragment
 
-    # Neither mode overwrites or creates anything: only a commit does. But "append" would want the table's schema, "create"
-    # refuses an existing table, and all but "create" print a warning when there is none.
-    modes = ["overwrite"] if location.has_table() else ["create", "overwrite"]
-    for mode in modes:
-        try:
-            fragments = lance.fragment.write_fragments(
-                pa.RecordBatchReader.from_batches(schema, source.batches(schema)),
-                location.uri,
-                mode=mode,
-                data_storage_version=version,
-                storage_options=location.storage_options or None,
-            )
-        except OSError:
-            if mode == modes[-1] or source.started or not location.has_table():
-                raise
-            continue  # another process made the table just now
-        assert isinstance(fragments, list)
-        return fragments
-    raise AssertionError("unreachable")
+    stream = source.batches(schema)
+    first = next(stream, None)
+    if first is None:
+        return []
+    reader = pa.RecordBatchReader.from_batches(schema, itertools.chain([first], stream))
+    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants the table's
+    # schema. Creation of a fragment looks at neither, and the mode is without effect.
+    options = location.storage_options or None
+    created = LanceFragment.create(
+        location.uri, reader, mode="create", data_storage_version=version, storage_options=options
+    )
+    return [created]
 
 
 class _Source:
@@ -163,17 +158,17 @@ class _Source:
         self._input = batches.to_batches() if isinstance(batches, pa.Table) else batches
         self._schema = schema
         self._partition = partition
-        self.started = False
         self.rows = 0
         self.ids: dict[str, None] = {}
         self.error: Exception | None = None
 
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
-        self.started = True
         try:
             for data in self._input:
                 for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):
-                    yield pa.RecordBatch.from_arrays(to_storage(self._checked(batch)).columns, schema=written_as)
+                    if batch.num_rows:
+                        stored = to_storage(self._checked(batch))
+                        yield pa.RecordBatch.from_arrays(stored.columns, schema=written_as)
         except Exception as error:
             self.error = error
             raise

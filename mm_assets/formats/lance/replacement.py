@@ -31,13 +31,14 @@ class Replacement:
         self.removed: set[int] = set()
         self.superseded: set[str] = set()
         self._moved: list[PartitionRecord] = []  # live, but (partly) in fragments that compaction made
+        self._maybe: list[PartitionRecord] = []  # perhaps live too: nothing is left that could tell
         self._deleted: dict[int, set[str]] = {}  # fragment -> sample ids whose rows go
         for fragments in sets:
             self._compare(fragments, records[fragments.partition])
 
     def _compare(self, fragments: FragmentSet, records: Sequence[PartitionRecord]) -> None:
         live = self.snapshot.live(records)
-        present = {id_ for record in records for id_ in self.snapshot.fragment_ids(record)}
+        present = {id_ for record in records for id_ in self.snapshot.all_fragment_ids(record)}
         if live is None and not fragments.rows:
             self.superseded.update(record.set_id for record in records if not record.rows)
             self.superseded.add(fragments.set_id)
@@ -50,6 +51,7 @@ class Replacement:
                 self.superseded.add(fragments.set_id)
             if live is not None and self.snapshot.present_rows(live) < live.rows:
                 self._moved.append(live)
+                self._maybe += [r for r in records if r is not live and (r.version or self.snapshot.cannot_tell(r))]
         self.removed |= present
         standing = {record.set_id for record in self.kept} | {f.set_id for f in self.pending if f.rows}
         for record in records:
@@ -63,13 +65,16 @@ class Replacement:
         Raises ValueError naming the sample id and both partitions.
         """
         incoming = {id_: f.partition for f in self.pending for id_ in f.sample_ids().to_pylist()}
-        moved = {id_ for record in self._moved for id_ in record.sample_ids().to_pylist()}
-        wanted = pa.array([*incoming, *(moved - incoming.keys())], pa.string())
+        moved, maybe = _ids(self._moved), _ids(self._maybe)
+        wanted = pa.array([*incoming, *((moved | maybe) - incoming.keys())], pa.string())
         hits = {(id_, f) for id_, f in self.snapshot.rows_of(wanted) if f not in self.removed}
         if not hits:
             return
         records = all_records()
         owners = owners_of_fragments(self.snapshot, records)
+        if maybe:
+            ours = {record.partition for record in self._moved}
+            moved |= maybe - _ids(r for name, entries in records.items() if name not in ours for r in entries)
         for sample_id, fragment in sorted(hits):
             if sample_id in moved and fragment not in owners:
                 self._deleted.setdefault(fragment, set()).add(sample_id)
@@ -124,7 +129,8 @@ def find_doubles(
     for fragments in sets:
         present = [record for record in records[fragments.partition] if snapshot.fragment_ids(record)]
         live = snapshot.live(present)
-        doubled.update(id_ for record in present if record is not live for id_ in snapshot.fragment_ids(record))
+        doubled.update(id_ for record in present for id_ in snapshot.all_fragment_ids(record))
+        doubled.difference_update(snapshot.fragment_ids(live) if live is not None else ())
         if live is not None and live.set_id == fragments.set_id:
             own_fragments[fragments.partition] = snapshot.fragment_ids(live)
             first = own_fragments[fragments.partition][0]
@@ -145,7 +151,7 @@ def find_doubles(
 def owners_of_fragments(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> dict[int, str]:
     """Fragment -> the partition whose data files it has; fragments that compaction made have none."""
     return {
-        id_: name for name, entries in records.items() for record in entries for id_ in snapshot.fragment_ids(record)
+        id_: name for name, entries in records.items() for record in entries for id_ in snapshot.all_fragment_ids(record)
     }
 
 
@@ -157,6 +163,10 @@ def _claimant(sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence
         if live is not None and live.sample_ids().index(wanted).as_py() >= 0:
             return name
     return ""
+
+
+def _ids(records: Iterable[PartitionRecord]) -> set[str]:
+    return {id_ for record in records for id_ in record.sample_ids().to_pylist()}
 
 
 def _both(sample_id: str, first: str, second: str) -> str:

@@ -21,13 +21,25 @@ class Snapshot:
     def __init__(self, dataset: lance.LanceDataset) -> None:
         self.dataset = dataset
         self.fragments: dict[int, Any] = {f.fragment_id: f.metadata for f in dataset.get_fragments()}
-        self.by_file = {file.path: id_ for id_, metadata in self.fragments.items() for file in metadata.files}
+        self._by_file: dict[str, list[int]] = {}
+        for id_, metadata in sorted(self.fragments.items()):
+            for file in metadata.files:
+                self._by_file.setdefault(file.path, []).append(id_)
         self._landed: dict[int, frozenset[str]] = {}
         self._kept: frozenset[int] | None = None
 
+    @property
+    def version(self) -> int:
+        return int(self.dataset.version)
+
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
-        """Fragments that hold a data file of the record, ascending."""
-        return sorted({self.by_file[path] for path in record.data_files if path in self.by_file})
+        """Fragments that stand for the record's data files, ascending: of several with one file (a set that two processes
+        committed at once) the last."""
+        return sorted({self._by_file[path][-1] for path in record.data_files if path in self._by_file})
+
+    def all_fragment_ids(self, record: PartitionRecord) -> set[int]:
+        """Every fragment that holds a data file of the record."""
+        return {id_ for path in record.data_files for id_ in self._by_file.get(path, ())}
 
     def present_rows(self, record: PartitionRecord) -> int:
         """Rows in the record's own fragments, deleted ones not counted."""
@@ -54,16 +66,26 @@ class Snapshot:
         present = [record for record in records if self.fragment_ids(record)]
         if present:
             return max(present, key=lambda record: self.fragment_ids(record)[-1])
-        landed = [(version, record) for record in records if (version := self.landed_version(record)) is not None]
-        if not landed:
-            # Only intents, and the versions that would tell were cleaned up. Sample ids are unique: if all its rows are
-            # here, it landed.
-            unsure = [
-                record for record in records if record.rows and self._cannot_tell(record) and self.is_whole(record)
-            ]
-            return max(unsure, key=lambda record: record.read_version, default=None)
-        last = max(landed, key=lambda pair: pair[0])[1]
-        return last if last.rows and (last.version is not None or self.is_whole(last)) else None
+        unsure = False
+        for _, record in sorted(self._by_landing(records), key=lambda pair: pair[0], reverse=True):
+            if record.version is None and self.landed_version(record) is None:
+                # The versions that would tell are gone. Sample ids are unique: if all its rows are here, it landed.
+                if record.rows and self.is_whole(record):
+                    return record
+                unsure = True
+                continue
+            trusted = record.version is not None and not unsure
+            return record if record.rows and (trusted or self.is_whole(record)) else None
+        return None
+
+    def _by_landing(self, records: Sequence[PartitionRecord]) -> Iterator[tuple[int, PartitionRecord]]:
+        """The version that each record landed in, or may have: intents that surely did not land are left out."""
+        for record in records:
+            landed = self.landed_version(record)
+            if landed is not None:
+                yield landed, record
+            elif self.cannot_tell(record):
+                yield record.read_version + 1, record
 
     def surely_has(self, record: PartitionRecord) -> bool:
         """Are the (live) record's very rows here? False also when only its sample ids are known to be."""
@@ -78,8 +100,10 @@ class Snapshot:
         kept = self._kept_versions()
         return next((v for v in since if v in kept and record.set_id in self._sets_of(v)), None)
 
-    def _cannot_tell(self, record: PartitionRecord) -> bool:
-        return not self._kept_versions().issuperset(range(record.read_version + 1, self.dataset.version + 1))
+    def cannot_tell(self, record: PartitionRecord) -> bool:
+        """Is a version gone by cleanup that might have committed this intent?"""
+        since = range(record.read_version + 1, self.dataset.version + 1)
+        return record.version is None and not self._kept_versions().issuperset(since)
 
     def _kept_versions(self) -> frozenset[int]:
         if self._kept is None:

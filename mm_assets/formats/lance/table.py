@@ -26,6 +26,10 @@ Result = TypeVar("Result")
 
 _ATTEMPTS = 60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
 _LONGEST_WAIT = 0.5  # seconds
+class _Overtaken(Exception):
+    """The table got a new version while its records were read."""
+
+
 _INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
 
 
@@ -95,9 +99,9 @@ class LanceTable:
         """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
         if not self.exists():
             return {}
-        snapshot = Snapshot(self.dataset())
+        snapshot, by_name = self._until_no_conflict(lambda: self._consistent(self._records.all))
         found = {}
-        for name, records in sorted(self._records.all().items()):
+        for name, records in sorted(by_name.items()):
             live = snapshot.live(records)
             if live is not None:
                 ids = tuple(snapshot.fragment_ids(live))
@@ -139,22 +143,22 @@ class LanceTable:
         return int(dataset.version)
 
     def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str]) -> int:
-        dataset = self._open_or_create(sets)
-        snapshot = Snapshot(dataset)
-        records = self._records.of([fragments.partition for fragments in sets])
+        self._create(sets)
+        snapshot, records = self._consistent(lambda: self._records.of([fragments.partition for fragments in sets]))
+        dataset = snapshot.dataset
         replacement = Replacement(snapshot, records, sets)
         if not replacement.pending and not replacement.removed:
             self._settle(sets, replacement, dataset.version)
             return int(dataset.version)
         self._check_files(replacement.pending)
-        replacement.resolve_rows(self._records.all)
+        self._resolve_rows(replacement)
         target = evolution.target_schema(dataset.schema, replacement.pending)
         # Intents come before anything that could crash: whatever lands is then known to the next committer.
         self._records.put(PartitionRecord.intent(fragments, dataset.version) for fragments in replacement.pending)
         if evolution.differs(dataset.schema, target):
             dataset = evolution.evolve(dataset, target)
             replacement = Replacement(Snapshot(dataset), records, sets)
-            replacement.resolve_rows(self._records.all)
+            self._resolve_rows(replacement)
         new = [
             evolution.adopt(text, fragments.arrow_schema(), dataset)
             for fragments in replacement.pending
@@ -170,7 +174,29 @@ class LanceTable:
         self._settle(sets, replacement, dataset.version)
         return int(dataset.version)
 
-    def _open_or_create(self, sets: Sequence[FragmentSet]) -> lance.LanceDataset:
+    def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
+        """The newest version, with records that are complete for it. Raises `_Overtaken`.
+
+        Records of fragments are put before the version that adds them and pruned after the one that takes them out: read
+        while a version is the newest, they name all its fragments.
+        """
+        snapshot = Snapshot(self.dataset())
+        records = read()
+        self._check_newest(snapshot)
+        return snapshot, records
+
+    def _check_newest(self, snapshot: Snapshot) -> None:
+        if snapshot.dataset.latest_version != snapshot.version:
+            raise _Overtaken
+
+    def _resolve_rows(self, replacement: Replacement) -> None:
+        try:
+            replacement.resolve_rows(self._records.all)
+        except ValueError:
+            self._check_newest(replacement.snapshot)  # else the complaint may come of a record that was just pruned
+            raise
+
+    def _create(self, sets: Sequence[FragmentSet]) -> None:
         if not self.exists():
             operation = lance.LanceOperation.Overwrite(evolution.target_schema(None, sets), [])
             try:
@@ -182,7 +208,6 @@ class LanceTable:
             except OSError:
                 if not self.exists():
                     raise
-        return self.dataset()
 
     def _apply(self, dataset: lance.LanceDataset, operation: Any, properties: Mapping[str, str]) -> lance.LanceDataset:
         transaction = lance.Transaction(dataset.version, operation, transaction_properties=dict(properties))
@@ -203,12 +228,10 @@ class LanceTable:
         """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came double."""
 
         def once() -> None:
-            dataset = self.dataset()
-            snapshot = Snapshot(dataset)
-            records = self._records.of([fragments.partition for fragments in sets])
+            snapshot, records = self._consistent(lambda: self._records.of([f.partition for f in sets]))
             doubled, complaint = find_doubles(snapshot, records, sets, self._records.all)
             if doubled:
-                self._apply(dataset, lance.LanceOperation.Update(removed_fragment_ids=doubled), {})
+                self._apply(snapshot.dataset, lance.LanceOperation.Update(removed_fragment_ids=doubled), {})
             if complaint:
                 # Now they have landed and gone again: no record may say that they landed.
                 mine = {fragments.set_id for fragments in sets}
@@ -239,7 +262,7 @@ class LanceTable:
         for attempt in range(_ATTEMPTS):
             try:
                 return action()
-            except CommitConflictError:
+            except (CommitConflictError, _Overtaken):
                 if attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))

@@ -28,7 +28,7 @@ class InterleavedLanceWriter(InterleavedWriter):
     suffix = ".lance"
     needs_schemas = True
 
-    _planned: pa.Schema | None = None
+    planned: pa.Schema | None = None
 
     @property
     def table_uri(self) -> str:
@@ -47,9 +47,20 @@ class InterleavedLanceWriter(InterleavedWriter):
         if not schemas:
             return self
         wanted = [super(InterleavedLanceWriter, self)._output_schema(schema)[0] for schema in schemas]
+        return self.planned_as(plan_schema(self.table_uri, wanted, lance_options(self.table_uri, self.storage_options)))
+
+    def planned_as(self, schema: pa.Schema) -> Self:
+        """The writer for partitions that go into a table of this schema (what `prepared` found out, in another process)."""
         writer = copy.copy(self)
-        writer._planned = plan_schema(self.table_uri, wanted, lance_options(self.table_uri, self.storage_options))
+        writer.planned = schema
         return writer
+
+    def partition_facts(self) -> dict[str, dict[str, object]] | None:
+        """Rows, digest and commit of every partition the table holds; None without a table."""
+        table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+        if not table.exists():
+            return None
+        return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id} for n, f in table.partitions().items()}
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         if not reports:
@@ -60,9 +71,9 @@ class InterleavedLanceWriter(InterleavedWriter):
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)
-        if self._planned is None:
+        if self.planned is None:
             return schema, left_out
-        return pa.schema([field for field in self._planned if field.name in schema.names]), left_out
+        return pa.schema([field for field in self.planned if field.name in schema.names]), left_out
 
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
         return LanceSink(self.table_uri, schema, partition, self.storage_options)

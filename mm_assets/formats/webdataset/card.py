@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
-from mm_assets.formats.webdataset.dataset_files import PartitionFacts, union_columns, union_pairs
+from mm_assets.formats.webdataset.dataset_files import PartitionFacts, union_columns, union_feature, union_pairs
 
 _NULL_AS = "string"  # the feature of a column of nothing but nulls: any holds them
-_IMAGE = "dtype: image}"
+_IMAGE = "dtype: image"
+_DECLARED = re.compile(r'- \{name: ("(?:[^"\\]|\\.)*"), (.*)\}')  # a pair or a column; other names are not quoted
 
 _HEAD = """---
 configs:
@@ -78,7 +80,7 @@ def readme(facts: Sequence[PartitionFacts], also: Sequence[PartitionFacts] = ())
 
 
 def front_matter(facts: Iterable[PartitionFacts]) -> str:
-    """The YAML block that `datasets` reads: the union of all pairs and columns. Without it rows and columns are lost silently."""
+    """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a word."""
     parts = sorted(facts, key=lambda p: p.file)
     columns = union_columns(parts).items()
     own = [_column_line(name, feature) for name, feature in columns]
@@ -98,25 +100,19 @@ def front_matter(facts: Iterable[PartitionFacts]) -> str:
 
 
 def declares(card: str, facts: PartitionFacts) -> bool:
-    """True when a `readme` already declares all pairs and columns of a partition, so that no reader would drop or refuse any."""
-    lines = {line.strip() for line in card.partition("\n---\n")[0].splitlines()}
-    if any(_pair_line(pair) not in lines for pair in union_pairs([facts])):
-        return False
-    return all(_column_is_declared(name, feature, lines) for name, feature in facts.columns.items())
+    """True when a `readme` already declares all pairs and columns of a partition: no reader would drop or refuse any."""
+    found = _DECLARED.findall(card.partition("\n---\n")[0])
+    images = {name for name, what in found if what == _IMAGE}
+    columns = {name: _feature(what) for name, what in found if what != _IMAGE}
+    return all(_quote(pair) in images for pair in union_pairs([facts])) and all(
+        _quote(name) in columns and union_feature(columns[_quote(name)], feature) == columns[_quote(name)]
+        for name, feature in facts.columns.items()
+    )
 
 
-def _column_is_declared(name: str, feature: str, lines: set[str]) -> bool:
-    if _column_line(name, feature) in lines or _column_line(name, "json") in lines:
-        return True
-    if not feature.endswith("null"):
-        return False
-    line = _column_line(name, feature)
-    start = line.rstrip("}").removesuffix(_NULL_AS) if ":" in feature else _column_start(name)
-    return any(line.startswith(start) and not line.endswith(_IMAGE) for line in lines)
-
-
-def _column_start(name: str) -> str:
-    return f"- {{name: {_quote(name)}, "
+def _feature(what: str) -> str:
+    """``list:int64`` from ``list: int64``: the way back from `_column_line`."""
+    return "list:" * what.count("list: ") + what.rstrip("}").rpartition(" ")[2]
 
 
 def _column_line(name: str, feature: str) -> str:
@@ -124,15 +120,15 @@ def _column_line(name: str, feature: str) -> str:
     inner = f"{'list' if lists else 'dtype'}: {_NULL_AS if scalar == 'null' else scalar}"
     for _ in lists[1:]:
         inner = f"list: {{{inner}}}"
-    return f"{_column_start(name)}{inner}}}"
+    return f"- {{name: {_quote(name)}, {inner}}}"
 
 
 def _pair_line(pair: str) -> str:
-    return f"- {{name: {_quote(pair)}, {_IMAGE}"
+    return f"- {{name: {_quote(pair)}, {_IMAGE}}}"
 
 
 def _quote(text: str) -> str:
-    """A YAML double-quoted scalar in printable ASCII: names come from the data and must not end their line or mean anything."""
+    """A YAML double-quoted scalar in printable ASCII: names come from the data and may hold anything."""
     return '"' + "".join(_escape(character) for character in text) + '"'
 
 

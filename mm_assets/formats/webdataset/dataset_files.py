@@ -23,9 +23,9 @@ _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 class PartitionFacts:
     """One tar, as far as the dataset-level files need to know it.
 
-    ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted positions with such an image;
-    ``columns`` maps each extra column, in order, to its Hugging Face feature *as JSON*: ``int64 float64 bool string null json``, or
-    ``list:`` before any but the last. Raises ``ValueError`` for anything else.
+    ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted positions
+    with such an image; ``columns`` maps each extra column, in order, to its Hugging Face feature *as JSON*: ``int64
+    float64 bool string null json``, or ``list:`` before any but the last. Raises ``ValueError`` for anything else.
     """
 
     file: str
@@ -100,12 +100,26 @@ def hf_type(column: pa.Field) -> str:
     return "float64" if pa.types.is_floating(type_) else "string"
 
 
+def union_feature(one: str, other: str) -> str:
+    """The feature that holds the values of both. Nulls fit any, int64 and float64 make float64, other pairs ``json``."""
+    if one == other or other == "null":
+        return one
+    if one == "null":
+        return other
+    if {one, other} == {"int64", "float64"}:
+        return "float64"  # not json: `datasets` keeps ten digits of a float in a json column, and no NaN
+    if one.startswith("list:") and other.startswith("list:"):
+        inner = union_feature(one.removeprefix("list:"), other.removeprefix("list:"))
+        return "json" if inner == "json" else f"list:{inner}"
+    return "json"
+
+
 def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
-    """Feature of every extra column, by first appearance. Nulls fit any, int64 and float64 make float64, other pairs ``json``."""
+    """Feature of every extra column, by first appearance."""
     union: dict[str, str] = {}
     for partition in facts:
         for column, feature in partition.columns.items():
-            union[column] = _union_feature(union[column], feature) if column in union else feature
+            union[column] = union_feature(union[column], feature) if column in union else feature
     return union
 
 
@@ -153,20 +167,9 @@ def _json(content: object) -> str:
 
 def _is_list(type_: pa.DataType) -> bool:
     is_view = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
-    return bool(is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def _union_feature(one: str, other: str) -> str:
-    if one == other or other == "null":
-        return one
-    if one == "null":
-        return other
-    if {one, other} == {"int64", "float64"}:
-        return "float64"  # not json: `datasets` keeps ten digits of a float in a json column, and no NaN
-    if one.startswith("list:") and other.startswith("list:"):
-        inner = _union_feature(one.removeprefix("list:"), other.removeprefix("list:"))
-        return "json" if inner == "json" else f"list:{inner}"
-    return "json"
+    return bool(
+        is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    )
 
 
 def _ranges(positions: Sequence[int]) -> str:

@@ -12,8 +12,9 @@ _ESCAPED_FIRST = {"_": "%5F", "-": "%2D", "~": "%7E"}  # Hugging Face skips name
 def sample_key(sample_id: str) -> str:
     """The key of a sample: 1 to 80 ASCII characters, no dot and no slash among them, different for different ids.
 
-    Percent-encoding with dots and a leading ``_ - ~`` escaped as well; ``=`` and the id's SHA-256 in hex where that would be empty or too
-    long (an encoded id has no ``=``). Depends on the id alone. Raises ``ValueError`` for an id with lone surrogates: it has no UTF-8.
+    Percent-encoding with dots and a leading ``_ - ~`` escaped as well; ``=`` and the id's SHA-256 in hex where that
+    would be empty or too long (an encoded id has no ``=``). Depends on the id alone. Raises ``ValueError`` for an id
+    with lone surrogates: it has no UTF-8.
     """
     try:
         raw = sample_id.encode()
@@ -28,5 +29,5 @@ def sample_key(sample_id: str) -> str:
 
 
 def partition_filename(partition: str) -> str:
-    """The file name of a partition without its extension: the rule of `sample_key`, whose characters pass in every client."""
+    """The file name of a partition without its extension, by the rule of `sample_key`."""
     return sample_key(partition)

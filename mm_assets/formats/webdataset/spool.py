@@ -28,11 +28,13 @@ def local_tar(
 ) -> Iterator[int]:
     """A read-only descriptor of an uncompressed tar, closed at the end of the block.
 
-    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and left open.
-    A plain local file is opened as it is. A stream, a gzip file (several gzip members in a row too) or a pipe is spooled into an unlinked
-    temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the tar.
+    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and
+    left open. A plain local file is opened as it is. A stream, a gzip file (several gzip members in a row too) or a
+    pipe is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the
+    tar.
 
-    Raises `TarDamage` for gzip that is cut or corrupt, for anything but zeros after its last member and for more than ``max_bytes``.
+    Raises `TarDamage` for gzip that is cut or corrupt, for anything but zeros after its last member and for more than
+    ``max_bytes``.
     """
     if not isinstance(source, str | os.PathLike):
         with _spooled(source, name, max_bytes, temporary_folder) as fd:

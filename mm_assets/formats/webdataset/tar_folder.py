@@ -1,4 +1,4 @@
-"""A folder of tars that opens in every client, however many processes replace its partitions, and wherever one of them dies."""
+"""A folder of tars that opens in every client while processes replace its partitions, and after one of them died."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-met
 class TarFolder:
     """Publishes partitions and the dataset-level files into a local folder or an fsspec URL.
 
-    Several processes may publish different partitions at once. In a local folder a lock file puts them one after the other. Object stores
-    have no locks: there a card that another process overwrote is derived again until it declares everybody's columns, and `finish` must not
-    run while a partition is being published.
+    Several processes may publish different partitions at once. In a local folder a lock file puts them one after the
+    other. Object stores have no locks: there a card that another process overwrote is derived again until it declares
+    everybody's columns, and `finish` must not run while a partition is being published.
     """
 
     def __init__(self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None) -> None:
@@ -49,11 +49,12 @@ class TarFolder:
         self._root = self.folder if self._is_remote else storage.local_path(self.folder)
 
     def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
-        """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's previous ones.
+        """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's previous
+        ones.
 
-        Every client can read the folder before, between and after the steps, and after a crash in any of them; counts of new samples show
-        up with `finish`. A partition without samples is removed, and ``staged_tar`` need not exist. Raises ``ValueError`` when tar, idx
-        and facts are not of the same data.
+        Every client can read the folder before, between and after the steps, and after a crash in any of them; counts
+        of new samples show up with `finish`. A partition without samples is removed, and ``staged_tar`` need not exist.
+        Raises ``ValueError`` when tar, idx and facts are not of the same data.
         """
         if facts.samples == 0:
             self._withdraw(facts.file)
@@ -77,10 +78,11 @@ class TarFolder:
                 self._remove(pending)
 
     def finish(self) -> list[str]:
-        """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes had to change.
+        """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes had to
+        change.
 
-        Completes what crashed publishers left: facts and index of such a tar are taken from the tar itself. Raises `TarDamage` if that
-        cannot be read.
+        Completes what crashed publishers left: facts and index of such a tar are taken from the tar itself. Raises
+        `TarDamage` if that cannot be read.
         """
         with self._locked():
             facts = self._settle()
@@ -110,7 +112,7 @@ class TarFolder:
             self._remove(name)
 
     def _relist(self, file: str, samples: int) -> None:
-        """Let the index files promise at most ``samples`` of a tar: too few is harmless, too many ends wids and Energon with an error."""
+        """Let the index files promise at most ``samples`` of a tar: too many end wids and Energon with an error."""
         text = self._read(_INDEX)
         listed = parse_wids_index(text) if text is not None else []
         fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
@@ -121,7 +123,7 @@ class TarFolder:
             self._write(_INFO, energon_info(kept))
 
     def _declare(self, facts: PartitionFacts) -> None:
-        """Make the card declare what a tar brings, before the tar is there. Reads all facts only when the tar brings something new."""
+        """Make the card declare what a tar is about to bring. Reads all facts only when that is something new."""
         card = self._read(_CARD)
         while card is None or not declares(card.decode(), facts):
             self._write_card(facts)
@@ -156,9 +158,8 @@ class TarFolder:
 
     def _mend(self, file: str, candidates: list[PartitionFacts]) -> PartitionFacts:
         """Facts and idx of a tar that is either the old or the new one, from its headers; a column of either is a column."""
-        with storage.open_binary(self._uri(file), self._options) as stream:
-            with local_tar(stream if self._is_remote else stream.name, file) as fd:
-                index, size = scan(fd, file), os.fstat(fd).st_size
+        with storage.open_binary(self._uri(file), self._options) as tar, local_tar(tar, file) as fd:
+            index, size = scan(fd, file), os.fstat(fd).st_size
         starts, pairs = _measure(index)
         measured = PartitionFacts(file, len(starts), size, parse_pairs(pairs))
         matching = [p for p in candidates if replace(p, columns={}) == measured] or candidates

@@ -66,7 +66,7 @@ class Extended:
 
 
 def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
-    """The three PAX keywords that place a member. Raises `TarDamage` for records that do not add up, and for sparse files."""
+    """The PAX keywords that place a member. Raises `TarDamage` for malformed records and for sparse files."""
     values: dict[bytes, bytes] = {}
     start = 0
     while start < len(body) and body[start]:
@@ -93,7 +93,11 @@ def check_header(header: bytes, name: str, at: int) -> None:
     if len(header) < BLOCK:
         if not header and at == 0:
             raise damage(name, at, "the file is empty, not even an empty tar")
-        cut = f"cut within a header, after {len(header)} bytes" if header else "the end blocks are missing: the file was cut here"
+        cut = (
+            f"cut within a header, after {len(header)} bytes"
+            if header
+            else "the end blocks are missing: the file was cut here"
+        )
         raise damage(name, at, cut)
     try:
         stored = _number(header[148:156])
@@ -101,14 +105,18 @@ def check_header(header: bytes, name: str, at: int) -> None:
         stored = -1
     rest = 256 - sum(header[148:156])  # the field counts as eight spaces
     if header.isascii():
-        # Adler-32's low half is 1 + the sum of bytes mod 65521; 512 ASCII bytes cannot reach that. Ten times faster than sum().
+        # Adler-32's low half is 1 + the sum of bytes mod 65521, which 512 ASCII bytes cannot reach. 10x faster than sum().
         expected = (zlib.adler32(header) & 0xFFFF) - 1 + rest
         matches = stored == expected
     else:
         expected = sum(header) + rest
         matches = stored == expected or stored == expected - 256 * _count_high(header[:148] + header[156:])
     if not matches:
-        what = "is gzip, not a tar: unwrap it first" if at == 0 and header[:2] == b"\x1f\x8b" else "header checksum mismatch"
+        what = (
+            "is gzip, not a tar: unwrap it first"
+            if at == 0 and header[:2] == b"\x1f\x8b"
+            else "header checksum mismatch"
+        )
         raise damage(name, at, what)
 
 
@@ -126,7 +134,7 @@ def size_of(header: bytes, name: str, at: int) -> int:
 
 
 def _number(field: bytes) -> int:
-    """A number field: octal text, or big-endian binary when its first bit is set. Raises ``ValueError`` for others and negatives."""
+    """A field of octal text, or big-endian if its first bit is set. Raises ``ValueError`` for others and negatives."""
     if field[0] & 0x80:
         if field[0] & 0x40:
             raise ValueError("negative")

@@ -23,7 +23,7 @@ from mm_assets.formats.webdataset.tar_header import (
 
 __all__ = ["Ambiguous", "Member", "Skipped", "TarDamage", "TarIndex", "read_members", "scan"]
 
-MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX record block or GNU long name; PATH_MAX is 4 KiB, so more is an attack or damage
+MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
 
 _ZERO_BLOCK = bytes(BLOCK)
 _ZERO_TAIL = bytes(1 << 16)
@@ -37,8 +37,9 @@ _NOT_WHOLE = {b"S"[0]: "sparse member", b"M"[0]: "member continued from another 
 class Member(NamedTuple):
     """A regular file or a link in a tar; offsets and sizes in bytes.
 
-    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that member's. A member with
-    ``broken`` set has no payload that can be trusted (a link that leads nowhere, a name that is not UTF-8): ``broken`` says why.
+    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that member's.
+    A member with ``broken`` set has no payload that can be trusted (a link that leads nowhere, a name that is not
+    UTF-8): ``broken`` says why.
     """
 
     name: str
@@ -78,11 +79,13 @@ class TarIndex:
 def scan(fd: int, name: str) -> TarIndex:
     """Index the tar behind a local file descriptor; ``name`` is what errors call it.
 
-    Reads 512 bytes a member with ``pread`` (the file position is neither used nor moved) and no payload. Folders are left out; a leading
-    ``./`` is stripped from names; a name that is not UTF-8 is spelled with backslash escapes and its member marked ``broken``.
+    Reads 512 bytes a member with ``pread`` (the file position is neither used nor moved) and no payload. Folders are
+    left out; a leading ``./`` is stripped from names; a name that is not UTF-8 is spelled with backslash escapes and
+    its member marked ``broken``.
 
-    Raises `TarDamage` for whatever makes the list of members or the place of a payload doubtful: a checksum mismatch, data beyond the
-    end of the file, fewer than two zero blocks at the end, anything after them, sparse and multi-volume members, empty files, gzip.
+    Raises `TarDamage` for whatever makes the list of members or the place of a payload doubtful: a checksum mismatch,
+    data beyond the end of the file, fewer than two zero blocks at the end, anything after them, sparse and multi-volume
+    members, empty files, gzip.
     """
     file_size = os.fstat(fd).st_size
     members: list[Member] = []
@@ -139,7 +142,8 @@ def scan(fd: int, name: str) -> TarIndex:
 def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str = "tar") -> int:
     """Read payloads one after the other into ``dest`` and return their bytes in all.
 
-    Raises ``ValueError`` for a broken member or a buffer that is too small (nothing is read then), `TarDamage` when the file ends early.
+    Raises ``ValueError`` for a broken member or a buffer that is too small (nothing is read then), `TarDamage` when the
+    file ends early.
     """
     for member in members:
         if member.broken is not None:
@@ -162,7 +166,9 @@ def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str
 
 def _check_tail(fd: int, name: str, at: int, file_size: int) -> None:
     if file_size - at < _LEAST_TAIL:
-        raise damage(name, at, f"{file_size - at} of at least {_LEAST_TAIL} zero bytes at the end: the file was cut here")
+        raise damage(
+            name, at, f"{file_size - at} of at least {_LEAST_TAIL} zero bytes at the end: the file was cut here"
+        )
     while chunk := os.pread(fd, len(_ZERO_TAIL), at):
         if chunk != _ZERO_TAIL[: len(chunk)]:
             offset = at + len(chunk) - len(chunk.lstrip(b"\0"))

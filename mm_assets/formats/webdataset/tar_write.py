@@ -17,19 +17,19 @@ END_BLOCKS = 2 * BLOCK
 
 _MODE_UID_GID = b"0000644\x000000000\x000000000\x00"
 _MTIME = b"00000000000\x00"
-_REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type, link name, magic and version; the rest is empty
-_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # the checksum counts itself as eight spaces
+_REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type, link name, magic, version
+_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # it counts itself as spaces
 _PADDING = bytes(BLOCK)
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
-Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (typing has no Buffer before Python 3.12)
+Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it)
 
 
 class TarWriter:
     """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names ASCII.
 
-    A context manager: the end blocks are written only when the block ends without an exception, so a tar that was given up reads as
-    damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count what is in the file.
+    A context manager: the end blocks are written only when the block ends without an exception, so a tar that was given
+    up reads as damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count what is in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -43,8 +43,9 @@ class TarWriter:
     def write_sample(self, members: Sequence[tuple[str, Payload]]) -> None:
         """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they lie.
 
-        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to 100 ASCII bytes without NUL,
-        a payload of 8 GiB or more; ``OSError`` when the disk refuses, after which the tar can only be given up.
+        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to 100 ASCII
+        bytes without NUL, a payload of 8 GiB or more; ``OSError`` when the disk refuses, after which the tar can only
+        be given up.
         """
         if self._fd < 0 or self._torn:
             raise ValueError("the tar is closed, or a write to it failed")
@@ -71,7 +72,7 @@ class TarWriter:
         self.samples += 1
 
     def idx_bytes(self) -> bytes:
-        """Energon's ``.tar.idx``: little-endian uint64 offsets of each sample's first header, then where the end blocks begin."""
+        """Energon's ``.tar.idx`` of the samples so far, see the function `idx_bytes`."""
         return idx_bytes(self._starts, self._end)
 
     def close(self) -> None:
@@ -96,7 +97,9 @@ class TarWriter:
     def __enter__(self) -> TarWriter:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:

@@ -39,7 +39,7 @@ def cook(crude: dict[str, Any]) -> Found:
 
 
 class Encoder(DefaultTaskEncoder):
-    cookers = [Cooker(cook)]
+    cookers = (Cooker(cook),)
     decoder = None  # raw bytes
 
     @stateless

@@ -1,0 +1,27 @@
+"""From filtered Parquet to what training and search read."""
+
+from mm_assets.checks.row_checks import ROW_CHECKS
+from mm_assets.io_managers.sharded import sharded
+from mm_assets.io_managers.shards import Plan, ShardSet
+
+
+@sharded(
+    code_version="1",
+    checks=ROW_CHECKS,
+    io_manager_key="webdataset_io_manager",
+    group_name="delivery",
+    description="WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator.",
+)
+def final_tars(filtered_parquet: ShardSet) -> Plan:
+    return Plan(filtered_parquet)
+
+
+@sharded(
+    code_version="1",
+    checks=ROW_CHECKS,
+    io_manager_key="lance_io_manager",
+    group_name="delivery",
+    description="One Lance table of all shards, indexed by sample id and modality.",
+)
+def lance_table(filtered_parquet: ShardSet) -> Plan:
+    return Plan(filtered_parquet)

@@ -1,0 +1,17 @@
+"""The raw shards, observed."""
+
+import dagster as dg
+
+from mm_assets.io_managers.raw import observe_changes
+from mm_assets.partitions import SHARDS
+from mm_assets.resources.raw_shards import RawShards
+
+
+@dg.observable_source_asset(
+    partitions_def=SHARDS,
+    io_manager_key="raw_io_manager",
+    group_name="raw",
+    description="WebDataset shards of interleaved documents. Observing them notes new and changed ones; data versions are etags, or size and time.",
+)
+def raw_shards(context: dg.OpExecutionContext, raw: RawShards) -> dg.DataVersionsByPartition:
+    return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())

@@ -1,0 +1,9 @@
+"""The checks that every asset made of interleaved rows carries."""
+
+from mm_assets.checks.findings import MATERIALIZATION_ERRORS, SCHEMA_ALIGNMENT
+from mm_assets.io_managers.sharded import ShardCheck
+
+ROW_CHECKS = (
+    ShardCheck(SCHEMA_ALIGNMENT, "Reserved columns are canonical, no column was left out.", blocking=True),
+    ShardCheck(MATERIALIZATION_ERRORS, "No item carries an error; what happens if one does is the policy's."),
+)

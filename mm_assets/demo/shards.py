@@ -1,0 +1,93 @@
+"""Small example shards, made here: both raw layouts, with photographs that are nothing but noise and colour."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+_WORDS = "light field sensor north river stone glass paper signal orbit leaf copper night garden Größe 数据 café".split()
+_SIZES = ((480, 320), (320, 480), (400, 400), (640, 200), (300, 290), (360, 240))
+
+
+def make_shards(folder: Path, members: int = 3, pdf: int = 2, samples: int = 12) -> list[Path]:
+    """Write ``members`` shards with one file per image and ``pdf`` shards with one multi-frame TIFF per sample.
+
+    The same call writes the same bytes; shards that exist are left alone.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number in range(members + pdf):
+        is_pdf = number >= members
+        path = folder / f"{'pdf' if is_pdf else 'web'}-{number - members if is_pdf else number:05d}.tar"
+        paths.append(path)
+        if not path.exists():
+            _write(path, [_sample(random.Random(f"{path.name}/{i}"), is_pdf) for i in range(samples)])
+    return paths
+
+
+def _write(path: Path, samples: Sequence[list[tuple[str, bytes]]]) -> None:
+    temporary = path.with_suffix(".tmp")
+    with tarfile.open(temporary, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for members in samples:
+            for name, data in members:
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    temporary.rename(path)
+
+
+def _sample(rng: random.Random, is_pdf: bool) -> list[tuple[str, bytes]]:
+    key = f"{rng.getrandbits(96):024x}"
+    texts: list[str | None] = []
+    images: list[str | None] = []
+    pictures: list[Image.Image] = []
+    details: list[dict[str, Any]] = []
+    for position in range(rng.randint(4, 9)):
+        if rng.random() < 0.5:
+            texts.append(" ".join(rng.choices(_WORDS, k=rng.randint(8, 40))))
+            images.append(None)
+        else:
+            picture = _picture(rng)
+            pictures.append(picture)
+            details.append({"width": picture.width, "height": picture.height, "page": position // 3})
+            texts.append(None)
+            images.append(f"page_{position // 3}_image_{position}" if is_pdf else f"{key}.{position}.{rng.choice(['jpg', 'png', 'webp'])}")
+    payload = {
+        "url": f"https://example.org/{key[:2]}/{key}",
+        "texts": texts,
+        "images": images,
+        "image_metadata": details,
+        "previous_word_count": rng.randint(100, 9000),
+        "language_id_whole_page_fasttext": {"en": round(rng.uniform(0.5, 1), 6)},
+    }
+    members = [(f"{key}.json", json.dumps(payload, ensure_ascii=False).encode())]
+    if is_pdf and pictures:
+        members.append((f"{key}.tiff", _encoded(pictures, "TIFF", compression="jpeg")))
+    elif not is_pdf:
+        names = [name for name in images if name is not None]
+        members.extend((name, _encoded([p], _format(name))) for name, p in zip(names, pictures, strict=True))
+    return members
+
+
+def _picture(rng: random.Random) -> Image.Image:
+    width, height = rng.choice(_SIZES)
+    colours = bytes(rng.randrange(256) for _ in range(6 * 4 * 3))
+    return Image.frombytes("RGB", (6, 4), colours).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _format(name: str) -> str:
+    return {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[name.rpartition(".")[2]]
+
+
+def _encoded(pictures: list[Image.Image], kind: str, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    extra = {"save_all": True, "append_images": pictures[1:]} if kind == "TIFF" else {}
+    pictures[0].save(buffer, kind, **extra, **options)
+    return buffer.getvalue()

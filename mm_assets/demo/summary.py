@@ -1,0 +1,56 @@
+"""A table of what a run made: one line an asset."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import dagster as dg
+
+
+@dataclass
+class _Line:
+    partitions: int = 0
+    unchanged: int = 0
+    samples: int = 0
+    images: int = 0
+    bytes: int = 0
+    places: set[str] = field(default_factory=set)
+
+
+def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str) -> None:
+    """Print partitions, samples, images, bytes, seconds and folder of every asset the run materialized, and its failed checks."""
+    lines: dict[str, _Line] = defaultdict(_Line)
+    for event in result.get_asset_materialization_events():
+        materialization = event.step_materialization_data.materialization
+        line = lines[materialization.asset_key.to_user_string()]
+        values = {name: value.value for name, value in materialization.metadata.items()}
+        line.partitions += 1
+        line.unchanged += bool(values.get("unchanged"))
+        line.samples += int(values.get("samples") or 0)
+        line.images += int(values.get("images") or 0)
+        line.bytes += int(values.get("bytes") or 0)
+        if uri := values.get("uri"):
+            line.places.add(str(uri) if str(uri).endswith(".lance") else str(uri).rpartition("/")[0])
+    seconds = _seconds(instance, result.run_id)
+    header = ("asset", "partitions", "unchanged", "samples", "images", "MB", "seconds", "where")
+    rows = [
+        (name, str(l.partitions), str(l.unchanged), str(l.samples or ""), str(l.images), f"{l.bytes / 1e6:.1f}",
+         f"{seconds.get(name, 0):.1f}", ", ".join(sorted(l.places)))
+        for name, l in lines.items()
+    ]  # fmt: skip
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) if i in (0, 7) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))))
+    failed = [e for e in result.get_asset_check_evaluations() if not e.passed]
+    for evaluation in failed:
+        print(f"check failed: {evaluation.asset_key.to_user_string()}.{evaluation.check_name} ({evaluation.partition})")
+    print(f"raw shards: {raw}; checks failed: {len(failed)}")
+
+
+def _seconds(instance: dg.DagsterInstance, run_id: str) -> dict[str, float]:
+    return {
+        stats.step_key: stats.end_time - stats.start_time
+        for stats in instance.get_run_step_stats(run_id)
+        if stats.end_time and stats.start_time
+    }

@@ -1,0 +1,66 @@
+"""Parquet in, one Lance table out: workers write fragments, the parent commits a chunk of shards at once."""
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from mm_assets.formats.storage import join
+from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.shards import Done, Job
+
+
+def fragment_shard(job: Job) -> Done:
+    """Write one filtered shard as fragments of the table; nobody sees them before the commit."""
+    import pyarrow as pa
+
+    from mm_assets.formats.lance.writer import InterleavedLanceWriter
+    from mm_assets.formats.parquet import InterleavedParquetReader
+    from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    writer = InterleavedLanceWriter(job.dest, on_materialize_error=job.options["on_materialize_error"], roots=())
+    planned = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(job.options["planned"])))
+    done, report = convert_shard(job, reader, writer.planned_as(planned))
+    return done if report is None else replace(done, payload=report)
+
+
+class LanceIOManager(ShardIOManager):
+    """Writes all shards into one table with scalar indexes; replacing a chunk of shards is one commit."""
+
+    folder: str = Field(default="lance", description="Folder of the table below the storage root.")
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(fragment_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return join(self.root, self.folder, "items.lance")
+
+    def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
+        """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
+        if not dests:
+            return {}
+        facts = self._writer().partition_facts()
+        return {key: facts.get(key, {"rows": 0}) if facts is not None else None for key in dests}
+
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        from mm_assets.formats.parquet import InterleavedParquetReader
+        from mm_assets.formats.partitions import Partition
+
+        reader = InterleavedParquetReader(())
+        schemas = [reader.open(Partition(job.key, (job.shard.uri,))).schema for job in jobs]
+        planned = self._writer().prepared(schemas).planned
+        assert planned is not None
+        text = base64.b64encode(planned.serialize()).decode()
+        return [replace(job, options={**job.options, "planned": text}) for job in jobs]
+
+    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+        self._writer().finish([done.payload for done in dones])
+        return [replace(done, payload=None) for done in dones]
+
+    def _writer(self) -> Any:
+        from mm_assets.formats.lance.writer import InterleavedLanceWriter
+
+        return InterleavedLanceWriter(join(self.root, self.folder))

@@ -1,0 +1,40 @@
+"""Parquet in, WebDataset tars with the index files of all clients out."""
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from mm_assets.formats.storage import join
+from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.shards import Done, Job
+
+
+def pack_shard(job: Job) -> Done:
+    """Write one filtered shard as a tar into its folder."""
+    from mm_assets.formats.parquet import InterleavedParquetReader
+    from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter
+    from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    folder = job.dest.rpartition("/")[0]
+    writer = InterleavedWebdatasetWriter(folder, on_materialize_error=job.options["on_materialize_error"], roots=())
+    return convert_shard(job, reader, writer)[0]
+
+
+class WebdatasetIOManager(ShardIOManager):
+    """Writes a tar per shard; the dataset-level files are derived once a chunk."""
+
+    folder: str = Field(default="webdataset", description="Folder of the tars below the storage root.")
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(pack_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return join(self.root, self.folder, f"{partition_filename(key)}.tar")
+
+    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+        from mm_assets.formats.webdataset.tar_folder import TarFolder
+
+        TarFolder(join(self.root, self.folder)).finish()
+        return dones

@@ -1,0 +1,21 @@
+"""Where the raw shards are."""
+
+import dagster as dg
+from pydantic import Field
+
+from mm_assets.formats.raw_shards import RawShard, list_raw_shards, raw_root
+
+
+class RawShards(dg.ConfigurableResource):
+    """The raw shards that ``MM_RAW_SHARDS`` names: paths, globs, brace lists or URLs, separated by whitespace."""
+
+    locations: str = Field(description="Paths, globs, brace lists or URLs of raw shards, separated by whitespace.")
+    files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
+
+    def listing(self) -> dict[str, RawShard]:
+        """The shards as they are now, by partition key. Raises ``FileNotFoundError`` naming what matches nothing."""
+        return list_raw_shards(self.locations, self.files_per_partition)
+
+    def root(self) -> str:
+        """The folder or URL prefix of all of them; locators are stored relative to it."""
+        return raw_root(self.locations)

@@ -1,0 +1,23 @@
+"""Find new raw shards."""
+
+import dagster as dg
+
+from mm_assets.partitions import SHARDS
+from mm_assets.resources.raw_shards import RawShards
+
+
+@dg.sensor(
+    minimum_interval_seconds=30,
+    default_status=dg.DefaultSensorStatus.RUNNING,
+    description="Adds a partition for every raw shard that has none yet.",
+)
+def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
+    known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
+    try:
+        listed = raw.listing()
+    except FileNotFoundError as error:
+        return dg.SkipReason(f"no raw shards: {error}")
+    new = [key for key in listed if key not in known]
+    if not new:
+        return dg.SkipReason(f"all {len(listed)} raw shards are known")
+    return dg.SensorResult(dynamic_partitions_requests=[SHARDS.build_add_request(new)])
