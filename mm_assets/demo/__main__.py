@@ -15,15 +15,20 @@ ROOT = Path("demo")
 
 
 def main() -> int:
-    """Make shards (if there are none), materialize every asset for all of them in one run, print the table."""
-    shards = make_shards(ROOT / "raw")
+    """Make shards (if there are none), materialize every asset for all of them in one run, print the table.
+
+    With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards go there instead.
+    """
+    if not os.environ.get("MM_RAW_SHARDS"):
+        make_shards(ROOT / "raw")
+        os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
+    if not os.environ.get("MM_STORAGE"):
+        os.environ["MM_STORAGE"] = str(ROOT / "storage")
     home = ROOT / "dagster_home"
     home.mkdir(parents=True, exist_ok=True)
     shutil.copyfile("dagster.yaml", home / "dagster.yaml")
     os.environ["DAGSTER_HOME"] = str(home.resolve())
-    os.environ.setdefault("MM_RAW_SHARDS", str(ROOT / "raw"))
-    os.environ.setdefault("MM_STORAGE", str(ROOT / "storage"))
-    print(f"{len(shards)} raw shards in {ROOT / 'raw'}; materializing all assets …", flush=True)
+    print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} …", flush=True)
     return _materialize()
 
 
@@ -31,17 +36,20 @@ def _materialize() -> int:
     import dagster as dg
 
     warnings.simplefilter("ignore", dg.BetaWarning)
-    from mm_assets.definitions import defs, raw
+    from mm_assets.definitions import defs
     from mm_assets.demo.summary import print_summary
     from mm_assets.partitions import SHARDS
+    from mm_assets.resources.raw_shards import RawShards
 
     started = time.monotonic()
+    raw = RawShards(locations=os.environ["MM_RAW_SHARDS"])
     with dg.DagsterInstance.get() as instance:
-        keys = list(raw.listing())
-        instance.add_dynamic_partitions(str(SHARDS.name), keys)
+        instance.add_dynamic_partitions(str(SHARDS.name), list(raw.listing()))
         keys = instance.get_dynamic_partitions(str(SHARDS.name))
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
-        result = defs.get_job_def("all_assets").execute_in_process(instance=instance, tags=tags, raise_on_error=False)
+        result = defs.resolve_job_def("all_assets").execute_in_process(
+            instance=instance, tags=tags, raise_on_error=False, run_config={"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        )
         print_summary(instance, result, raw.locations)
         print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if result.success else 1

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import dagster as dg
+
+from mm_assets.io_managers.events import URI
 
 
 @dataclass
@@ -27,17 +30,17 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         values = {name: value.value for name, value in materialization.metadata.items()}
         line.partitions += 1
         line.unchanged += bool(values.get("unchanged"))
-        line.samples += int(values.get("samples") or 0)
-        line.images += int(values.get("images") or 0)
-        line.bytes += int(values.get("bytes") or 0)
-        if uri := values.get("uri"):
+        line.samples += _number(values, "samples")
+        line.images += _number(values, "images")
+        line.bytes += _number(values, "bytes")
+        if uri := values.get(URI):
             line.places.add(str(uri) if str(uri).endswith(".lance") else str(uri).rpartition("/")[0])
     seconds = _seconds(instance, result.run_id)
     header = ("asset", "partitions", "unchanged", "samples", "images", "MB", "seconds", "where")
     rows = [
-        (name, str(l.partitions), str(l.unchanged), str(l.samples or ""), str(l.images), f"{l.bytes / 1e6:.1f}",
-         f"{seconds.get(name, 0):.1f}", ", ".join(sorted(l.places)))
-        for name, l in lines.items()
+        (name, str(line.partitions), str(line.unchanged), str(line.samples or ""), str(line.images), f"{line.bytes / 1e6:.1f}",
+         f"{seconds.get(name, 0):.1f}", ", ".join(sorted(line.places)))
+        for name, line in lines.items()
     ]  # fmt: skip
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, *rows]:
@@ -46,6 +49,10 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for evaluation in failed:
         print(f"check failed: {evaluation.asset_key.to_user_string()}.{evaluation.check_name} ({evaluation.partition})")
     print(f"raw shards: {raw}; checks failed: {len(failed)}")
+
+
+def _number(values: dict[str, Any], name: str) -> int:
+    return int(values.get(name) or 0)
 
 
 def _seconds(instance: dg.DagsterInstance, run_id: str) -> dict[str, float]:

@@ -221,6 +221,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """Write the shard's record; a shard without one is not reported as landed, since its next run could not tell."""
         try:
             stat = self.stat_outputs({done.key: task.job.dest})[done.key]
+            if stat is None and done.uri:
+                return replace(done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there")
             ledger.write(
                 ShardRecord(
                     asset.to_user_string(), done.key, task.fingerprint, done.version, done.uri, stat,

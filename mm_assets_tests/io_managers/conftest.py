@@ -16,7 +16,7 @@ from mm_assets_tests.io_managers import toy
 class Toy:
     folder: Path
     instance: dg.DagsterInstance
-    io_config: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def raw(self) -> Path:
@@ -39,7 +39,7 @@ class Toy:
         return keys
 
     def definitions(self) -> dg.Definitions:
-        return toy.definitions(str(self.raw), str(self.root), **self.io_config)
+        return toy.definitions(str(self.raw), str(self.root), **self.config)
 
     def run(self, job: str, first: str | None = None, last: str | None = None, **kwargs: Any) -> dg.ExecuteInProcessResult:
         """Execute a job over a range of shards in one run."""

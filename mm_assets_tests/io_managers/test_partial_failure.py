@@ -120,7 +120,7 @@ def test_worker_that_dies_while_writing_leaves_nothing_published(deployment: Toy
 
 def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> None:
     damaged(deployment)
-    deployment.io_config["checks"] = []
+    deployment.config["checks"] = []
     run = deployment.run("two", "k01", "k12")
     assert not run.success and len(deployment.landed("curated", run)) == 9
     (failure,) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
@@ -137,7 +137,7 @@ def test_gate_deselected_in_the_run_counts_as_without(deployment: Toy) -> None:
 @pytest.mark.parametrize("gate", [True, False])
 def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -> None:
     keys = damaged(deployment)
-    deployment.io_config["checks"] = landed_checks([toy.skipping]) if gate else []
+    deployment.config["checks"] = landed_checks([toy.skipping]) if gate else []
     run = deployment.run("skip", "k01", "k12")
     assert run.success and len(deployment.landed("skipping", run)) == 9
     assert {key for key, status in deployment.status("skipping", keys).items() if status != "MATERIALIZED"} == set(BAD)

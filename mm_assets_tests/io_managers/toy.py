@@ -117,33 +117,35 @@ def summary(filtered: ShardSet) -> list[str]:
 ASSETS: list[Any] = [raw_shards, curated, scores, filtered, table, skipping, summary]
 
 
-UNGATED = dg.AssetSelection.assets("curated") - dg.AssetSelection.checks(check_key("curated", "landed"))
+JOBS = {
+    "all": dg.AssetSelection.assets("curated", "scores", "filtered", "table"),
+    "two": dg.AssetSelection.assets("curated", "scores"),
+    "gate": dg.AssetSelection.checks(check_key("curated", "landed")),
+    "ungated": dg.AssetSelection.assets("curated") - dg.AssetSelection.checks(check_key("curated", "landed")),
+    "skip": dg.AssetSelection.assets("skipping"),
+    "summary": dg.AssetSelection.assets("summary"),
+    "with summary": dg.AssetSelection.assets("curated", "scores", "filtered", "summary"),
+    "observe": dg.AssetSelection.assets("raw_shards"),
+}
 
 
-def definitions(raw: str, root: str, **io_config: Any) -> dg.Definitions:
-    """The toy's code location; `assets`, `checks`, `executor` and `processes` may be replaced."""
-    assets = io_config.pop("assets", ASSETS)
-    checks = io_config.pop("checks", landed_checks(assets))
-    executor = io_config.pop("executor", dg.in_process_executor)
-    workers = Workers(processes=io_config.pop("processes", 2))
+def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
+    """The toy's code location. `config`: other `assets`, `checks`, `jobs` (selections by name), `processes`, IO manager fields."""
+    assets = config.pop("assets", ASSETS)
+    checks = config.pop("checks", landed_checks(assets))
+    jobs = config.pop("jobs", JOBS)
+    workers = Workers(processes=config.pop("processes", 2))
     listing = ToyRawShards(folder=raw)
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        executor=executor,
-        jobs=[
-            dg.define_asset_job("all", selection=dg.AssetSelection.assets("curated", "scores", "filtered", "table")),
-            dg.define_asset_job("two", selection=dg.AssetSelection.assets("curated", "scores")),
-            dg.define_asset_job("ungated", selection=UNGATED),
-            dg.define_asset_job("gate", selection=dg.AssetSelection.checks(check_key("curated", "landed"))),
-            dg.define_asset_job("skip", selection=dg.AssetSelection.assets("skipping")),
-            dg.define_asset_job("observe", selection=dg.AssetSelection.assets("raw_shards")),
-        ],
+        executor=dg.in_process_executor,
+        jobs=[dg.define_asset_job(name.replace(" ", "_"), selection=selection) for name, selection in jobs.items()],
         resources={
             "raw": listing,
             "raw_io": RawShardIOManager(raw=listing),
             "workers": workers,
-            "io_manager": ToyIOManager(root=root, workers=workers, **io_config),
+            "io_manager": ToyIOManager(root=root, workers=workers, **config),
             "table_io": ToyTableIOManager(root=root, workers=workers),
             "summary_io": dg.mem_io_manager,
         },

@@ -7,7 +7,7 @@ import hashlib
 import os
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mm_assets.formats.storage import staged
@@ -99,3 +99,31 @@ def die_while_writing(job: Job) -> Done:
         Path(file.path).write_text("half")
         os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still alive")
+
+
+def run_longer_scores(job: Job) -> Done:
+    """`run`, but with every measured length one more."""
+    if job.steps and isinstance(job.steps[0], Measure):
+        return run(replace(job, steps=(*job.steps, PlusOne())))
+    return run(job)
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    def __call__(self, lines: list[str]) -> list[str]:
+        return [str(int(line) + 1) for line in lines]
+
+
+def run_unblocked(job: Job) -> Done:
+    """A careless format: it forgets that a check may forbid to publish."""
+    return run(replace(job, blocking=frozenset()))
+
+
+def run_badly(job: Job) -> Done:
+    """Answers that break the contract of `run_job`, by shard."""
+    return {
+        "k01": None,
+        "k02": Done("k99", True),
+        "k03": Done("k03", False),
+        "k04": Done("k04", False, error="sorry", detail="because"),
+    }.get(job.key, run(job))  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from mm_assets_tests.live.browser import PageError, screenshot
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.clients
 
 PAGE = """<!doctype html><title>t</title><body style="margin:0"><p hidden>all green</p>
 <p onclick="document.body.style.background='#00ff00'; document.getElementById('late').textContent='all green'">push</p>

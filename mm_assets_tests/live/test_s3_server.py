@@ -7,7 +7,7 @@ import s3fs
 
 from mm_assets_tests.live.s3_server import S3Server, s3_server
 
-pytestmark = pytest.mark.live
+pytestmark = pytest.mark.clients
 
 
 def test_put_get_range_and_list(s3: S3Server) -> None:

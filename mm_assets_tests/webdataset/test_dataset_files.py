@@ -101,7 +101,7 @@ def parsed(card: str) -> dict[str, Any]:
 
 
 def features(card: str) -> dict[str, Any]:
-    """Features by name, as the `datasets` library would take them: it pops ``name`` from each, so none may be shared."""
+    """Features by name, as the `datasets` library would take them: it pops ``name`` from each: none may be shared."""
     listed = parsed(card)["dataset_info"]["features"]
     seen: set[int] = set()
 
@@ -480,7 +480,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def check_clients(root: str, versions: dict[str, list[Staged]]) -> list[Staged]:
-    """Every tar is one of its versions, and no file beside it promises what it does not hold; returns those versions."""
+    """Every tar is one of its versions, and no file beside it promises what it does not hold; returns them."""
     files = contents(root)
     here = [next(v for v in options if v.data == files[f]) for f, options in versions.items() if f in files]
     counts = {part.facts.file: part.facts.samples for part in here}

@@ -1,8 +1,8 @@
 """How a table's schema comes to be the union of its partitions' schemas, in one new version.
 
-Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has, which read as
-null. A widened column (integers to floats, anything to JSON text) is written anew, that column alone, beside the
-fragment's other data. Field ids tie schema and data files together; they are never used twice.
+Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has, which
+read as null. A widened column (integers to floats, anything to JSON text) is written anew, that column alone, beside
+the fragment's other data. Field ids tie schema and data files together; they are never used twice.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class SchemaNotPlanned(ValueError):
 def plan_schema(uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None) -> pa.Schema:
     """The schema that partitions of these schemas should be written in, before workers write: the table's, unified.
 
-    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed in the table.
-    Integers meeting floats become float64 only if the table's integers are exact in it, otherwise JSON text; for the
-    partitions still to be written the caller must know (`FieldTally` does): `align_table` refuses inexact ones.
+    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed in the
+    table. Integers meeting floats become float64 only if the table's integers are exact in it, otherwise JSON text; for
+    the partitions still to be written the caller must know (`FieldTally` does): `align_table` refuses inexact ones.
     """
     location = Location(uri, storage_options)
     if not location.has_table():
@@ -68,11 +68,9 @@ def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
     merged = unify_schemas(everyone)
 
     def present(field: pa.Field) -> bool:
-        return all(
-            field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone
-        )
+        return all(field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone)
 
-    fields = [field if field.nullable or present(field) else field.with_nullable(True) for field in merged]
+    fields = [f if f.name in RESERVED_COLUMNS or present(f) else f.with_nullable(True) for f in merged]
     return order_columns(pa.schema(fields))
 
 
@@ -107,8 +105,8 @@ def same_values(first: pa.Field, second: pa.Field) -> bool:
 
 
 def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset:
-    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another came first,
-    `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then as before.
+    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another came
+    first, `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then as before.
     """
     current = dataset.schema
     target = target.with_metadata(current.metadata)
@@ -123,9 +121,7 @@ def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset
     else:
         # Lance lets a Merge give a field a new id only when every fragment has data for it: nulls are written as well.
         schema = _with_field_ids(dataset, target, changed)
-        operation = lance.LanceOperation.Merge(
-            [_rewrite(f, current, target, changed, schema) for f in fragments], schema
-        )
+        operation = lance.LanceOperation.Merge([_rewrite(f, current, target, changed, schema) for f in fragments], schema)
     properties = {"mm_assets:evolution": json.dumps(changed + [n for n in target.names if n not in current.names])}
     transaction = lance.Transaction(dataset.version, operation, transaction_properties=properties)
     return lance.LanceDataset.commit(dataset, transaction)
@@ -135,9 +131,7 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
     """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave it."""
     own = _paths(LanceSchema.from_pyarrow(written).fields())
     table = {path: id_ for id_, path in _paths(dataset.lance_schema.fields()).items()}
-    only_nulls = {
-        f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)
-    }
+    only_nulls = {f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)}
     values = json.loads(text)
     for file in values["files"]:
         paths = [own[id_] for id_ in file["fields"]]
@@ -145,9 +139,7 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
     return FragmentMetadata.from_json(json.dumps(values))
 
 
-def _rewrite(
-    fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema
-) -> FragmentMetadata:
+def _rewrite(fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema) -> FragmentMetadata:
     """The fragment with one data file more, which holds the new form of the named columns."""
     source = pa.schema([current.field(name) for name in names])
     wanted = pa.schema([target.field(name) for name in names])
@@ -192,8 +184,8 @@ def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Ite
             known[path] = following
             following += 1
         ids[path] = known[path]
-    # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a field wins, so
-    # that appending id (3) and parent id (4) sets them.
+    # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a field wins,
+    # so that appending id (3) and parent id (4) sets them.
     reduced: Any = fresh.__reduce__()
     build, (metadata, *messages) = reduced
     numbered = [

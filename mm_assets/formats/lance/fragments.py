@@ -30,9 +30,10 @@ Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch |
 class FragmentSet:
     """All rows of one partition, written but not committed. Picklable; `to_json` and `from_json` carry it as text.
 
-    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance ``FragmentMetadata``, ``nbytes``
-    the size of the data files, ``packed_ids`` the distinct sample ids (`sample_ids`). ``digest`` is the caller's: two sets
-    with one digest, row count and schema are taken for the same rows, and the second is not committed. It may be empty.
+    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance ``FragmentMetadata``,
+    ``nbytes`` the size of the data files, ``packed_ids`` the distinct sample ids (`sample_ids`). ``digest`` is the
+    caller's: two sets with one digest, row count and schema are taken for the same rows, and the second is not
+    committed. It may be empty.
     """
 
     partition: str
@@ -76,9 +77,7 @@ class FragmentSet:
 def removal(partition: str, schema: pa.Schema) -> FragmentSet:
     """The set that, committed, removes a partition. ``schema`` is any schema that fits the table, e.g. its own."""
     stored = to_storage_schema(schema)
-    return FragmentSet(
-        partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string()))
-    )
+    return FragmentSet(partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string())))
 
 
 def write_fragments(
@@ -92,10 +91,11 @@ def write_fragments(
 ) -> FragmentSet:
     """Stream one partition's rows into new data files below ``uri``; nothing is visible until `LanceTable.commit`.
 
-    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema. The table need
-    not exist yet. Columns of the planned schema that this partition does not have need not be padded: they read as null.
-    Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches`` raises, OSError from the store. Files
-    that a failed call leaves behind belong to no version; ``cleanup_old_versions`` removes them after seven days.
+    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema. The table
+    need not exist yet. Columns of the planned schema that this partition does not have need not be padded: they read as
+    null. Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches`` raises, OSError from the
+    store. Files that a failed call leaves behind belong to no version; ``cleanup_old_versions`` removes them after
+    seven days.
     """
     if not partition:
         raise ValueError("a partition needs a name")
@@ -142,12 +142,10 @@ def _write_file(location: Location, version: str, schema: pa.Schema, source: _So
     if first is None:
         return []
     reader = pa.RecordBatchReader.from_batches(schema, itertools.chain([first], stream))
-    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants the table's
-    # schema. Creation of a fragment looks at neither, and the mode is without effect.
+    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants the
+    # table's schema. Creation of a fragment looks at neither, and the mode is without effect.
     options = location.storage_options or None
-    created = LanceFragment.create(
-        location.uri, reader, mode="create", data_storage_version=version, storage_options=options
-    )
+    created = LanceFragment.create(location.uri, reader, mode="create", data_storage_version=version, storage_options=options)
     return [created]
 
 
@@ -206,7 +204,6 @@ def _schema_bytes(schema: pa.Schema) -> bytes:
 
 def _written_schema(schema: pa.Schema) -> pa.Schema:
     fields = [
-        field.with_metadata({**(field.metadata or {}), **_NO_COMPRESSION}) if field.name == "binary_content" else field
-        for field in schema
+        field.with_metadata({**(field.metadata or {}), **_NO_COMPRESSION}) if field.name == "binary_content" else field for field in schema
     ]
     return pa.schema(fields)

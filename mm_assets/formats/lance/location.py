@@ -1,4 +1,6 @@
-"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and for ``s3://``."""
+"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and for
+``s3://``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ _S3_CLIENT = {
 
 
 def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Lance ``storage_options`` from the standard ``AWS_*`` variables, with ``allow_http`` for an ``http://`` endpoint."""
+    """Lance ``storage_options`` from the standard ``AWS_*`` variables, with ``allow_http`` for an ``http://``
+    endpoint.
+    """
     env = os.environ if environ is None else environ
     options = {
         option: env[variable]

@@ -1,9 +1,9 @@
 """Which rows of a Lance table belong to which partition: one small record file per written `FragmentSet`.
 
 The table has no partition column, so the records, in ``<table>/_mm_assets/partitions/``, name the data files that were
-written for a partition and its sample ids. A record is put before its commit (an intent) and once more after it, with the
-version. **The table is the truth, records are a superset of it**: a record counts only when its data files are in the
-current version, or (after a compaction, which moves rows into files that no record names) when its commit is known.
+written for a partition and its sample ids. A record is put before its commit (an intent) and once more after it, with
+the version. **The table is the truth, records are a superset of it**: a record counts only when its data files are in
+the current version, or (after a compaction, which moves rows into files that no record names) when its commit is known.
 """
 
 from __future__ import annotations

@@ -18,13 +18,11 @@ AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
 class Replacement:
     """The difference between one version of the table and the partitions as they shall be.
 
-    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed`` the
-    fragments to take out, ``superseded`` the set ids that stood for rows before and will no more.
+    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed``
+    the fragments to take out, ``superseded`` the set ids that stood for rows before and will no more.
     """
 
-    def __init__(
-        self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]) -> None:
         self.snapshot = snapshot
         self.pending: list[FragmentSet] = []
         self.kept: list[PartitionRecord] = []
@@ -93,9 +91,7 @@ class Replacement:
                 updated.append(left)
         if not (removed or updated or new):
             return None
-        return lance.LanceOperation.Update(
-            removed_fragment_ids=sorted(removed), updated_fragments=updated, new_fragments=list(new)
-        )
+        return lance.LanceOperation.Update(removed_fragment_ids=sorted(removed), updated_fragments=updated, new_fragments=list(new))
 
 
 def check_distinct(sets: Iterable[FragmentSet]) -> None:
@@ -120,8 +116,8 @@ def find_doubles(
 ) -> tuple[list[int], str]:
     """Fragments to remove after a commit that others overlapped, and a complaint when the commit must be undone.
 
-    Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its committer is the
-    one sure to see both.
+    Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its committer is
+    the one sure to see both.
     """
     doubled: set[int] = set()
     mine: dict[str, tuple[str, int]] = {}
@@ -150,9 +146,7 @@ def find_doubles(
 
 def owners_of_fragments(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> dict[int, str]:
     """Fragment -> the partition whose data files it has; fragments that compaction made have none."""
-    return {
-        id_: name for name, entries in records.items() for record in entries for id_ in snapshot.all_fragment_ids(record)
-    }
+    return {id_: name for name, entries in records.items() for record in entries for id_ in snapshot.all_fragment_ids(record)}
 
 
 def _claimant(sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], but: str) -> str:

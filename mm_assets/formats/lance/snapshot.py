@@ -33,8 +33,8 @@ class Snapshot:
         return int(self.dataset.version)
 
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
-        """Fragments that stand for the record's data files, ascending: of several with one file (a set that two processes
-        committed at once) the last."""
+        """Fragments that stand for the record's data files, ascending: of several with one file (a set that two
+        processes committed at once) the last."""
         return sorted({self._by_file[path][-1] for path in record.data_files if path in self._by_file})
 
     def all_fragment_ids(self, record: PartitionRecord) -> set[int]:
@@ -126,16 +126,15 @@ class Snapshot:
 
     def _sets_of(self, version: int) -> frozenset[str]:
         if version not in self._landed:
-            self._landed[version] = frozenset(
-                entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values()
-            )
+            self._landed[version] = frozenset(entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values())
         return self._landed[version]
 
     def _properties(self, version: int) -> Mapping[str, str]:
         try:
             transaction = self.dataset.read_transaction(version)
         except TypeError:
-            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not one of ours.
+            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not one of
+            # ours.
             return {}
         return (transaction.transaction_properties or {}) if transaction is not None else {}
 

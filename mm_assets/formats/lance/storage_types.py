@@ -1,8 +1,8 @@
 """Which Arrow types a Lance column is stored as, so that every column reads back equal.
 
-Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into ``string``/``binary``, and reads
-dictionaries back with other dictionaries. Such columns are stored as a plain type, and the original type is kept in the
-field's metadata. Columns of all other types are stored as they are.
+Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into ``string``/``binary``, and
+reads dictionaries back with other dictionaries. Such columns are stored as a plain type, and the original type is kept
+in the field's metadata. Columns of all other types are stored as they are.
 """
 
 from __future__ import annotations
@@ -38,12 +38,15 @@ def to_storage(data: Tabular) -> Tabular:
 
 
 def from_storage(data: Tabular) -> Tabular:
-    """The same rows in the original types (dictionaries are built anew: values and type are equal, codes need not be)."""
+    """The same rows in the original types (dictionaries are built anew: values and type are equal, codes need not
+    be).
+    """
     return _convert(data, from_storage_schema(data.schema), _restore)
 
 
 def file_version(schema: pa.Schema) -> str:
-    """Lance file version for data of a storage schema: "2.0", which is 4-6x faster for images, unless it refuses a type.
+    """Lance file version for data of a storage schema: "2.0", which is 4-6x faster for images, unless it refuses a
+    type.
 
     Files of version 2.0 refuse null structs and maps, so that a schema with either, at any depth, needs "2.2".
     """
@@ -53,10 +56,7 @@ def file_version(schema: pa.Schema) -> str:
 def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) -> Tabular:
     if data.schema.equals(schema, check_metadata=True):
         return data
-    columns = [
-        column if column.type == field.type else cast(column, field)
-        for column, field in zip(data.columns, schema, strict=True)
-    ]
+    columns = [column if column.type == field.type else cast(column, field) for column, field in zip(data.columns, schema, strict=True)]
     return type(data).from_arrays(columns, schema=schema)
 
 
@@ -128,17 +128,18 @@ def _same_unless_changed(type_: pa.DataType, rebuilt: pa.DataType) -> pa.DataTyp
 
 
 def _is_text(type_: pa.DataType) -> bool:
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
 def _is_refused(type_: pa.DataType) -> bool:
-    return (
-        pa.types.is_list_view(type_)
-        or pa.types.is_large_list_view(type_)
-        or pa.types.is_run_end_encoded(type_)
-        or pa.types.is_interval(type_)
-        or pa.types.is_union(type_)
+    checks = (
+        pa.types.is_list_view,
+        pa.types.is_large_list_view,
+        pa.types.is_run_end_encoded,
+        pa.types.is_interval,
+        pa.types.is_union,
     )
+    return any(check(type_) for check in checks)
 
 
 def _has_struct(type_: pa.DataType) -> bool:

@@ -7,7 +7,6 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import lance
@@ -15,7 +14,9 @@ import pyarrow as pa
 from lance.commit import CommitConflictError
 
 from mm_assets.formats.lance import evolution
+from mm_assets.formats.lance.facts import PartitionFacts, facts_of
 from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.indexes import cover_all_rows
 from mm_assets.formats.lance.location import Location, each
 from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles
@@ -26,35 +27,20 @@ Result = TypeVar("Result")
 
 _ATTEMPTS = 60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
 _LONGEST_WAIT = 0.5  # seconds
-class _Overtaken(Exception):
+
+
+class _Overtaken(CommitConflictError):
     """The table got a new version while its records were read."""
-
-
-_INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
-
-
-@dataclass(frozen=True)
-class PartitionFacts:
-    """What the table holds of one partition. ``nbytes`` are data file bytes as written, ``version`` the commit's (None
-    when the process died before it could say), ``fragment_ids`` is empty when compaction merged them with others."""
-
-    partition: str
-    rows: int
-    samples: int
-    nbytes: int
-    digest: str
-    set_id: str
-    version: int | None
-    fragment_ids: tuple[int, ...]
 
 
 class LanceTable:
     """A Lance table at a folder or URL, which need not exist yet.
 
-    Workers make `FragmentSet`s with `write_fragments`; one process commits them. Committers in other processes may work on
-    the same table: commits of different partitions all land. Two commits of *one* partition at the same time leave the
-    later one; between its commit and its look-again, a few milliseconds, readers can see both, and a crash just then
-    leaves both until the partition is committed again. Run one commit of a partition at a time to close that window.
+    Workers make `FragmentSet`s with `write_fragments`; one process commits them. Committers in other processes may work
+    on the same table: commits of different partitions all land. Two commits of *one* partition at the same time leave
+    the later one; between its commit and its look-again, a few milliseconds, readers can see both, and a crash just
+    then leaves both until the partition is committed again. Run one commit of a partition at a time to close that
+    window.
     """
 
     def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
@@ -82,13 +68,14 @@ class LanceTable:
     def commit(self, fragment_sets: Sequence[FragmentSet], *, properties: Mapping[str, str] | None = None) -> int:
         """Replace exactly these partitions, in one commit, and return the table's version that has them.
 
-        A set without rows removes its partition. Sets that the table has already (same set, or same digest, row count and
-        schema) are left alone: when all are, no version is made. If the sets have columns, or wider types, that the table
-        lacks, its schema is evolved first, in one version more. ``properties`` are kept in the Lance transaction.
+        A set without rows removes its partition. Sets that the table has already (same set, or same digest, row count
+        and schema) are left alone: when all are, no version is made. If the sets have columns, or wider types, that the
+        table lacks, its schema is evolved first, in one version more. ``properties`` are kept in the Lance transaction.
 
         Raises ValueError for a sample id that two partitions would have and for a partition named twice,
-        `SchemaNotPlanned`, `SchemaMismatch`, FileNotFoundError when a set's data files are gone, ``CommitConflictError``
-        after about half a minute of conflicts. After any error, or a crash, the same call may be repeated.
+        `SchemaNotPlanned`, `SchemaMismatch`, FileNotFoundError when a set's data files are gone,
+        ``CommitConflictError`` after about half a minute of conflicts. After any error, or a crash, the same call may
+        be repeated.
         """
         check_distinct(fragment_sets)
         if not fragment_sets:
@@ -104,17 +91,7 @@ class LanceTable:
         for name, records in sorted(by_name.items()):
             live = snapshot.live(records)
             if live is not None:
-                ids = tuple(snapshot.fragment_ids(live))
-                found[name] = PartitionFacts(
-                    partition=name,
-                    rows=live.rows,
-                    samples=live.samples,
-                    nbytes=live.nbytes,
-                    digest=live.digest,
-                    set_id=live.set_id,
-                    version=live.version,
-                    fragment_ids=ids,
-                )
+                found[name] = facts_of(live, snapshot)
         return found
 
     def ensure_indexes(self) -> int:
@@ -122,25 +99,7 @@ class LanceTable:
 
         Makes no version when they already do, or when the table has no rows.
         """
-        return self._until_no_conflict(self._ensure_indexes_once)
-
-    def _ensure_indexes_once(self) -> int:
-        dataset = self.dataset()
-        if not dataset.get_fragments():
-            return int(dataset.version)
-        present = {
-            (tuple(index.field_names), index.index_type.upper()): index.name for index in dataset.describe_indices()
-        }
-        names = []
-        for column, kind in _INDEXES.items():
-            name = present.get(((column,), kind))
-            if name is None:
-                dataset.create_scalar_index(column, kind)
-            else:
-                names.append(name)
-        if any(dataset.stats.index_stats(name)["num_unindexed_fragments"] for name in names):
-            dataset.optimize.optimize_indices()
-        return int(dataset.version)
+        return self._until_no_conflict(lambda: cover_all_rows(self.dataset()))
 
     def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str]) -> int:
         self._create(sets)
@@ -160,9 +119,7 @@ class LanceTable:
             replacement = Replacement(Snapshot(dataset), records, sets)
             self._resolve_rows(replacement)
         new = [
-            evolution.adopt(text, fragments.arrow_schema(), dataset)
-            for fragments in replacement.pending
-            for text in fragments.fragments
+            evolution.adopt(text, fragments.arrow_schema(), dataset) for fragments in replacement.pending for text in fragments.fragments
         ]
         read_version = int(dataset.version)
         operation = replacement.operation(new)
@@ -177,8 +134,8 @@ class LanceTable:
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
         """The newest version, with records that are complete for it. Raises `_Overtaken`.
 
-        Records of fragments are put before the version that adds them and pruned after the one that takes them out: read
-        while a version is the newest, they name all its fragments.
+        Records of fragments are put before the version that adds them and pruned after the one that takes them out:
+        read while a version is the newest, they name all its fragments.
         """
         snapshot = Snapshot(self.dataset())
         records = read()
@@ -187,7 +144,7 @@ class LanceTable:
 
     def _check_newest(self, snapshot: Snapshot) -> None:
         if snapshot.dataset.latest_version != snapshot.version:
-            raise _Overtaken
+            raise _Overtaken("other commits land faster than the table's records can be read")
 
     def _resolve_rows(self, replacement: Replacement) -> None:
         try:
@@ -202,9 +159,7 @@ class LanceTable:
             try:
                 # No write_dataset: of two that create at once, one erases the other's rows without an error. With no
                 # retries the loser fails (in two wordings), and opens the winner's table.
-                lance.LanceDataset.commit(
-                    self.uri, operation, max_retries=0, storage_options=self._location.storage_options or None
-                )
+                lance.LanceDataset.commit(self.uri, operation, max_retries=0, storage_options=self._location.storage_options or None)
             except OSError:
                 if not self.exists():
                     raise
@@ -214,18 +169,18 @@ class LanceTable:
         return lance.LanceDataset.commit(dataset, transaction)
 
     def _check_files(self, sets: Iterable[FragmentSet]) -> None:
-        """A version that names missing files could not be read; a cleanup with ``delete_unverified`` takes such files."""
+        """A version that names missing files could not be read; a cleanup with ``delete_unverified`` takes such
+        files.
+        """
         files = [(fragments.partition, name) for fragments in sets for name in fragments.data_files()]
-        for (partition, name), there in zip(
-            files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True
-        ):
+        for (partition, name), there in zip(files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True):
             if not there:
-                raise FileNotFoundError(
-                    f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again"
-                )
+                raise FileNotFoundError(f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again")
 
     def _look_again(self, sets: Sequence[FragmentSet]) -> None:
-        """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came double."""
+        """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came
+        double.
+        """
 
         def once() -> None:
             snapshot, records = self._consistent(lambda: self._records.of([f.partition for f in sets]))
@@ -254,15 +209,14 @@ class LanceTable:
             record
             for records in self._records.of([fragments.partition for fragments in sets]).values()
             for record in records
-            if record.set_id not in standing
-            and (record.set_id in replacement.superseded or not record.may_still_land())
+            if record.set_id not in standing and (record.set_id in replacement.superseded or not record.may_still_land())
         )
 
     def _until_no_conflict(self, action: Callable[[], Result]) -> Result:
         for attempt in range(_ATTEMPTS):
             try:
                 return action()
-            except (CommitConflictError, _Overtaken):
+            except CommitConflictError:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))

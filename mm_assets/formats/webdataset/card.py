@@ -47,7 +47,7 @@ The members of a sample are adjacent: its images `<key>.<position>.<ext>`, then 
 | `texts` | one entry per position, null where there is no text |
 | `images` | one entry per position: `"<position>.<ext>"`, the image's key in a WebDataset sample, or null |
 | `image_members` | the same as full member names |
-| `_row_extra` | `text`, `image`: extra columns of each item, aligned with the lists above; `metadata`: those of the sample |
+| `_row_extra` | `text`, `image`: extra columns per item, aligned with the lists; `metadata`: those of the sample |
 | `_row_errors` | items without content or with an error, each with position, modality and message |
 
 `_mm_assets` is bookkeeping for an exact way back to tables; the features above leave it out on purpose.
@@ -66,11 +66,11 @@ import wids                                           # pip install wids; clear 
 dataset = wids.ShardListDataset("path/to/folder/index.json")
 ```
 
-Megatron-Energon opens the folder as a `CrudeWebdataset` without `energon prepare` (`.nv-meta/` and the `.tar.idx` files are there);
-only random access by key needs `energon prepare --force-overwrite`.
+Megatron-Energon opens the folder as a `CrudeWebdataset` without `energon prepare` (`.nv-meta/` and the `.tar.idx` files
+are there); only random access by key needs `energon prepare --force-overwrite`.
 
-NeMo Curator reads the tars with `sample_id_field="sample_id", images_field="image_members"`. Its reader re-encodes every TIFF, frames
-compressed as JPEG with loss of pixels: take TIFF bytes from the tars themselves (the byte ranges it notes are right).
+NeMo Curator reads the tars with `sample_id_field="sample_id", images_field="image_members"`. Its reader re-encodes
+every TIFF, and frames compressed as JPEG lose pixels by it: take TIFF bytes from the tars (its byte ranges are right).
 """
 
 
@@ -100,7 +100,7 @@ def front_matter(facts: Iterable[PartitionFacts]) -> str:
 
 
 def declares(card: str, facts: PartitionFacts) -> bool:
-    """True when a `readme` already declares all pairs and columns of a partition: no reader would drop or refuse any."""
+    """True when a `readme` already declares all pairs and columns of a partition, in features that hold them."""
     found = _DECLARED.findall(card.partition("\n---\n")[0])
     images = {name for name, what in found if what == _IMAGE}
     columns = {name: _feature(what) for name, what in found if what != _IMAGE}

@@ -101,7 +101,7 @@ def hf_type(column: pa.Field) -> str:
 
 
 def union_feature(one: str, other: str) -> str:
-    """The feature that holds the values of both. Nulls fit any, int64 and float64 make float64, other pairs ``json``."""
+    """The feature that holds the values of both; nulls fit any, int64 and float64 make float64, others ``json``."""
     if one == other or other == "null":
         return one
     if one == "null":

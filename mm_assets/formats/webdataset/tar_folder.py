@@ -7,7 +7,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -130,7 +130,7 @@ class TarFolder:
             card = self._read(_CARD)
 
     def _write_card(self, facts: PartitionFacts) -> None:
-        """Write the card until it holds what is known *after* writing it: a publisher unseen before may have written in between."""
+        """Write the card until it holds what is known *after* writing it: others may have written in between."""
         while True:
             published, pending = self.facts(), [*self._pending(), facts]
             card = self._read(_CARD)
@@ -157,8 +157,10 @@ class TarFolder:
         return settled
 
     def _mend(self, file: str, candidates: list[PartitionFacts]) -> PartitionFacts:
-        """Facts and idx of a tar that is either the old or the new one, from its headers; a column of either is a column."""
-        with storage.open_binary(self._uri(file), self._options) as tar, local_tar(tar, file) as fd:
+        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a column."""
+        uri = self._uri(file)
+        source = storage.open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
+        with source as tar, local_tar(tar, file) as fd:
             index, size = scan(fd, file), os.fstat(fd).st_size
         starts, pairs = _measure(index)
         measured = PartitionFacts(file, len(starts), size, parse_pairs(pairs))
@@ -252,8 +254,8 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts
     end = int.from_bytes(idx[-8:], "little")
     if not (size == facts.bytes == end + END_BLOCKS and len(idx) == 8 * (facts.samples + 1)):
         raise ValueError(
-            f"{facts.file}: facts of {facts.samples} samples in {facts.bytes} bytes, an index of {len(idx) // 8 - 1} samples up to {end}"
-            f" and a tar of {size} bytes do not belong together"
+            f"{facts.file}: facts of {facts.samples} samples in {facts.bytes} bytes, an index of {len(idx) // 8 - 1}"
+            f" samples up to {end} and a tar of {size} bytes do not belong together"
         )
 
 

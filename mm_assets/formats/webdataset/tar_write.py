@@ -76,7 +76,7 @@ class TarWriter:
         return idx_bytes(self._starts, self._end)
 
     def close(self) -> None:
-        """Write the end blocks and close the file. Raises ``ValueError`` after a failed write. A second call does nothing."""
+        """Write the end blocks and close the file. ``ValueError`` after a failed write; a second call does nothing."""
         if self._fd < 0:
             return
         if self._torn:

@@ -1,0 +1,41 @@
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check lint ui clients test-clients lock clean
+.DEFAULT_GOAL := demo
+
+# Everything the project needs, from the lock file; nothing is installed outside .venv/.
+.venv/.made: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
+	$(BIN)/python -m mm_assets.demo
+
+test: .venv/.made  ## all tests but those of the clients
+	$(BIN)/python -m pytest -m "not clients"
+
+lint: .venv/.made
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test  ## ruff, types, tests
+
+ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:3000
+	mkdir -p demo/dagster_home && cp dagster.yaml demo/dagster_home/
+	DAGSTER_HOME=$${DAGSTER_HOME:-$(CURDIR)/demo/dagster_home} $(BIN)/dagster dev -h 127.0.0.1 -p 3000
+
+clients:  ## every client the outputs must open in, in an environment of their own (2.4 GB)
+	clients/install
+
+test-clients: .venv/.made clients  ## the tests that need those clients, a browser or an S3 server
+	$(BIN)/python -m pytest -m clients
+
+lock: .venv/.made  ## resolve the pins of pyproject.toml anew
+	$(BIN)/python -m pip install --quiet uv==0.13.8
+	$(BIN)/uv pip compile pyproject.toml --extra dev -o requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
+
+clean:
+	rm -rf .venv .venv-clients demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

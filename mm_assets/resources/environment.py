@@ -1,0 +1,62 @@
+"""All resources of the code location, from environment variables."""
+
+import os
+from typing import Any
+
+from mm_assets.formats.storage import is_remote, local_path
+from mm_assets.io_managers.lance import LanceIOManager
+from mm_assets.io_managers.parquet import IngestIOManager, ParquetIOManager
+from mm_assets.io_managers.raw import RawShardIOManager
+from mm_assets.io_managers.scores import ScoresIOManager
+from mm_assets.io_managers.webdataset import WebdatasetIOManager
+from mm_assets.io_managers.workers import Workers
+from mm_assets.resources.filter_bounds import FilterBounds
+from mm_assets.resources.raw_shards import RawShards
+
+
+def resources_from_environment() -> dict[str, Any]:
+    """Resources by key. Read when the code location loads:
+
+    ``MM_RAW_SHARDS`` (default ``demo/raw``), ``MM_STORAGE`` (``demo/storage``), ``MM_WORKERS`` (0: all cores),
+    ``MM_ON_MATERIALIZE_ERROR`` (``error``), ``MM_MIN_ASPECT_RATIO`` (1.0), ``MM_MAX_ASPECT_RATIO`` (2.0),
+    ``MM_SAMPLE_ID_FIELD``, ``MM_PER_IMAGE_FIELDS``, ``MM_PER_TEXT_FIELDS`` (comma-separated).
+    """
+    raw = RawShards(locations=_get("MM_RAW_SHARDS", "demo/raw"))
+    workers = Workers(processes=int(_get("MM_WORKERS", "0")))
+    root = _storage_root(_get("MM_STORAGE", "demo/storage"))
+    policy = _get("MM_ON_MATERIALIZE_ERROR", "error")
+    return {
+        "raw": raw,
+        "workers": workers,
+        "bounds": FilterBounds(
+            min_aspect_ratio=float(_get("MM_MIN_ASPECT_RATIO", "1.0")),
+            max_aspect_ratio=float(_get("MM_MAX_ASPECT_RATIO", "2.0")),
+        ),
+        "raw_io_manager": RawShardIOManager(raw=raw),
+        "ingest_io_manager": IngestIOManager(
+            raw=raw,
+            workers=workers,
+            root=root,
+            on_materialize_error=policy,
+            sample_id_field=_get("MM_SAMPLE_ID_FIELD", ""),
+            per_image_fields=_names("MM_PER_IMAGE_FIELDS"),
+            per_text_fields=_names("MM_PER_TEXT_FIELDS"),
+        ),
+        "scores_io_manager": ScoresIOManager(workers=workers, root=root),
+        "parquet_io_manager": ParquetIOManager(workers=workers, root=root, on_materialize_error=policy),
+        "webdataset_io_manager": WebdatasetIOManager(workers=workers, root=root, on_materialize_error=policy),
+        "lance_io_manager": LanceIOManager(workers=workers, root=root, on_materialize_error=policy),
+    }
+
+
+def _get(name: str, default: str) -> str:
+    return os.environ.get(name) or default
+
+
+def _storage_root(location: str) -> str:
+    """A URL as it is, a folder as absolute path: daemon, runs and workers need not share a working directory."""
+    return location.rstrip("/") if is_remote(location) else os.path.abspath(local_path(location))
+
+
+def _names(variable: str) -> list[str]:
+    return [name for name in _get(variable, "").split(",") if name]

@@ -1,0 +1,76 @@
+"""Declared checks have one result for each shard, and a blocking one holds back its shard alone."""
+
+import dagster as dg
+import pytest
+
+from mm_assets_tests.io_managers import toy
+from mm_assets_tests.io_managers.conftest import Toy
+
+LONG = "a line that is longer than twenty characters\n"
+
+
+def results(run: dg.ExecuteInProcessResult, asset: str, name: str) -> dict[str | None, bool]:
+    found = [e for e in run.get_asset_check_evaluations() if e.asset_check_key == toy.check_key(asset, name)]
+    assert len({e.partition for e in found}) == len(found), "one result for each shard"
+    return {e.partition: e.passed for e in found}
+
+
+def test_every_shard_has_results_of_its_own(deployment: Toy) -> None:
+    deployment.shards(3)
+    deployment.shard("k02", LONG)
+    run = deployment.run("two", "k01", "k03")
+    assert run.success
+    assert results(run, "curated", "not_empty") == {"k01": True, "k02": True, "k03": True}
+    assert results(run, "curated", "short_lines") == {"k01": True, "k02": False, "k03": True}
+    assert results(run, "curated", "landed") == {None: True}
+    by_name = {(e.check_name, e.partition): e for e in run.get_asset_check_evaluations()}
+    assert by_name["not_empty", "k02"].metadata == {"lines": dg.MetadataValue.int(1)}
+    assert by_name["not_empty", "k02"].blocking and not by_name["short_lines", "k02"].blocking
+    assert by_name["short_lines", "k02"].severity == dg.AssetCheckSeverity.WARN
+
+
+def test_dagster_shows_the_results_per_partition(deployment: Toy) -> None:
+    """No row stays planned, and none without a partition comes beside them."""
+    keys = deployment.shards(3)
+    deployment.shard("k02", LONG)
+    storage = deployment.instance.event_log_storage
+    for _ in range(2):  # the second run finds everything unchanged
+        deployment.run("two", "k01", "k03")
+        key = toy.check_key("curated", "short_lines")
+        rows = {row.partition_key: row for row in storage.get_asset_check_partition_info([key])}
+        assert sorted(rows) == keys
+        assert {k: row.latest_execution_status.name for k, row in rows.items()} == {
+            "k01": "SUCCEEDED", "k02": "FAILED", "k03": "SUCCEEDED",
+        }  # fmt: skip
+
+
+def test_blocking_check_withholds_its_shard_only(deployment: Toy) -> None:
+    keys = deployment.shards(3)
+    (deployment.raw / "k02.txt").write_text("")
+    run = deployment.run("two", "k01", "k03")
+    assert not run.success
+    assert results(run, "curated", "not_empty") == {"k01": True, "k02": False, "k03": True}
+    assert deployment.landed("curated", run) == deployment.landed("scores", run) == ["k01", "k03"]
+    assert deployment.status("curated", keys) == {"k01": "MATERIALIZED", "k02": "FAILED", "k03": "MATERIALIZED"}
+    assert not (deployment.root / "curated" / "k02.out").exists()
+    assert "shard 'k02' of curated: blocking check failed: not_empty" in deployment.log(run)
+
+
+def test_blocked_shard_keeps_its_published_version(deployment: Toy) -> None:
+    deployment.shards(1)
+    assert deployment.run("two", "k01").success
+    published = (deployment.root / "curated" / "k01.out").read_text()
+    (deployment.raw / "k01.txt").write_text("")
+    assert not deployment.run("two", "k01").success
+    assert (deployment.root / "curated" / "k01.out").read_text() == published
+
+
+def test_worker_that_publishes_in_spite_of_a_blocking_check_is_told(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(1)
+    (deployment.raw / "k01.txt").write_text("")
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.run_unblocked))
+    run = deployment.run("two", "k01")
+    assert deployment.landed("curated", run) == []
+    assert deployment.log(run)[0] == (
+        "shard 'k01' of curated: blocking check failed: not_empty, but run_job published the shard"
+    )

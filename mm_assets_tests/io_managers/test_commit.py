@@ -1,0 +1,123 @@
+"""Formats that publish by one commit per chunk: events come after it, and a commit that fails leaves none."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from mm_assets.io_managers.shards import Done, Job
+from mm_assets_tests.io_managers import toy
+from mm_assets_tests.io_managers.conftest import Toy
+
+
+def rows(deployment: Toy) -> dict[str, list[str]]:
+    return json.loads((deployment.root / "table.json").read_text())
+
+
+def test_one_commit_then_one_event_for_each_shard(deployment: Toy) -> None:
+    keys = deployment.shards(3)
+    run = deployment.run("all", "k01", "k03")
+    assert run.success and deployment.landed("table", run) == keys
+    assert rows(deployment) == {key: [f"FIRST OF {key.upper()}", key.upper()] for key in keys}
+    for event in deployment.latest("table", keys).values():
+        assert event.metadata["commit"] == dg.MetadataValue.int(3)
+        assert event.metadata["fields"] == dg.MetadataValue.json(keys)  # what prepare_chunk told the workers
+        assert event.uri == f"{deployment.root}/table.json"
+
+
+def test_events_are_logged_after_the_commit(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(3)
+    seen: list[int] = []
+    commit = toy.ToyTableIOManager.publish_chunk
+
+    def watched(self: toy.ToyTableIOManager, dones: Sequence[Done]) -> Sequence[Done]:
+        seen.append(len(deployment.history("table")))
+        return commit(self, dones)
+
+    monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", watched)
+    assert deployment.run("all", "k01", "k03").success
+    assert seen == [0] and len(deployment.history("table")) == 3
+
+
+def test_commit_takes_only_good_and_changed_shards(deployment: Toy) -> None:
+    keys = deployment.shards(4)
+    deployment.shard("k03", "RAISE")
+    deployment.run("all", "k01", "k02")
+    run = deployment.run("all", "k01", "k04")
+    assert deployment.landed("table", run) == ["k01", "k02", "k04"]
+    latest = deployment.latest("table", keys)
+    assert [latest[key].metadata["commit"].value for key in ("k01", "k02", "k04")] == [2, 2, 1]
+    assert ["unchanged" in latest[key].metadata for key in ("k01", "k02", "k04")] == [True, True, False]
+    assert sorted(rows(deployment)) == ["k01", "k02", "k04"]
+
+
+def test_failed_commit_fails_the_chunk_with_one_error_and_no_event(deployment: Toy) -> None:
+    keys = deployment.shards(3)
+    deployment.root.mkdir()
+    (deployment.root / "refuse-commit").touch()
+    run = deployment.run("all", "k01", "k03")
+    assert not run.success
+    assert deployment.history("table") == [] and len(deployment.landed("filtered", run)) == 3
+    assert deployment.status("table", keys) == dict.fromkeys(keys, "FAILED")
+    line = "commit of the chunk failed: OSError: the table refuses the commit"
+    errors = deployment.log(run)
+    assert [e.splitlines()[0] for e in errors] == [f"shard '{key}' of table: {line}" for key in keys]
+    assert [len(e.splitlines()) > 1 for e in errors] == [True, False, False]  # the traceback once
+    assert not (deployment.root / "ledger" / "table").exists()
+    (deployment.root / "refuse-commit").unlink()
+    again = deployment.run("all", "k01", "k03")
+    assert again.success and deployment.landed("table", again) == sorted(rows(deployment)) == keys
+
+
+def test_shard_that_the_commit_left_out_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(2)
+    monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", lambda self, dones: [d for d in dones if d.key == "k02"])
+    run = deployment.run("all", "k01", "k02")
+    assert deployment.landed("table", run) == []  # k02 is claimed to be published, but is not there
+    assert [line.splitlines()[0] for line in deployment.log(run)] == [
+        "shard 'k01' of table: publish_chunk left this shard out",
+        "shard 'k02' of table: run_job says it published {}/table.json, but nothing is there".format(deployment.root),
+    ]
+
+
+def test_commit_may_refuse_single_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(2)
+    commit = toy.ToyTableIOManager.publish_chunk
+
+    def choosy(self: toy.ToyTableIOManager, dones: Sequence[Done]) -> Sequence[Done]:
+        return [*commit(self, dones[1:]), replace(dones[0], ok=False, error="schema differs")]
+
+    monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", choosy)
+    run = deployment.run("all", "k01", "k02")
+    assert deployment.landed("table", run) == ["k02"]
+    assert deployment.log(run) == ["shard 'k01' of table: schema differs"]
+
+
+def test_prepare_chunk_must_keep_the_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(2)
+
+    def lossy(self: toy.ToyTableIOManager, jobs: Sequence[Job]) -> Sequence[Job]:
+        return jobs[1:]
+
+    monkeypatch.setattr(toy.ToyTableIOManager, "prepare_chunk", lossy)
+    run = deployment.run("all", "k01", "k02")
+    (failure,) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE and e.step_key == "table"]
+    assert "prepare_chunk must return one job for each it was given" in str(failure.event_specific_data.error.cause)
+
+
+def test_answers_against_the_contract_are_failures_of_their_shards(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.shards(5)
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.run_badly))
+    run = deployment.run("two", "k01", "k05")
+    assert deployment.landed("curated", run) == ["k05"]
+    errors = sorted(line for line in deployment.log(run) if " of curated: " in line.splitlines()[0] and "scores" not in line)
+    assert [e.split(" of curated: ")[1] for e in errors] == [
+        "run_job returned None for this shard",
+        "run_job returned " + repr(Done("k99", True)) + " for this shard",
+        "no reason given",
+        "sorry\nbecause",
+    ]
