@@ -203,7 +203,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 else:
                     yield done
         if held:
-            yield from self._commit(held)
+            yield from self._commit(sorted(held, key=lambda done: done.key))
 
     def _commit(self, held: Sequence[Done]) -> Iterator[Done]:
         try:

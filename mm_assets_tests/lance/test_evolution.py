@@ -38,13 +38,14 @@ J = json_field("x")
 K = pa.struct([("k", pa.int64())])
 LARGE = pa.large_string()
 EXACT = 2**53
+F64 = pa.float64()
 MATRIX = {
     # case: (first type, its values, second type, its values, type afterwards, first's and second's values afterwards)
     "null to text": (pa.null(), [None] * 3, pa.string(), ["a", None, ""], pa.string(), [None] * 3, ["a", None, ""]),
     "text, then null": (pa.string(), ["a", None, ""], pa.null(), [None] * 3, pa.string(), ["a", None, ""], [None] * 3),
     "null to struct": (pa.null(), [None] * 3, K, [{"k": 1}, None, {"k": None}], None, [None] * 3, [{"k": 1}, None, {"k": None}]),
     "null to list": (pa.null(), [None] * 3, pa.list_(pa.string()), [["a"], None, []], None, [None] * 3, [["a"], None, []]),
-    "int to float": (pa.int64(), [1, None, -EXACT], pa.float64(), [0.5, None, 1e300], pa.float64(), [1.0, None, -float(EXACT)], [0.5, None, 1e300]),
+    "int to float": (pa.int64(), [1, None, -EXACT], F64, [0.5, None, 1e300], F64, [1.0, None, -float(EXACT)], [0.5, None, 1e300]),
     "float, then int": (pa.float64(), [0.5, None, 1.0], pa.int64(), [1, None, 2], pa.float64(), [0.5, None, 1.0], [1.0, None, 2.0]),
     "big int to JSON": (pa.int64(), [BIG, None, 1], pa.float64(), [0.5, None, 1.0], J, [str(BIG), None, "1"], ["0.5", None, "1.0"]),
     "text to JSON": (pa.string(), ['a"b', None, ""], pa.int64(), [1, None, BIG], J, ['"a\\"b"', None, '""'], ["1", None, str(BIG)]),

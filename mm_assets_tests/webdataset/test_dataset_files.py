@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -637,6 +639,27 @@ def test_one_new_partition_costs_the_same_among_many(tmp_path: Path, monkeypatch
         Staged(tmp_path / "in", f"p{i:02d}.tar", 1, ["0.jpg"], {"score": "int64", "none": "list:null"}).publish(folder)
     reads: list[str] = []
     real = TarFolder._read_many
-    monkeypatch.setattr(TarFolder, "_read_many", lambda self, names: real(self, [reads.append(n) or n for n in names]))
+
+    def read_many(self: TarFolder, names: Iterable[str]) -> dict[str, bytes]:
+        wanted = list(names)
+        reads.extend(wanted)
+        return real(self, wanted)
+
+    monkeypatch.setattr(TarFolder, "_read_many", read_many)
     Staged(tmp_path / "in", "q.tar", 1, ["0.jpg"], {"score": "int64", "none": "list:null"}).publish(folder)
     assert len(reads) <= 5, reads
+
+
+def test_publishers_of_a_local_folder_wait_for_each_other(tmp_path: Path) -> None:
+    one, two = staged_pair(tmp_path)
+    one.publish(TarFolder(tmp_path / "out"))
+    before = contents(str(tmp_path / "out"), hidden=True)
+    publisher = threading.Thread(target=two.publish, args=(TarFolder(tmp_path / "out"),))
+    with open(tmp_path / "out" / ".mm_assets" / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        publisher.start()
+        publisher.join(0.3)
+        during = contents(str(tmp_path / "out"), hidden=True)
+        assert publisher.is_alive() and {n: d for n, d in during.items() if not n.endswith(".tmp")} == before
+    publisher.join(30)
+    assert [part.file for part in TarFolder(tmp_path / "out").facts()] == ["a.tar", "b.tar"]

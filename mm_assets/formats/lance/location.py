@@ -78,7 +78,7 @@ class Location:
         """Names of the finished files directly in a folder, sorted; none when it does not exist."""
         try:
             if self._root is not None:
-                found = os.listdir(self._root / folder)
+                found = [path.name for path in (self._root / folder).iterdir()]
             else:
                 found = [str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)]
         except FileNotFoundError:

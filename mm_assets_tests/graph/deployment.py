@@ -1,0 +1,69 @@
+"""The real graph over a folder of raw shards, on a SQLite instance of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import dagster as dg
+
+from mm_assets.definitions import SHARDED_ASSETS, build_definitions
+from mm_assets.partitions import SHARDS
+from mm_assets.resources.raw_shards import RawShards
+
+ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
+
+
+@dataclass
+class Deployment:
+    """Raw shards, an output root (folders or URLs) and an instance; environment variables configure the resources."""
+
+    raw: str
+    storage: str
+    instance: dg.DagsterInstance
+    environment: dict[str, str]
+
+    def run(self, keys: list[str] | None = None) -> dg.ExecuteInProcessResult:
+        """Materialize every asset for some neighbouring shards (default: all) in one run."""
+        with self._configured():
+            self.instance.add_dynamic_partitions(str(SHARDS.name), list(RawShards(locations=self.raw).listing()))
+            known = list(self.instance.get_dynamic_partitions(str(SHARDS.name)))
+            first, last = (keys[0], keys[-1]) if keys else (known[0], known[-1])
+            tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
+            job = build_definitions().resolve_job_def("all_assets")
+            return job.execute_in_process(
+                instance=self.instance,
+                tags=tags,
+                raise_on_error=False,
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            )
+
+    @contextmanager
+    def _configured(self) -> Iterator[None]:
+        before = dict(os.environ)
+        os.environ.update({"MM_RAW_SHARDS": self.raw, "MM_STORAGE": self.storage, **self.environment})
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def materialized(result: dg.ExecuteInProcessResult) -> dict[str, dict[str, dg.AssetMaterialization]]:
+    """asset -> shard -> its one materialization of this run. A second one for a shard fails the test."""
+    found: dict[str, dict[str, dg.AssetMaterialization]] = {}
+    for event in result.get_asset_materialization_events():
+        made = event.step_materialization_data.materialization
+        shards = found.setdefault(made.asset_key.to_user_string(), {})
+        assert made.partition is not None and made.partition not in shards, f"{made.asset_key} {made.partition}: two events"
+        shards[made.partition] = made
+    return found
+
+
+def failed_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str | None]]:
+    """(asset, check, shard) of every evaluation that did not pass."""
+    return {
+        (e.asset_key.to_user_string(), e.check_name, e.partition) for e in result.get_asset_check_evaluations() if not e.passed
+    }

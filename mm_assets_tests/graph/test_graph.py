@@ -1,0 +1,128 @@
+"""The whole graph on the example shards, in one run."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import webdataset as wds
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.interleaved import InterleavedBatch, InterleavedLanceReader, InterleavedParquetReader, InterleavedWebdatasetReader
+from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
+
+Deploy = Callable[..., Deployment]
+
+
+def _snapshot(folder: Path) -> dict[str, str]:
+    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
+
+
+def _read(reader: InterleavedParquetReader | InterleavedLanceReader | InterleavedWebdatasetReader) -> pa.Table:
+    return pa.concat_tables([batch.data for batch in reader], promote_options="default").sort_by(
+        [("sample_id", "ascending"), ("position", "ascending"), ("modality", "ascending")]
+    )
+
+
+def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(tmp_path: Path, deploy: Deploy) -> None:
+    shards = [path.stem for path in make_shards(tmp_path / "raw")]
+    result = deploy().run()
+    assert result.success
+    events = materialized(result)
+    assert {asset: sorted(found) for asset, found in events.items()} == {asset: sorted(shards) for asset in ASSETS}
+    assert failed_checks(result) == set()
+
+    storage = tmp_path / "storage"
+    curated = _read(InterleavedParquetReader(str(storage / "curated")))
+    raw = _read(InterleavedWebdatasetReader(str(tmp_path / "raw"), relative_to=str(tmp_path / "raw")))
+    assert curated.equals(raw)
+
+    outcome = AspectRatioFilter(1.0, 2.0)(InterleavedBatch(curated))
+    filtered = _read(InterleavedParquetReader(str(storage / "filtered")))
+    assert filtered.equals(outcome.batch.data.combine_chunks())
+    assert len(outcome.dropped) > 0
+    counts = {shard: made.metadata["filtered"].value for shard, made in events["filtered_parquet"].items()}
+    assert sum(n for reasons in counts.values() for n in reasons.values()) == len(outcome.dropped)
+
+    assert _read(InterleavedLanceReader(str(storage / "lance"))).equals(filtered)
+    assert _read(InterleavedWebdatasetReader(str(storage / "webdataset"))).equals(filtered)
+
+
+def test_events_carry_counts_schema_place_and_pictures(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=1)
+    events = materialized(deploy().run())
+    for shard, made in events["curated_parquet"].items():
+        table = pq.read_table(tmp_path / "storage" / "curated" / f"{shard}.parquet")
+        assert made.metadata["dagster/partition_row_count"].value == table.num_rows
+        assert made.metadata["samples"].value == len(table["sample_id"].unique())
+        assert made.metadata["images"].value == table["modality"].to_pylist().count("image")
+        assert made.metadata["bytes"].value == (tmp_path / "storage" / "curated" / f"{shard}.parquet").stat().st_size
+        assert made.metadata["dagster/uri"].value.endswith(f"curated/{shard}.parquet")
+        assert [c.name for c in made.metadata["dagster/column_schema"].value.columns] == table.schema.names
+        assert made.metadata["preview"].value.startswith("![](data:image/jpeg;base64,")
+
+
+def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=2, pdf=1)
+    deployment = deploy()
+    first = materialized(deployment.run())
+    before = _snapshot(tmp_path / "storage")
+    second = materialized(deployment.run())
+    assert _snapshot(tmp_path / "storage") == before
+    assert {a: sorted(s) for a, s in second.items()} == {a: sorted(s) for a, s in first.items()}
+    assert all(made.metadata["unchanged"].value is True for found in second.values() for made in found.values())
+
+
+def test_changed_threshold_reads_no_image_again(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=2, pdf=0)
+    deploy().run()
+    for path in (tmp_path / "raw").glob("*.tar"):
+        path.touch()  # keeps its bytes; only observation would look at it
+    wide = materialized(deploy(MM_MAX_ASPECT_RATIO="4").run())
+    assert all("unchanged" in made.metadata for made in wide["image_scores"].values())
+    assert all("unchanged" not in made.metadata for made in wide["filtered_parquet"].values())
+    table = pq.read_table(tmp_path / "storage" / "filtered")
+    scores = pq.read_table(tmp_path / "storage" / "scores")
+    ratios = [w / h for w, h in zip(scores["width"].to_pylist(), scores["height"].to_pylist(), strict=True)]
+    assert table["modality"].to_pylist().count("image") == sum(1 <= ratio <= 4 for ratio in ratios)
+
+
+def test_mended_shard_replaces_its_part_everywhere(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=2, pdf=0, samples=6)
+    deployment = deploy()
+    deployment.run()
+    (tmp_path / "raw" / "web-00001.tar").unlink()
+    make_shards(tmp_path / "raw", members=2, pdf=0, samples=9)  # only the second one is made anew
+    events = materialized(deployment.run())
+    assert "unchanged" in events["lance_table"]["web-00000"].metadata
+    assert "unchanged" not in events["lance_table"]["web-00001"].metadata
+    lance = _read(InterleavedLanceReader(str(tmp_path / "storage" / "lance")))
+    assert len(lance["sample_id"].unique()) == 15
+    assert lance.equals(_read(InterleavedParquetReader(str(tmp_path / "storage" / "filtered"))))
+    index = json.loads((tmp_path / "storage" / "webdataset" / "index.json").read_text())
+    assert [shard["nsamples"] for shard in index["shardlist"]] == [6, 9]
+
+
+def test_tars_open_in_webdataset_with_every_reference_resolved(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=1)
+    deploy().run()
+    images = 0
+    for tar in sorted((tmp_path / "storage" / "webdataset").glob("*.tar")):
+        for sample in wds.WebDataset(str(tar), shardshuffle=False).decode("pil"):
+            for reference in sample["json"]["images"]:
+                if reference is not None:
+                    assert sample[reference].size[0] > 0
+                    images += 1
+    filtered = pq.read_table(tmp_path / "storage" / "filtered")
+    assert images == filtered["modality"].to_pylist().count("image") > 0
+
+
+def test_no_path_of_this_machine_is_in_published_data(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=1)
+    deploy().run()
+    for path in (tmp_path / "storage").rglob("*"):
+        if path.is_file():
+            assert str(tmp_path).encode() not in path.read_bytes(), path

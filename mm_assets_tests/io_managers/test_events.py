@@ -1,0 +1,142 @@
+"""Canaries: what the seam relies on in Dagster 1.13.27 beyond its documentation. Run these first after an upgrade."""
+
+import warnings
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+
+from mm_assets.io_managers import events
+from mm_assets.io_managers.shards import Shard
+
+PARTS = dg.StaticPartitionsDefinition([f"p{n}" for n in range(5)])
+KEYS = PARTS.get_partition_keys()
+KEY = dg.AssetKey("probe")
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test() as sqlite:
+        yield sqlite
+
+
+class Discard(dg.IOManager):
+    def handle_output(self, context: dg.OutputContext, obj: object) -> None: ...
+    def load_input(self, context: dg.InputContext) -> None: ...
+
+
+def run_probe(instance: dg.DagsterInstance, logged: list[str], mark: bool = True) -> dg.ExecuteInProcessResult:
+    """One run over p0..p3 that logs an event for some of its partitions."""
+
+    @dg.asset(name="probe", partitions_def=PARTS)
+    def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
+        for key in logged:
+            tags = events.provenance(f"version of {key}", "7", {"up/stream": Shard(key, "", "u1", 12), "other": Shard(key, "", "o1")})
+            metadata = {events.URI: f"/out/{key}"}
+            context.log_event(dg.AssetMaterialization(KEY, partition=key, tags=tags, metadata=metadata))
+        yield dg.Output(None, metadata={events.MARK: True} if mark else {})
+
+    tags = {"dagster/asset_partition_range_start": "p0", "dagster/asset_partition_range_end": "p3"}
+    return dg.materialize([probe], instance=instance, tags=tags, resources={"io_manager": Discard()}, raise_on_error=False)
+
+
+def count(instance: dg.DagsterInstance) -> int:
+    return len(instance.fetch_materializations(KEY, limit=100).records)
+
+
+def test_mark_keeps_builtin_events_away(instance: dg.DagsterInstance) -> None:
+    assert run_probe(instance, ["p0", "p1", "p2"]).success
+    assert count(instance) == 3
+
+
+def test_without_the_mark_there_would_be_duplicates(instance: dg.DagsterInstance) -> None:
+    """If this fails, Dagster has learned it by itself and the mark may go."""
+    assert run_probe(instance, ["p0", "p1", "p2"], mark=False).success
+    assert count(instance) == 3 + 4
+
+
+def test_provenance_is_what_dagster_reads(instance: dg.DagsterInstance) -> None:
+    from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
+
+    run_probe(instance, ["p1"])
+    (record,) = instance.fetch_materializations(KEY, limit=1).records
+    provenance = extract_data_provenance_from_entry(record.event_log_entry)
+    assert extract_data_version_from_entry(record.event_log_entry) == dg.DataVersion("version of p1")
+    assert provenance is not None and provenance.code_version == "7" and provenance.is_user_provided
+    upstream, other = dg.AssetKey(["up", "stream"]), dg.AssetKey("other")
+    assert provenance.input_data_versions == {upstream: dg.DataVersion("u1"), other: dg.DataVersion("o1")}
+    assert provenance.input_storage_ids == {upstream: 12, other: None}
+
+
+def test_latest_events_of_many_partitions(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "_BATCH", 2)
+    run_probe(instance, ["p0", "p1"])
+    second = run_probe(instance, ["p1", "p2"])
+    found = events.latest_materializations(instance, KEY, ["p0", "p1", "p2", "p4"])
+    assert {key: (event.version, event.uri) for key, event in found.items()} == {
+        key: (f"version of {key}", f"/out/{key}") for key in ("p0", "p1", "p2")
+    }
+    assert [key for key, event in sorted(found.items()) if event.run_id == second.run_id] == ["p1", "p2"]
+    by_pointer = {r.storage_id: r.partition_key for r in instance.fetch_materializations(KEY, limit=100).records}
+    assert all(by_pointer[event.pointer] == key for key, event in found.items())
+    assert events.latest_materializations(instance, KEY, []) == {}
+
+
+def test_latest_observations(instance: dg.DagsterInstance) -> None:
+    for version in ("1", "2"):
+        instance.report_runless_asset_event(dg.AssetObservation(KEY, partition="p1", tags=events.observed_version(version)))
+    found = events.latest_observations(instance, KEY, ["p1", "p2"])
+    assert {key: event.version for key, event in found.items()} == {"p1": "2"}
+
+
+def test_wiped_events_are_gone(instance: dg.DagsterInstance) -> None:
+    run_probe(instance, ["p0"])
+    instance.wipe_assets([KEY])
+    assert events.latest_materializations(instance, KEY, ["p0"]) == {}
+
+
+def test_attempts_without_materialization(instance: dg.DagsterInstance) -> None:
+    first = run_probe(instance, ["p0", "p2"])
+    assert events.failed_attempts(instance, KEY, KEYS, [first.run_id]) == ["p1", "p3"]
+    assert events.failed_attempts(instance, KEY, ["p0", "p1"], [first.run_id]) == ["p1"]
+    assert events.failed_attempts(instance, KEY, KEYS, ["another run"]) == []
+    assert events.failed_attempts(instance, KEY, KEYS) == ["p1", "p3"]
+    second = run_probe(instance, ["p0", "p1"])
+    assert events.failed_attempts(instance, KEY, KEYS, [second.run_id]) == ["p2", "p3"]
+    assert events.failed_attempts(instance, KEY, KEYS, [first.run_id]) == []
+    run_probe(instance, KEYS[:4])
+    assert events.failed_attempts(instance, KEY, KEYS) == []
+
+
+def test_keys_of_a_run(instance: dg.DagsterInstance) -> None:
+    def keys(**tags: str) -> list[str]:
+        run = dg.DagsterRun("job", tags={f"dagster/{name}": value for name, value in tags.items()})
+        return events.keys_of_run(run, PARTS, instance)
+
+    assert keys(asset_partition_range_start="p1", asset_partition_range_end="p3") == ["p1", "p2", "p3"]
+    assert keys(partition="p2") == ["p2"]
+    assert keys() == []
+
+
+def test_family_of_a_run_alone(instance: dg.DagsterInstance) -> None:
+    run = run_probe(instance, ["p0"]).dagster_run
+    assert [r.run_id for r in events.family(instance, run)] == [run.run_id]
+
+
+def test_contexts_outside_of_a_run() -> None:
+    assert events.asset_step() is None
+    assert events.run_of(dg.build_input_context()) is None
+
+
+def test_own_code_location_loads_without_preview_warnings() -> None:
+    from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
+    from mm_assets_tests.io_managers.toy import curated
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+
+        @sharded(code_version="1", checks=[ShardCheck("c")])
+        def quiet(curated):  # type: ignore[no-untyped-def]
+            raise NotImplementedError
+
+        landed_checks([curated, quiet])

@@ -1,0 +1,80 @@
+"""Raw shards are observed once per version, and what is made from them names the version it was made from."""
+
+import dagster as dg
+
+from mm_assets.io_managers import events
+from mm_assets.io_managers.shards import ShardSet
+from mm_assets_tests.io_managers.conftest import Toy
+
+RAW = dg.AssetKey("raw_shards")
+
+
+def observed(deployment: Toy) -> list[tuple[str, str]]:
+    """(shard, version) of all observations, oldest first."""
+    return [(str(r.partition_key), r.asset_observation.tags["dagster/data_version"]) for r in deployment.history("raw_shards", "observations")]
+
+
+def test_observation_logs_only_new_and_changed_shards(deployment: Toy) -> None:
+    keys = deployment.shards(3)
+    assert deployment.run("observe").success
+    first = observed(deployment)
+    assert sorted(key for key, _ in first) == keys
+    assert deployment.run("observe").success
+    assert observed(deployment) == first
+    deployment.shard("k02", "changed\n")
+    deployment.shard("k04")
+    assert deployment.run("observe").success
+    assert sorted(key for key, _ in observed(deployment)[3:]) == ["k02", "k04"]
+    latest = events.latest_observations(deployment.instance, RAW, ["k01", "k02", "k09"])
+    assert {key: event.uri for key, event in latest.items()} == {key: str(deployment.raw / f"{key}.txt") for key in ("k01", "k02")}
+    assert latest["k02"].version == observed(deployment)[3:][0][1] or latest["k02"].version == observed(deployment)[4][1]
+
+
+def test_run_uses_the_observation_that_is_there(deployment: Toy) -> None:
+    deployment.shards(2)
+    deployment.run("observe")
+    assert deployment.run("two", "k01", "k02").success
+    assert len(observed(deployment)) == 2
+    pointers = {key: event.pointer for key, event in events.latest_observations(deployment.instance, RAW, ["k01", "k02"]).items()}
+    for record in deployment.history("curated"):
+        assert record.asset_materialization is not None and record.asset_materialization.tags is not None
+        tags = record.asset_materialization.tags
+        assert tags["dagster/input_event_pointer/raw_shards"] == str(pointers[str(record.partition_key)])
+
+
+def test_shard_never_observed_is_observed_by_the_run(deployment: Toy) -> None:
+    deployment.shards(2)
+    run = deployment.run("two", "k01", "k02")
+    assert run.success
+    records = deployment.history("raw_shards", "observations")
+    assert [r.run_id for r in records] == [run.run_id] * 2
+    pointer = {str(r.partition_key): str(r.storage_id) for r in records}
+    tags = {str(r.partition_key): r.asset_materialization.tags for r in deployment.history("curated")}
+    assert {key: t["dagster/input_event_pointer/raw_shards"] for key, t in tags.items()} == pointer
+
+
+def test_shard_changed_since_its_observation_is_seen_by_the_run(deployment: Toy) -> None:
+    """Mending a raw shard and running again is enough; no observation has to be launched in between."""
+    deployment.shards(2)
+    deployment.run("observe")
+    deployment.run("two", "k01", "k02")
+    deployment.shard("k02", "mended\n")
+    assert deployment.run("two", "k01", "k02").success
+    assert (deployment.root / "curated" / "k02.out").read_text() == "MENDED\n"
+    assert [key for key, _ in observed(deployment)[2:]] == ["k02"]
+
+
+def test_shard_that_is_gone_fails_by_name(deployment: Toy) -> None:
+    deployment.shards(2)
+    (deployment.raw / "k01.txt").unlink()
+    run = deployment.run("two", "k01", "k02")
+    assert deployment.landed("scores", run) == ["k02"]
+    assert deployment.log(run)[0] == "shard 'k01' of curated: input missing: shard 'k01' of raw_shards: no such raw shard"
+
+
+def test_loading_outside_of_a_run_logs_nothing(deployment: Toy) -> None:
+    deployment.shards(2)
+    loaded = deployment.definitions().load_asset_value("raw_shards", partition_key="k02", instance=deployment.instance)
+    assert isinstance(loaded, ShardSet)
+    assert [(s.key, s.uri, s.pointer) for s in loaded] == [("k02", str(deployment.raw / "k02.txt"), None)]
+    assert observed(deployment) == []
