@@ -14,7 +14,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import connection, get_context
@@ -98,7 +98,7 @@ class WorkerPool:
             worker.process.join()
             worker.pipe.close()
 
-    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Iterator[tuple[J, R | WorkerFailure]]:
+    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
         """Run `fn(job)` for every job in the workers; yield `(job, result)` in the order in which they finish.
 
         `fn` is a function of a module (workers import it), `job` and result are picklable. `jobs` is read only a few ahead of the
@@ -128,7 +128,7 @@ class WorkerPool:
                 job = queue.popleft()
                 try:
                     message = ForkingPickler.dumps((fn, job))
-                except Exception as error:  # pickling runs code of the job's own class: anything may come out
+                except Exception as error:  # noqa: BLE001  (pickling runs code of the job's own class)
                     yield job, _failure(error)
                     continue
                 worker.jobs.append(job)
@@ -220,7 +220,7 @@ def _receive(worker: _Worker) -> bytes | None:
 def _loads(answer: bytes) -> Any:
     try:
         return ForkingPickler.loads(answer)
-    except Exception as error:  # unpickling runs code of the result's own class
+    except Exception as error:  # noqa: BLE001  (unpickling runs code of the result's own class)
         return _failure(error)
 
 
@@ -234,7 +234,7 @@ def _start() -> _Worker:
     ours, theirs = context.Pipe()
     process = context.Process(target=_work, args=(theirs,), daemon=True, name="mm-assets-worker")
     main = sys.modules["__main__"].__dict__
-    hidden = {name: main.get(name) for name in ("__file__", "__spec__") if name in main}
+    hidden: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
     main.pop("__file__", None)
     main["__spec__"] = None
     try:
@@ -257,7 +257,7 @@ def _work(pipe: Connection) -> None:
         try:
             fn, job = ForkingPickler.loads(message)
             answer = ForkingPickler.dumps(fn(job))
-        except BaseException as error:  # SystemExit too: a job must not end the worker under its follower
+        except BaseException as error:  # noqa: BLE001  (SystemExit too: a job must not end the worker under its follower)
             answer = ForkingPickler.dumps(_failure(error))
         pipe.send_bytes(answer)
 

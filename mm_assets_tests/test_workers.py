@@ -57,7 +57,7 @@ def test_results_come_in_the_order_in_which_they_finish(pool: WorkerPool) -> Non
 def test_exception_names_itself_in_one_line_and_keeps_its_traceback(pool: WorkerPool) -> None:
     failure = results(pool, [("raise", "bad\nshard"), ("echo", 1)])["raise", "bad\nshard"]
     assert (failure.type, failure.message, str(failure)) == ("ValueError", "bad\nshard", "ValueError: bad shard")
-    assert 'raise ValueError(message)\nValueError: bad\nshard' in failure.traceback
+    assert "raise ValueError(message)\nValueError: bad\nshard" in failure.traceback
 
 
 def test_killed_worker_costs_its_own_job_only(pool: WorkerPool) -> None:

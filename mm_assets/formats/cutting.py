@@ -11,28 +11,59 @@ import pyarrow.compute as pc
 
 from mm_assets.interleaved.samples import sample_offsets
 
-_TABLE_RESERVE = 64  # bytes a column of a table may take beyond its rows: one more offset, bitmap padding
+Sizes = npt.NDArray[np.int64]
+
+_OFFSETS = 18  # two 64-bit offsets and two bytes of bitmap: more than any row of text, bytes or lists needs beside its values
+_BITS = 2
 
 
-def row_bytes(table: pa.Table) -> npt.NDArray[np.int64]:
-    """At least the Arrow bytes each row takes: values, offsets and validity bits of every column."""
+def row_bytes(table: pa.Table) -> Sizes:
+    """At least the Arrow bytes each row takes: values, offsets and validity bits of every column.
+
+    What a chunk has beyond its rows (one more offset, a begun bitmap byte) is counted with every row: a chunk may have one.
+    """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        total += _column_row_bytes(column)
+        if column.num_chunks:
+            total += np.concatenate([_array_row_bytes(chunk) for chunk in column.chunks])
     return total
 
 
-def _column_row_bytes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    type_ = column.type
+def _array_row_bytes(array: pa.Array) -> Sizes:
+    type_ = array.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return _array_row_bytes(array.storage)
     if pa.types.is_null(type_):
-        return np.zeros(len(column), np.int64)
+        return np.zeros(len(array), np.int64)
     if _is_text_or_binary(type_):
-        lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-        return lengths + 9
-    if pa.types.is_primitive(type_):
-        return np.full(len(column), type_.bit_width // 8 + 2, np.int64)
-    mean = -(-column.nbytes // max(len(column), 1))  # nested: no row-wise length without a walk
-    return np.full(len(column), mean + 9, np.int64)
+        return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64) + _OFFSETS
+    if pa.types.is_struct(type_):
+        sizes = np.full(len(array), _BITS, np.int64)
+        for index in range(type_.num_fields):
+            sizes += _array_row_bytes(array.field(index))
+        return sizes
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_map(type_):
+        return _list_row_bytes(array)
+    if pa.types.is_fixed_size_list(type_):
+        values = array.values.slice(array.offset * type_.list_size, len(array) * type_.list_size)
+        return _array_row_bytes(values).reshape(len(array), type_.list_size).sum(axis=1) + _BITS
+    if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_):
+        return np.full(len(array), type_.bit_width // 8 + _BITS, np.int64)
+    mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries and the like: no size of one row
+    return np.full(len(array), mean + _OFFSETS, np.int64)
+
+
+def _list_row_bytes(array: pa.Array) -> Sizes:
+    offsets = array.offsets.to_numpy()
+    if len(array) == 0:
+        return np.zeros(0, np.int64)
+    if pa.types.is_map(array.type):
+        values = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
+    else:
+        values = array.values
+    inside = _array_row_bytes(values.slice(offsets[0], offsets[-1] - offsets[0]))
+    ends = np.concatenate([[0], np.cumsum(inside)])[offsets - offsets[0]]
+    return np.diff(ends) + _OFFSETS
 
 
 def _is_text_or_binary(type_: pa.DataType) -> bool:
@@ -53,36 +84,30 @@ def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[
     if max_bytes <= 0:
         raise ValueError(f"max_batch_bytes must be positive, not {max_bytes}")
     pending: list[pa.Table] = []
+    filled = 0
     for table in tables:
         if table.num_rows == 0:
             continue
         pending.append(table)
-        if sum(t.nbytes for t in pending) + _reserve(table) >= max_bytes:
+        filled += table.nbytes
+        if filled >= max_bytes:
             whole = pa.concat_tables(pending)
-            cuts = _cuts(whole, max_bytes)
-            for start, end in zip(cuts, cuts[1:], strict=False):
-                yield whole.slice(start, end - start)
-            pending = [whole.slice(cuts[-1])]  # its last sample may go on in the next table
+            *parts, rest = cut_rows(whole, sample_offsets(whole), row_bytes(whole), max_bytes)
+            yield from parts
+            pending = [rest]  # its last sample may go on in the next table
+            filled = rest.nbytes
     if pending:
         whole = pa.concat_tables(pending)
-        cuts = [*_cuts(whole, max_bytes), whole.num_rows]
-        for start, end in zip(cuts, cuts[1:], strict=False):
-            yield whole.slice(start, end - start)
+        yield from cut_rows(whole, sample_offsets(whole), row_bytes(whole), max_bytes)
 
 
-def _reserve(table: pa.Table) -> int:
-    return _TABLE_RESERVE * table.num_columns
-
-
-def _cuts(table: pa.Table, max_bytes: int) -> list[int]:
-    """Row offsets at which full batches start; what follows the last one is not known to be complete."""
-    offsets = sample_offsets(table)
-    ends = np.concatenate([[0], np.cumsum(row_bytes(table))])[offsets]
-    limit = max_bytes - _reserve(table)
+def cut_rows(table: pa.Table, offsets: Sizes, sizes: Sizes, max_bytes: int) -> list[pa.Table]:
+    """A table in parts of whole samples: ``offsets`` are those of `sample_offsets`, ``sizes`` the bytes of each row."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])[offsets]
     cuts = [0]
     start = 0
     for index in range(1, len(offsets) - 1):
-        if ends[index + 1] - start > limit:  # the sample index..index+1 does not fit any more
+        if ends[index + 1] - start > max_bytes:  # the sample index..index+1 does not fit any more
             cuts.append(int(offsets[index]))
             start = ends[index]
-    return cuts
+    return [table.slice(low, high - low) for low, high in zip(cuts, [*cuts[1:], table.num_rows], strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, s
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_MAGIC = b"\x1f\x8b\x08"
 
 
 class FetchError(ValueError):
@@ -30,23 +31,21 @@ class Fetcher(ABC):
 
 
 @contextmanager
-def open_fetcher(uri: str, options: StorageOptions | None = None) -> Iterator[Fetcher]:
-    """A fetcher for a local or remote path. Raises ``OSError`` when it cannot be opened."""
+def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> Iterator[Fetcher]:
+    """A fetcher for a local or remote path, which messages call ``name``. Raises ``OSError`` when it cannot be opened."""
     if is_remote(uri):
-        yield _RemoteFetcher(uri, options)
+        yield _RemoteFetcher(uri, name, options)
         return
-    with open(local_path(uri), "rb") as file:
-        is_gzip = os.pread(file.fileno(), 2, 0) == _GZIP_MAGIC
-        if not is_gzip:
-            yield _LocalFetcher(uri, file.fileno())
-            return
-    with local_tar(local_path(uri), uri) as descriptor:  # offsets are those of the unpacked tar
-        yield _LocalFetcher(uri, descriptor)
+    path = local_path(uri)
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
+        raise FetchError("not a regular file")
+    with local_tar(path, name) as descriptor:  # offsets are those of the unpacked tar
+        yield _LocalFetcher(name, descriptor)
 
 
 class _LocalFetcher(Fetcher):
-    def __init__(self, uri: str, descriptor: int) -> None:
-        self._uri = uri
+    def __init__(self, name: str, descriptor: int) -> None:
+        self._name = name
         self._descriptor = descriptor
         self._index: TarIndex | None = None
 
@@ -67,12 +66,12 @@ class _LocalFetcher(Fetcher):
     def _range(self, offset: int, size: int) -> bytes:
         end = os.fstat(self._descriptor).st_size
         if not (isinstance(offset, int) and isinstance(size, int)) or offset < 0 or offset + size > end:
-            raise FetchError(f"{self._uri}: range {offset}+{size} is outside the file of {end} bytes")
+            raise FetchError(f"{self._name}: range {offset}+{size} is outside the file of {end} bytes")
         parts = []
         while size > 0:
             part = os.pread(self._descriptor, size, offset)
             if not part:
-                raise FetchError(f"{self._uri}: the file ended at byte {offset}")
+                raise FetchError(f"{self._name}: the file ended at byte {offset}")
             parts.append(part)
             offset, size = offset + len(part), size - len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -80,7 +79,7 @@ class _LocalFetcher(Fetcher):
     def _member(self, name: str) -> Member:
         if self._index is None:
             try:
-                self._index = scan(self._descriptor, self._uri)
+                self._index = scan(self._descriptor, self._name)
             except TarDamage as error:
                 raise FetchError(str(error)) from error
         found = lookup(name, self._index)
@@ -90,42 +89,40 @@ class _LocalFetcher(Fetcher):
 
 
 class _RemoteFetcher(Fetcher):
-    def __init__(self, uri: str, options: StorageOptions | None) -> None:
+    def __init__(self, uri: str, name: str, options: StorageOptions | None) -> None:
         self._uri = uri
+        self._name = name
         self._options = options
         self._fs, self._path = filesystem(uri, options)
 
     def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
-        ranges = [(o, s) for _, o, s in requests if o is not None and s is not None and s > 0]
-        distinct = list(dict.fromkeys(ranges))
-        fetched = self._fs.cat_ranges(
-            [self._path] * len(distinct), [o for o, _ in distinct], [o + s for o, s in distinct], on_error="return"
-        )
-        by_range = dict(zip(distinct, fetched, strict=True))
-        whole: list[bytes | str] | None = None
-        results: list[bytes | str] = []
+        ranges = list(dict.fromkeys((o, s) for _, o, s in requests if o is not None and s))
+        if not ranges:
+            return self._unpacked(requests)
+        # The first bytes come along to tell a packed tar: its ranges are those of the unpacked one.
+        starts, ends = zip((0, len(_GZIP_MAGIC)), *((o, o + s) for o, s in ranges), strict=True)
+        magic, *fetched = self._fs.cat_ranges([self._path] * len(starts), list(starts), list(ends), on_error="return")
+        if magic == _GZIP_MAGIC:
+            return self._unpacked(requests)
+        by_range = dict(zip(ranges, fetched, strict=True))
         others = [r for r in requests if (r[1], r[2]) not in by_range]
-        if others:
-            whole = self._others(others)
-        for request in requests:
-            offset, size = request[1], request[2]
-            if (offset, size) in by_range:
-                results.append(self._checked(by_range[(offset, size)], offset, size))  # type: ignore[index, arg-type]
-            elif whole is not None:
-                results.append(whole[others.index(request)])
-        return results
+        found = iter(self._unpacked(others) if others else [])
+        return [
+            self._checked(by_range[o, s], o, s) if (o, s) in by_range else next(found)  # type: ignore[index, arg-type]
+            for _, o, s in requests
+        ]
 
     def _checked(self, data: object, offset: int, size: int) -> bytes | str:
-        if isinstance(data, Exception):
-            return f"failed to read {self._uri}: {type(data).__name__}: {data}"
-        assert isinstance(data, bytes)
+        if not isinstance(data, bytes):
+            return f"failed to read {self._name}: {type(data).__name__}: {data}"
         if len(data) != size:
-            return f"{self._uri}: range {offset}+{size} is outside the file"
+            return f"{self._name}: range {offset}+{size} is outside the file"
         return data
 
-    def _others(self, requests: Sequence[Request]) -> list[bytes | str]:
-        if all(member is None for member, _, _ in requests):
+    def _unpacked(self, requests: Sequence[Request]) -> list[bytes | str]:
+        """From a local copy, for what is not a range of the file as it lies there: members, whole files, packed tars."""
+        if all(member is None and not size for member, _, size in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)
-        with open_binary(self._uri, self._options) as stream, local_tar(stream, self._uri) as descriptor:
-            return _LocalFetcher(self._uri, descriptor).fetch(requests)
+        with open_binary(self._uri, self._options) as stream, local_tar(stream, self._name) as descriptor:
+            return _LocalFetcher(self._name, descriptor).fetch(requests)

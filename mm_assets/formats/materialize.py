@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.formats.cutting import Sizes, cut_rows, row_bytes
 from mm_assets.formats.fetching import FetchError, Fetcher, open_fetcher
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
+
+
+_LARGEST = 2**62  # of a byte offset: beyond it sums would overflow
 
 
 @dataclass(frozen=True)
 class _Locator:
     """The bytes a row asks for, without its frame: rows with equal locators are fetched once."""
 
-    path: str
     member: str | None
     byte_offset: int | None
     byte_size: int | None
+
+
+_Requests = dict[_Locator, list[tuple[int, int | None]]]  # locator -> (row, frame) of those who ask for it
 
 
 @overload
@@ -70,34 +78,63 @@ def materialize_table(
     found: dict[int, bytes] = {}
     errors: dict[int, str] = {}
     refs = table.column("source_ref").take(pa.array(wanted)).to_pylist()
-    by_path: dict[str, dict[_Locator, list[tuple[int, int | None]]]] = defaultdict(lambda: defaultdict(list))
+    by_path: dict[tuple[str, str], _Requests] = defaultdict(lambda: defaultdict(list))
     for row, text in zip(wanted, refs, strict=True):
         try:
-            ref = parse_source_ref(text)
-            path = _resolve(ref, roots)
+            ref = _checked(parse_source_ref(text))
+            path = _resolve(ref["path"], roots)
         except (FetchError, TypeError, ValueError) as error:
             errors[row] = str(error)
             continue
-        locator = _Locator(path, ref["member"], ref["byte_offset"], ref["byte_size"])
-        by_path[path][locator].append((row, ref["frame_index"]))
-    for path, locators in by_path.items():
+        locator = _Locator(ref["member"], ref["byte_offset"], ref["byte_size"])
+        by_path[path, str(ref["path"])][locator].append((row, ref["frame_index"]))
+    for (path, name), requests in by_path.items():
         try:
-            with open_fetcher(path, storage_options) as fetcher:
-                _fetch(fetcher, locators, found, errors)
-        except (FetchError, OSError) as error:
-            message = f"failed to read {path}: {error}"
-            errors.update({row: message for rows in locators.values() for row, _ in rows if row not in found})
+            with open_fetcher(path, name, storage_options) as fetcher:
+                _fetch(fetcher, name, requests, found, errors)
+        except Exception as error:  # noqa: BLE001  file systems raise what they like (botocore, aiohttp, missing packages)
+            message = f"failed to read {name}: {_reason(error, path, name)}"
+            errors.update({row: message for rows in requests.values() for row, _ in rows if row not in found})
     return _with_results(table, found, errors)
 
 
+def materialize_parts(
+    table: pa.Table, max_bytes: int, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
+) -> Iterator[pa.Table]:
+    """`materialize_table` part by part of whole samples, so that no more than ``max_bytes`` are fetched at a time."""
+    expected = bytes_to_fetch(table)
+    if not expected.any():
+        yield materialize_table(table, roots, storage_options)
+        return
+    for part in cut_rows(table, sample_offsets(table), row_bytes(table) + expected, max_bytes):
+        yield materialize_table(part, roots, storage_options)
+
+
+def bytes_to_fetch(table: pa.Table) -> Sizes:
+    """How many bytes `materialize` would add to each row, by what the locators say; frames of one range share its size."""
+    sizes = np.zeros(table.num_rows, np.int64)
+    wanted = _rows_to_fetch(table)
+    refs = table.column("source_ref").take(pa.array(wanted, pa.int64())).to_pylist() if wanted else []
+    frames_of: set[tuple[object, ...]] = set()
+    for row, text in zip(wanted, refs, strict=True):
+        try:
+            ref = _checked(parse_source_ref(text))
+        except (FetchError, TypeError, ValueError):
+            continue  # becomes a message
+        if ref["frame_index"] is not None:
+            place = (ref["path"], ref["byte_offset"], ref["byte_size"])
+            if place in frames_of:
+                continue
+            frames_of.add(place)
+        sizes[row] = min(ref["byte_size"] or 0, _LARGEST)
+    return sizes
+
+
 def _fetch(
-    fetcher: Fetcher,
-    locators: dict[_Locator, list[tuple[int, int | None]]],
-    found: dict[int, bytes],
-    errors: dict[int, str],
+    fetcher: Fetcher, name: str, requests: _Requests, found: dict[int, bytes], errors: dict[int, str]
 ) -> None:
-    results = fetcher.fetch([(loc.member, loc.byte_offset, loc.byte_size) for loc in locators])
-    for result, (locator, rows) in zip(results, locators.items(), strict=True):
+    results = fetcher.fetch([(loc.member, loc.byte_offset, loc.byte_size) for loc in requests])
+    for result, (locator, rows) in zip(results, requests.items(), strict=True):
         for row, frame in rows:
             if isinstance(result, str):
                 errors[row] = result
@@ -107,7 +144,28 @@ def _fetch(
                 try:
                     found[row] = split_frame(result, frame)
                 except ImageError as error:
-                    errors[row] = f"failed to extract frame {frame} from {locator.member or locator.path!r}: {error}"
+                    errors[row] = f"failed to extract frame {frame} from {locator.member or name!r}: {error}"
+
+
+def _checked(ref: SourceRef) -> SourceRef:
+    """The locator itself. Raises `FetchError` for a value that is not of its type: the text may come from anywhere."""
+    for key in ("path", "member"):
+        value: object = ref[key]  # type: ignore[literal-required]
+        if value is not None and not isinstance(value, str):
+            raise FetchError(f"source_ref: {key} is no string: {value!r:.100}")
+    for key in ("byte_offset", "byte_size", "frame_index"):
+        value = ref[key]  # type: ignore[literal-required]
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST):
+            raise FetchError(f"source_ref: {key} is no number of bytes or frames: {value!r:.100}")
+    return ref
+
+
+def _reason(error: Exception, path: str, name: str) -> str:
+    """What went wrong, under the name the data has for the file: the path of this machine is not published."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    text = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+    return text.replace(path, name) if isinstance(error, FetchError | OSError) else f"{type(error).__name__}: {text}".replace(path, name)
 
 
 def _rows_to_fetch(table: pa.Table) -> list[int]:
@@ -122,17 +180,15 @@ def _rows_to_fetch(table: pa.Table) -> list[int]:
     return pc.indices_nonzero(mask).to_pylist()
 
 
-def _resolve(ref: SourceRef, roots: Sequence[str] | None) -> str:
-    path = ref["path"]
+def _resolve(path: str | None, roots: Sequence[str] | None) -> str:
+    given = path
     if not path:
         raise FetchError("missing path")
-    if not isinstance(path, str):
-        raise FetchError(f"path is no string: {path!r}")
     is_relative = not is_remote(path) and not os.path.isabs(local_path(path))
     if is_relative and roots:
         path = join(roots[0], path)
     if roots is not None and not any(_is_inside(path, root) for root in roots):
-        raise FetchError(f"{ref['path']!r} is outside the configured roots")
+        raise FetchError(f"{given!r} is outside the configured roots")
     return path
 
 
@@ -140,8 +196,8 @@ def _is_inside(path: str, root: str) -> bool:
     if is_remote(path) != is_remote(root):
         return False
     if is_remote(path):
-        parts = path.split("/")
-        return ".." not in parts and (path == root or path.startswith(root.rstrip("/") + "/"))
+        # "a::b" chains file systems: what follows is opened wherever the first part lies
+        return "::" not in path and ".." not in path.split("/") and (path == root or path.startswith(root.rstrip("/") + "/"))
     real, real_root = os.path.realpath(local_path(path)), os.path.realpath(local_path(root))
     return real == real_root or real.startswith(real_root.rstrip("/") + "/")
 

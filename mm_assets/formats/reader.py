@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.materialize import materialize_table
+from mm_assets.formats.cutting import cut_rows, row_bytes
+from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions
 from mm_assets.formats.storage import StorageOptions, expand_paths
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.samples import sort_items
+from mm_assets.interleaved.notices import warn_user
+from mm_assets.interleaved.samples import sample_offsets, sort_items
 from mm_assets.interleaved.schema import (
     INTERLEAVED_SCHEMA,
     RESERVED_COLUMNS,
@@ -29,8 +30,8 @@ from mm_assets.interleaved.unify import unify_schemas
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
-
 _PROJECTED_BYTES = 32 << 20
+_KEYS = ("sample_id", "position", "modality")  # read whatever is asked for: samples are cut and sorted by them
 
 
 class ShardError(ValueError):
@@ -121,11 +122,13 @@ class InterleavedReader(ABC):
 
     def open(self, partition: Partition) -> BatchStream:
         """The stream of one partition; its files are scanned for their schema now and read when iterated."""
-        with ExitStack() as stack:
-            schemas = [stack.enter_context(_closing(self._open_file(file, partition))).schema for file in partition.files]
-        schema = self._partition_schema(schemas)
+        schema = self._partition_schema([self._schema_of(file, partition) for file in partition.files])
         stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files)
         return stream
+
+    def _schema_of(self, file: str, partition: Partition) -> pa.Schema:
+        with closing(self._open_file(file, partition)) as source:
+            return source.schema
 
     def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
         """The schema of a partition, and tables of some columns only: nothing else is read from storage."""
@@ -135,9 +138,8 @@ class InterleavedReader(ABC):
     def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
         for file in partition.files:
-            with _closing(self._open_file(file, partition)) as source:
-                wanted = [name for name in target.names if name in source.schema.names]
-                for table in source.tables(wanted, self.max_batch_bytes or _PROJECTED_BYTES):
+            with closing(self._open_file(file, partition)) as source:
+                for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
                     yield align_table(table, target)
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
@@ -147,34 +149,38 @@ class InterleavedReader(ABC):
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         whole: list[pa.Table] = []
         for file in partition.files:
-            with _closing(self._open_file(file, partition)) as source:
-                columns = [name for name in stream.schema.names if name in source.schema.names]
-                for table in source.tables(columns, self.max_batch_bytes):
-                    aligned = self._finish(table, stream.schema, file)
-                    if self.max_batch_bytes is not None:
-                        yield InterleavedBatch(aligned, (file,), partition.name)
-                    else:
-                        whole.append(aligned)
+            with closing(self._open_file(file, partition)) as source:
+                for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
+                    for part in self._finish(table, stream.schema, file):
+                        if self.max_batch_bytes is not None:
+                            yield InterleavedBatch(part, (file,), partition.name)
+                        else:
+                            whole.append(part)
                 if source.notes:
                     stream.notes[file] = source.notes
         if whole:
             yield InterleavedBatch(pa.concat_tables(whole), partition.files, partition.name)
 
-    def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> pa.Table:
+    def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> Iterator[pa.Table]:
+        """A source's table sorted, in its final types and with its bytes; cut anew where those made it larger than a batch."""
         try:
-            if {"sample_id", "position", "modality"} <= set(table.column_names):
-                table = sort_items(table)
-            table = align_table(table, schema)
+            table = sort_items(table)
+            aligned = align_table(table, schema)
         except ValueError as error:
             raise ShardError(f"{file}: {error}") from error
-        return materialize_table(table, self.roots, self.storage_options) if self.materialize else table
+        parts = [aligned]
+        if self.max_batch_bytes is not None and table.num_rows:
+            sizes = row_bytes(aligned) + (bytes_to_fetch(aligned) if self.materialize else 0)
+            parts = cut_rows(aligned, sample_offsets(table), sizes, self.max_batch_bytes)
+        for part in parts:
+            yield materialize_table(part, self.roots, self.storage_options) if self.materialize else part
 
     def _partition_schema(self, schemas: Sequence[pa.Schema]) -> pa.Schema:
         found = unify_schemas(canonical_schema(reconcile_schema(schema)) for schema in schemas)
         if self.fields is not None:
             absent = [name for name in self.fields if name not in found.names]
             if absent:
-                warnings.warn(f"fields not found, filled with null: {', '.join(absent)}", UserWarning, stacklevel=4)
+                warn_user(f"fields not found, filled with null: {', '.join(absent)}")
             kept = [found.field(n) if n in found.names else pa.field(n, pa.null()) for n in self.fields]
             found = pa.schema([*INTERLEAVED_SCHEMA, *kept])
         if self.target is None:
@@ -186,12 +192,5 @@ class InterleavedReader(ABC):
         return pa.schema([*self.target, *others])
 
 
-class _closing:
-    def __init__(self, source: FileSource) -> None:
-        self._source = source
-
-    def __enter__(self) -> FileSource:
-        return self._source
-
-    def __exit__(self, *_: object) -> None:
-        self._source.close()
+def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:
+    return [name for name in source.schema.names if name in schema.names or name in _KEYS]

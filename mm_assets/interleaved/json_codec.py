@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 RAW = "__arrow__"  # {"__arrow__": x}: x is the storage value (an integer of a date or time, the text of a JSON cell)
+_MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
+_SPARE_DEPTH = 300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
 
 
 class NotEncodable(ValueError):
@@ -54,9 +56,9 @@ def _encode(array: pa.Array, field: pa.Field) -> list[Any]:
     if pa.types.is_decimal(type_):
         return [None if v is None else str(v) for v in array.to_pylist()]
     if pa.types.is_temporal(type_):
-        return _encode_temporal(array)
+        return _encode_temporal(array, field.name)
     if pa.types.is_struct(type_):
-        return _encode_struct(array)
+        return _encode_struct(array, field.name)
     if pa.types.is_map(type_):
         return _encode_map(array)
     if _is_list(type_):
@@ -73,7 +75,7 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, _decode(values, pa.field(field.name, type_.storage_type)))
     if pa.types.is_dictionary(type_):
-        return _decode(values, pa.field(field.name, type_.value_type)).cast(type_)
+        return _to_dictionary(_decode(values, pa.field(field.name, type_.value_type)), type_)
     if _is_binary(type_):
         return pa.array([None if v is None else base64.b64decode(v) for v in values], type_)
     if pa.types.is_decimal(type_):
@@ -111,8 +113,23 @@ def _is_list(type_: pa.DataType) -> bool:
     return pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
 
 
+def is_too_deep(text: str) -> bool:
+    """Whether JSON text is nested so deeply that, inside some other JSON, Python could not read it again."""
+    if text.count("[") + text.count("{") < _MANY_BRACKETS:
+        return False
+    try:
+        json.loads("[" * _SPARE_DEPTH + text + "]" * _SPARE_DEPTH)
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return False
+
+
 def _json_cell(text: str) -> Any:
     try:
+        if is_too_deep(text):
+            return {RAW: text}
         value = json.loads(text)
     except ValueError:
         return {RAW: text}
@@ -125,6 +142,11 @@ def _json_text(value: Any) -> str:
     if isinstance(value, dict) and set(value) == {RAW}:
         return str(value[RAW])
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _to_dictionary(array: pa.Array, type_: pa.DictionaryType) -> pa.Array:
+    encoded = array.dictionary_encode()  # Arrow casts only text to a dictionary type
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(type_.index_type), encoded.dictionary, ordered=type_.ordered)
 
 
 def _decimal(text: str) -> Any:
@@ -142,9 +164,9 @@ def _travels_as_integer(type_: pa.DataType) -> bool:
     return pa.types.is_duration(type_) or pa.types.is_time(type_)  # Arrow parses no text of either
 
 
-def _encode_temporal(array: pa.Array) -> list[Any]:
+def _encode_temporal(array: pa.Array, name: str) -> list[Any]:
     if pa.types.is_interval(array.type):
-        raise NotEncodable(f"type {array.type} has no exact JSON form")
+        raise NotEncodable(f"column {name!r}: type {array.type} has no exact JSON form")
     integers = _storage_ints(array).to_pylist()
     if _travels_as_integer(array.type):
         return integers
@@ -172,10 +194,10 @@ def _temporal_int(value: Any, type_: pa.DataType) -> int:
     return int(_storage_ints(pc.cast(pa.array([value], pa.string()), type_))[0].as_py())
 
 
-def _encode_struct(array: pa.StructArray) -> list[Any]:
+def _encode_struct(array: pa.StructArray, name: str) -> list[Any]:
     names = [field.name for field in array.type]
     if len(set(names)) != len(names):
-        raise NotEncodable(f"struct with repeated field names {names} has no exact JSON form")
+        raise NotEncodable(f"column {name!r}: struct with repeated field names {names} has no exact JSON form")
     columns = [_encode(child, field) for child, field in zip(array.flatten(), array.type, strict=True)]
     present = array.is_valid().to_pylist()
     return [

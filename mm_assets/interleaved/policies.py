@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from mm_assets.interleaved.notices import warn_user
 
 MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
 POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
@@ -57,7 +58,7 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
         raise MaterializeError(f"{_describe(errors[0], source)}{_and_more(len(errors))}")
     if policy == "warn":
         for error in errors:
-            warnings.warn(_describe(error, source), UserWarning, stacklevel=2)
+            warn_user(_describe(error, source))
         return PolicyOutcome(table, errors)
     if policy == "drop_sample":
         bad_samples = pc.unique(table.column("sample_id").filter(failed))

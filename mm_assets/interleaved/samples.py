@@ -11,14 +11,17 @@ from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES
 
 Offsets = npt.NDArray[np.int64]
 
-_RANK = {name: rank for rank, name in enumerate(MODALITIES)}
+MAX_INT32 = 2**31 - 1
 
 
 def sample_offsets(table: pa.Table) -> Offsets:
     """Row offsets of the samples of a table: ``offsets[i]:offsets[i+1]`` are the rows of the i-th run of one sample_id."""
     if table.num_rows == 0:
         return np.zeros(1, np.int64)
-    ids = table.column("sample_id").combine_chunks()
+    ids = table.column("sample_id")
+    if not pa.types.is_string(ids.type):  # dictionaries and views have no runs
+        ids = ids.cast(pa.large_string())
+    ids = ids.combine_chunks()
     if isinstance(ids, pa.ChunkedArray):  # more text than 32-bit offsets can address
         ids = ids.cast(pa.large_string()).combine_chunks()
     ends = pc.run_end_encode(ids, run_end_type=pa.int64()).run_ends.to_numpy(zero_copy_only=False)
@@ -29,13 +32,20 @@ def sort_items(table: pa.Table) -> pa.Table:
     """Bring the rows of each sample into canonical order: metadata, then by position, text before image.
 
     Sample order is kept. Raises ``ValueError`` naming sample and position for a modality other than metadata, text, image,
-    a position that does not go with it, or two items of one modality at one position: no output layout has a place for them.
+    a position that does not go with it (or is beyond 32 bits), a null in one of the three columns, or two items of one
+    modality at one position: no output layout has a place for them.
     """
     if table.num_rows == 0:
         return table
+    for name in ("sample_id", "position", "modality"):
+        if table.column(name).null_count:
+            at = pc.index(pc.is_null(table.column(name)), True).as_py()
+            raise ValueError(f"{_item(table, at)}: {name} is null")
     offsets = sample_offsets(table)
     ranks = _modality_ranks(table)
-    positions = table.column("position").to_numpy().astype(np.int64)
+    positions = table.column("position").cast(pa.int64()).to_numpy()
+    if positions.max() > MAX_INT32:
+        raise ValueError(f"{_item(table, int(positions.argmax()))}: the position does not fit 32 bits")
     misplaced = (ranks == 0) != (positions == METADATA_POSITION)
     if misplaced.any() or (positions < METADATA_POSITION).any():
         at = int(np.argmax(misplaced | (positions < METADATA_POSITION)))
@@ -56,7 +66,7 @@ def sort_items(table: pa.Table) -> pa.Table:
 
 
 def _modality_ranks(table: pa.Table) -> Offsets:
-    ranks = pc.index_in(table.column("modality"), pa.array(MODALITIES)).combine_chunks()
+    ranks = pc.index_in(table.column("modality").cast(pa.string()), pa.array(MODALITIES)).combine_chunks()
     if ranks.null_count:
         at = pc.index(pc.is_null(ranks), True).as_py()
         raise ValueError(f"{_item(table, at)}: modality is none of {', '.join(MODALITIES)}")
@@ -77,7 +87,7 @@ class UniqueSamples:
     def observe(self, table: pa.Table) -> int:
         """Record the samples of a table and return how many they are. Raises ``ValueError`` naming a repeated id."""
         offsets = sample_offsets(table)[:-1]
-        ids = table.column("sample_id").take(pa.array(offsets)).to_pylist()
+        ids = table.column("sample_id").take(pa.array(offsets, pa.int64())).to_pylist()
         for sample_id in ids:
             if sample_id in self._seen:
                 raise ValueError(f"sample id {sample_id!r} occurs twice (its rows are not consecutive, or it is a duplicate)")

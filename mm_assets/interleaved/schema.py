@@ -5,12 +5,12 @@ One row per item. The eight reserved columns come first, in one order, with one 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import pyarrow as pa
 
 from mm_assets.interleaved.json_values import is_json, to_json_text
+from mm_assets.interleaved.notices import warn_user
 
 INTERLEAVED_SCHEMA: pa.Schema = pa.schema(
     [
@@ -64,7 +64,7 @@ def resolve_schema(
     """
     if schema is not None:
         if schema_overrides:
-            warnings.warn("both schema= and schema_overrides= were given: schema= is used", UserWarning, stacklevel=3)
+            warn_user("both schema= and schema_overrides= were given: schema= is used")
         return schema
     if not schema_overrides:
         return None

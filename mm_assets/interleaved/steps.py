@@ -60,7 +60,7 @@ class BatchStream:
         if not steps:
             return self
         result = BatchStream(self.partition, self.schema, lambda: _run(self, steps, result), self.files)
-        result.notes = self.notes
+        result.dropped, result.notes = self.dropped, self.notes  # of all steps, however many calls added them
         return result
 
 

@@ -140,11 +140,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         failed = set(events.failed_attempts(context.instance, asset, keys, [run.run_id])) if run else set()
         return ShardSet(
             asset.to_user_string(),
-            tuple(
-                Shard(key, found[key].uri, found[key].version, found[key].pointer)
-                for key in keys
-                if key in found and key not in failed
-            ),
+            tuple(Shard(key, found[key].uri, found[key].version, found[key].pointer) for key in keys if key in found and key not in failed),
             {key: "failed in this run" if key in failed else "not materialized" for key in keys if key not in found or key in failed},
         )
 
@@ -208,7 +204,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
     def _commit(self, held: Sequence[Done]) -> Iterator[Done]:
         try:
             published = {done.key: done for done in self.publish_chunk(held)}
-        except Exception as error:  # whatever went wrong, the whole chunk has not landed and the step still reports it
+        except Exception as error:  # noqa: BLE001  (whatever went wrong, no shard of the chunk has landed, and each says so)
             line = f"commit of the chunk failed: {type(error).__name__}: {error}"
             detail = "".join(traceback.format_exception(error))
             for number, done in enumerate(held):

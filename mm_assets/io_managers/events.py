@@ -175,18 +175,14 @@ def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     return run is None or run.is_finished
 
 
-def _storage_ids(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
-) -> dict[str, int]:
+def _storage_ids(instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for batch in _batches(list(keys)):
         found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))
     return found
 
 
-def _ids(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
-) -> Iterator[list[int]]:
+def _ids(instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]) -> Iterator[list[int]]:
     return _batches(list(_storage_ids(instance, asset, kind, keys).values()))
 
 

@@ -68,5 +68,3 @@ class ParquetIOManager(_ParquetFolder):
     folder: str = "filtered"
 
     run_job = staticmethod(rewrite_shard)
-
-

@@ -17,9 +17,7 @@ class ShardReports:
         self.code_version = run.assets_def.code_versions_by_key[asset] or ""
         self._run = run
         self._specs = {
-            spec.name: spec
-            for spec in run.assets_def.check_specs
-            if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
+            spec.name: spec for spec in run.assets_def.check_specs if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
         }
         self.failed: dict[str, str] = {}
 

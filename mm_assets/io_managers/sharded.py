@@ -11,6 +11,7 @@ import dagster as dg
 
 from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, SHARDED_TAG
+from mm_assets.io_managers.reports import metadata_values
 from mm_assets.io_managers.shards import Plan
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
@@ -57,9 +58,7 @@ def sharded(
                 io_manager_key=io_manager_key,
                 tags={**(tags or {}), SHARDED_TAG: on_failed_shards},
                 check_specs=[
-                    dg.AssetCheckSpec(
-                        c.name, asset=key, description=c.description, blocking=c.blocking, partitions_def=partitions_def
-                    )
+                    dg.AssetCheckSpec(c.name, asset=key, description=c.description, blocking=c.blocking, partitions_def=partitions_def)
                     for c in checks
                 ],
                 **asset_kwargs,
@@ -105,7 +104,8 @@ def _outputs_of(body: Body) -> Callable[..., Iterator[dg.Output[Any]]]:
 
 
 def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
-    @dg.asset_check(asset=asset, name=LANDED, description="Every shard of the run has been published.")
+    # A generator, so that the result is stored before the failure is raised; Dagster takes one, its annotation does not say so.
+    @dg.asset_check(asset=asset, name=LANDED, description="Every shard of the run has been published.")  # type: ignore[arg-type]
     def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         partitions_def = context.job_def.asset_layer.get(asset).partitions_def
         assert partitions_def is not None, "a sharded asset has partitions"
@@ -116,7 +116,7 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         else:  # launched on its own: a stocktaking of the whole asset
             keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
             bad = events.failed_attempts(context.instance, asset, keys)
-        metadata = {"shards": dg.MetadataValue.json(bad), "failed": len(bad), "of": len(keys)}
+        metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
         severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:

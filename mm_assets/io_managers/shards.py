@@ -1,9 +1,9 @@
 """What assets, IO managers and worker processes say to each other: small, picklable, free of data and of Dagster.
 
-    asset body      ──► Plan(source, steps, side)      what shall happen to every shard
-    IO manager      ──► Job                            the same for one shard, sent to a worker
-    worker          ──► Done                           what came of it
-    next asset      ◄── ShardSet of Shard              what landed, and in which version
+asset body      ──► Plan(source, steps, side)      what shall happen to every shard
+IO manager      ──► Job                            the same for one shard, sent to a worker
+worker          ──► Done                           what came of it
+next asset      ◄── ShardSet of Shard              what landed, and in which version
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
-
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ No `from __future__ import annotations` here or in any module with a `ResourceDe
 the class as objects, and as text they end in a pydantic `ValidationError` when the code location loads.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
@@ -17,7 +17,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 
-class Workers(ConfigurableResource):
+class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
     Give the same object to every IO manager *and* list it in the resources (`{"workers": workers, …}`): nested in the IO managers
@@ -30,14 +30,14 @@ class Workers(ConfigurableResource):
     _pool: WorkerPool | None = PrivateAttr(default=None)
 
     @contextmanager
-    def yield_for_execution(self, context: InitResourceContext) -> Iterator["Workers"]:
+    def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
         """Ends the workers with the run, however it ends (also by an interrupt)."""
         try:
             yield self
         finally:
             self.close()
 
-    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Iterator[tuple[J, R | WorkerFailure]]:
+    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
         """See `mm_assets.workers.WorkerPool.map`."""
         if self._pool is None:
             self._pool = WorkerPool(self.processes)

@@ -1,5 +1,7 @@
 """A toy deployment: raw text shards, an output root, a Dagster instance on SQLite in a directory of its own."""
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +11,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.io_managers import events
+from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy
 
 
@@ -60,15 +63,20 @@ class Toy:
         return events.latest_materializations(self.instance, dg.AssetKey(asset), keys)
 
     def status(self, asset: str, keys: Sequence[str]) -> dict[str, str]:
-        found = self.instance.get_status_by_partition(dg.AssetKey(asset), list(keys), toy.SHARDS) or {}
+        found = self.instance.get_status_by_partition(dg.AssetKey(asset), list(keys), SHARDS) or {}
         return {key: status.name if (status := found.get(key)) else "MISSING" for key in keys}
 
+    def failures(self, run: dg.ExecuteInProcessResult) -> dict[str, str]:
+        """Error text of each failed step."""
+        return {str(e.step_key): str(e.step_failure_data.error) for e in run.all_events if e.is_step_failure}
+
     def log(self, run: dg.ExecuteInProcessResult, level: int = 40) -> list[str]:
-        return [e.user_message for e in self.instance.all_logs(run.run_id) if e.level >= level and not e.is_dagster_event]
+        return [e.user_message for e in self.instance.all_logs(run.run_id) if int(e.level) >= level and not e.is_dagster_event]
 
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Toy]:
-    (tmp_path / "home").mkdir()
-    with dg.instance_for_test(temp_dir=str(tmp_path / "home")) as instance:
+    # The databases in memory where there is such a place: on a busy disk their syncs are half of the time of these tests.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as home, dg.instance_for_test(temp_dir=home) as instance:
         yield Toy(tmp_path, instance)

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.io_managers.shards import Done, Job
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 
 
@@ -78,7 +78,7 @@ def test_shard_that_the_commit_left_out_fails(deployment: Toy, monkeypatch: pyte
     assert deployment.landed("table", run) == []  # k02 is claimed to be published, but is not there
     assert [line.splitlines()[0] for line in deployment.log(run)] == [
         "shard 'k01' of table: publish_chunk left this shard out",
-        "shard 'k02' of table: run_job says it published {}/table.json, but nothing is there".format(deployment.root),
+        f"shard 'k02' of table: run_job says it published {deployment.root}/table.json, but nothing is there",
     ]
 
 
@@ -103,15 +103,12 @@ def test_prepare_chunk_must_keep_the_shards(deployment: Toy, monkeypatch: pytest
 
     monkeypatch.setattr(toy.ToyTableIOManager, "prepare_chunk", lossy)
     run = deployment.run("all", "k01", "k02")
-    (failure,) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE and e.step_key == "table"]
-    assert "prepare_chunk must return one job for each it was given" in str(failure.event_specific_data.error.cause)
+    assert "prepare_chunk must return one job for each it was given" in deployment.failures(run)["table"]
 
 
-def test_answers_against_the_contract_are_failures_of_their_shards(
-    deployment: Toy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_against_the_contract_are_failures_of_their_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(5)
-    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.run_badly))
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.run_badly))
     run = deployment.run("two", "k01", "k05")
     assert deployment.landed("curated", run) == ["k05"]
     errors = sorted(line for line in deployment.log(run) if " of curated: " in line.splitlines()[0] and "scores" not in line)

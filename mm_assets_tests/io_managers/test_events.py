@@ -10,7 +10,7 @@ from mm_assets.io_managers import events
 from mm_assets.io_managers.shards import Shard
 
 PARTS = dg.StaticPartitionsDefinition([f"p{n}" for n in range(5)])
-KEYS = PARTS.get_partition_keys()
+KEYS = list(PARTS.get_partition_keys())
 KEY = dg.AssetKey("probe")
 
 

@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.io_managers.sharded import landed_checks
-from mm_assets_tests.io_managers import toy
+from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 
 BAD = ["k03", "k07", "k08"]
@@ -29,8 +29,7 @@ def test_good_shards_go_through_every_asset_of_the_run(deployment: Toy) -> None:
         assert deployment.landed(asset, run) == good
         assert deployment.status(asset, keys) == {key: "FAILED" if key in BAD else "MATERIALIZED" for key in keys}
     assert not run.success
-    failed_steps = {e.step_key for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE}
-    assert failed_steps == {f"{asset}_landed" for asset in ("curated", "scores", "filtered", "table")}
+    assert set(deployment.failures(run)) == {f"{asset}_landed" for asset in ("curated", "scores", "filtered", "table")}
 
 
 def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None:
@@ -72,8 +71,7 @@ def test_landed_tells_which_shards_are_missing(deployment: Toy) -> None:
     assert [(e.passed, e.partition, e.severity) for e in landed] == [(False, None, dg.AssetCheckSeverity.ERROR)]
     (evaluation,) = landed
     assert evaluation.metadata["shards"] == dg.MetadataValue.json(BAD)
-    (failure, *_) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
-    assert "3 of 12 shards of curated did not land: k03, k07, k08" in str(failure.event_specific_data.error)
+    assert "3 of 12 shards of curated did not land: k03, k07, k08" in deployment.failures(run)["curated_landed"]
 
 
 def test_relaunch_after_mending_heals_exactly_the_failed(deployment: Toy) -> None:
@@ -109,7 +107,7 @@ def test_failed_shard_keeps_its_older_version_but_does_not_pass_it_on(deployment
 
 def test_worker_that_dies_while_writing_leaves_nothing_published(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(3)
-    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.die_while_writing))
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.die_while_writing))
     run = deployment.run("two", "k01", "k03")
     assert deployment.landed("curated", run) == []
     assert [p.suffix for p in (deployment.root / "curated").iterdir()] == [".tmp"] * 3
@@ -123,9 +121,8 @@ def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> Non
     deployment.config["checks"] = []
     run = deployment.run("two", "k01", "k12")
     assert not run.success and len(deployment.landed("curated", run)) == 9
-    (failure,) = [e for e in run.all_events if e.event_type == dg.DagsterEventType.STEP_FAILURE]
-    assert failure.step_key == "curated"
-    assert "3 shard(s) of curated failed: k03, k07, k08" in str(failure.event_specific_data.error)
+    assert list(deployment.failures(run)) == ["curated"]
+    assert "3 shard(s) of curated failed: k03, k07, k08" in deployment.failures(run)["curated"]
 
 
 def test_gate_deselected_in_the_run_counts_as_without(deployment: Toy) -> None:
@@ -146,7 +143,7 @@ def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -
 
 
 def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """"Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over missing shards."""
+    """ "Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over missing shards."""
     damaged(deployment)
     monkeypatch.setenv("TOY_RAW", str(deployment.raw))
     monkeypatch.setenv("TOY_ROOT", str(deployment.root))

@@ -7,9 +7,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.io_managers.sharded import landed_checks, sharded
-from mm_assets_tests.io_managers import toy
+from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 
 
@@ -96,7 +96,7 @@ class Lower:
         return [line.lower() for line in lines]
 
 
-def variant(code_version: str = "1", steps: tuple[Any, ...] = (toy.Upper(),)) -> list[Any]:
+def variant(code_version: str = "1", steps: tuple[Any, ...] = (toy_job.Upper(),)) -> list[Any]:
     @sharded(code_version=code_version, checks=toy.CHECKS, name="curated")
     def curated(raw_shards: ShardSet) -> Plan:
         return Plan(raw_shards, steps)
@@ -129,7 +129,7 @@ def test_changed_side_input_counts(deployment: Toy, monkeypatch: pytest.MonkeyPa
     keys = deployment.shards(2)
     assert deployment.run("all", "k01", "k02").success
     (deployment.root / "scores" / "k02.out").unlink()
-    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy.toy_job.run_longer_scores))
+    monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.run_longer_scores))
     assert deployment.run("all", "k01", "k02").success
     assert worked(deployment, "curated", keys) == []
     assert worked(deployment, "scores", keys) == worked(deployment, "filtered", keys) == ["k02"]

@@ -14,8 +14,8 @@ import dagster as dg
 from mm_assets.formats.storage import write_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
-from mm_assets.io_managers.shards import Done, Job, Plan, ShardSet
 from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
+from mm_assets.io_managers.shards import Done, Job, Plan, ShardSet
 from mm_assets.io_managers.workers import Workers
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy_job
@@ -35,7 +35,7 @@ class ToyRawShard:
     version: str
 
 
-class ToyRawShards(dg.ConfigurableResource):
+class ToyRawShards(dg.ConfigurableResource[Any]):
     folder: str
 
     def listing(self) -> dict[str, ToyRawShard]:

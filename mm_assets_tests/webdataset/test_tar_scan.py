@@ -89,7 +89,9 @@ names = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=8), st.sampled_from([1, 2]))
-def test_random_tars_equal_tarfile(tmp_path_factory: pytest.TempPathFactory, members: list, tar_format: int) -> None:
+def test_random_tars_equal_tarfile(
+    tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes]], tar_format: int
+) -> None:
     data = make([tarfile.TarInfo(n) for n, _ in members], [b for _, b in members], tar_format)
     index = scan_bytes(data, tmp_path_factory.mktemp("random"))
     assert found(index) == expected(data)

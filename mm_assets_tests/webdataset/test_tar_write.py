@@ -53,7 +53,9 @@ samples_strategy = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(samples_strategy)
-def test_bytes_equal_tarfile_and_read_back(tmp_path_factory: pytest.TempPathFactory, samples: list) -> None:
+def test_bytes_equal_tarfile_and_read_back(
+    tmp_path_factory: pytest.TempPathFactory, samples: list[list[tuple[str, bytes]]]
+) -> None:
     path = tmp_path_factory.mktemp("write") / "t.tar"
     writer = write(path, samples)
     data = path.read_bytes()

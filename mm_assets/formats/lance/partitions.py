@@ -4,6 +4,9 @@ The table has no partition column, so the records, in ``<table>/_mm_assets/parti
 written for a partition and its sample ids. A record is put before its commit (an intent) and once more after it, with
 the version. **The table is the truth, records are a superset of it**: a record counts only when its data files are in
 the current version, or (after a compaction, which moves rows into files that no record names) when its commit is known.
+
+Each commit call writes record files of its own, and another may delete them only when they say that they landed, or are old:
+so no committer, however slow, can take away the record of rows that another is just about to land.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ _INTENT_SECONDS = 7 * 24 * 3600.0
 class PartitionRecord:
     """One `FragmentSet` that was, or was to be, committed.
 
-    ``read_version`` is the table's version when the intent was put, ``version`` the one that the commit made (None: not
-    known to have landed), ``created`` Unix seconds. A record with no rows stands for the removal of its partition.
+    ``attempt`` names the commit call that wrote it, ``read_version`` is the table's version when the intent was put,
+    ``version`` the one that the commit made (None: not known to have landed), ``created`` Unix seconds. A record with no rows
+    stands for the removal of its partition.
     """
 
     partition: str
     set_id: str
+    attempt: str
     rows: int
     samples: int
     nbytes: int
@@ -49,10 +54,11 @@ class PartitionRecord:
     packed_ids: bytes
 
     @classmethod
-    def intent(cls, fragments: FragmentSet, read_version: int) -> PartitionRecord:
+    def intent(cls, fragments: FragmentSet, read_version: int, attempt: str) -> PartitionRecord:
         return cls(
             partition=fragments.partition,
             set_id=fragments.set_id,
+            attempt=attempt,
             rows=fragments.rows,
             samples=fragments.samples,
             nbytes=fragments.nbytes,
@@ -65,8 +71,8 @@ class PartitionRecord:
             packed_ids=fragments.packed_ids,
         )
 
-    def committed(self, version: int) -> PartitionRecord:
-        return replace(self, version=version)
+    def committed(self, version: int, attempt: str) -> PartitionRecord:
+        return replace(self, version=version, attempt=attempt)
 
     def sample_ids(self) -> pa.Array:
         return unpack_ids(self.packed_ids)
@@ -81,13 +87,13 @@ class PartitionRecord:
             and self.schema_digest == hashlib.sha256(fragments.schema).hexdigest()
         )
 
-    def may_still_land(self) -> bool:
-        """An intent whose writer may be alive: its record must stay."""
-        return self.version is None and time.time() - self.created < _INTENT_SECONDS
+    def may_be_deleted(self) -> bool:
+        """By another than its writer, who may be alive as long as a young record is an intent."""
+        return self.version is not None or time.time() - self.created > _INTENT_SECONDS
 
     @property
     def path(self) -> str:
-        return f"{FOLDER}/{_file_key(self.partition)}@{self.set_id}{_SUFFIX}"
+        return f"{FOLDER}/{_file_key(self.partition)}@{self.set_id}-{self.attempt}{_SUFFIX}"
 
     def to_bytes(self) -> bytes:
         facts = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}

@@ -18,8 +18,8 @@ AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
 class Replacement:
     """The difference between one version of the table and the partitions as they shall be.
 
-    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed``
-    the fragments to take out, ``superseded`` the set ids that stood for rows before and will no more.
+    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed`` the
+    fragments to take out, ``obsolete`` the records that stand for nothing once this is done.
     """
 
     def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]) -> None:
@@ -27,7 +27,7 @@ class Replacement:
         self.pending: list[FragmentSet] = []
         self.kept: list[PartitionRecord] = []
         self.removed: set[int] = set()
-        self.superseded: set[str] = set()
+        self.obsolete: list[PartitionRecord] = []
         self._moved: list[PartitionRecord] = []  # live, but (partly) in fragments that compaction made
         self._maybe: list[PartitionRecord] = []  # perhaps live too: nothing is left that could tell
         self._deleted: dict[int, set[str]] = {}  # fragment -> sample ids whose rows go
@@ -37,25 +37,16 @@ class Replacement:
     def _compare(self, fragments: FragmentSet, records: Sequence[PartitionRecord]) -> None:
         live = self.snapshot.live(records)
         present = {id_ for record in records for id_ in self.snapshot.all_fragment_ids(record)}
-        if live is None and not fragments.rows:
-            self.superseded.update(record.set_id for record in records if not record.rows)
-            self.superseded.add(fragments.set_id)
-        elif live is not None and live.holds(fragments) and self.snapshot.surely_has(live):
+        if live is not None and live.holds(fragments) and self.snapshot.surely_has(live):
             self.kept.append(live)
             present -= set(self.snapshot.fragment_ids(live))
-        else:
+        elif live is not None or fragments.rows:
             self.pending.append(fragments)
-            if not fragments.rows:
-                self.superseded.add(fragments.set_id)
             if live is not None and self.snapshot.present_rows(live) < live.rows:
                 self._moved.append(live)
                 self._maybe += [r for r in records if r is not live and (r.version or self.snapshot.cannot_tell(r))]
         self.removed |= present
-        standing = {record.set_id for record in self.kept} | {f.set_id for f in self.pending if f.rows}
-        for record in records:
-            known = record.version is not None or bool(self.snapshot.fragment_ids(record))
-            if record.set_id not in standing and known:
-                self.superseded.add(record.set_id)
+        self.obsolete += [r for r in records if r.may_be_deleted() and not (r is live and live in self.kept)]
 
     def resolve_rows(self, all_records: AllRecords) -> None:
         """Find rows to delete out of shared fragments, and refuse sample ids that other partitions have.

@@ -65,7 +65,7 @@ class Snapshot:
         """
         present = [record for record in records if self.fragment_ids(record)]
         if present:
-            return max(present, key=lambda record: self.fragment_ids(record)[-1])
+            return max(present, key=lambda record: (self.fragment_ids(record)[-1], record.version is not None))
         unsure = False
         for _, record in sorted(self._by_landing(records), key=lambda pair: pair[0], reverse=True):
             if record.version is None and self.landed_version(record) is None:

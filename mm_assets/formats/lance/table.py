@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -78,9 +79,10 @@ class LanceTable:
         be repeated.
         """
         check_distinct(fragment_sets)
+        attempt = uuid.uuid4().hex
         if not fragment_sets:
             return int(self.dataset().version)
-        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}))
+        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt))
 
     def partitions(self) -> dict[str, PartitionFacts]:
         """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
@@ -101,19 +103,19 @@ class LanceTable:
         """
         return self._until_no_conflict(lambda: cover_all_rows(self.dataset()))
 
-    def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str]) -> int:
+    def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str], attempt: str) -> int:
         self._create(sets)
         snapshot, records = self._consistent(lambda: self._records.of([fragments.partition for fragments in sets]))
         dataset = snapshot.dataset
         replacement = Replacement(snapshot, records, sets)
         if not replacement.pending and not replacement.removed:
-            self._settle(sets, replacement, dataset.version)
+            self._settle(replacement, int(dataset.version), attempt)
             return int(dataset.version)
         self._check_files(replacement.pending)
         self._resolve_rows(replacement)
         target = evolution.target_schema(dataset.schema, replacement.pending)
         # Intents come before anything that could crash: whatever lands is then known to the next committer.
-        self._records.put(PartitionRecord.intent(fragments, dataset.version) for fragments in replacement.pending)
+        self._records.put(PartitionRecord.intent(fragments, int(dataset.version), attempt) for fragments in replacement.pending)
         if evolution.differs(dataset.schema, target):
             dataset = evolution.evolve(dataset, target)
             replacement = Replacement(Snapshot(dataset), records, sets)
@@ -126,9 +128,9 @@ class LanceTable:
         if operation is not None:
             committed = self._apply(dataset, operation, {**properties, SETS: _describe(replacement.pending)})
             if committed.version != read_version + 1:
-                self._look_again(replacement.pending)
+                self._look_again(replacement.pending, attempt)
             dataset = committed
-        self._settle(sets, replacement, dataset.version)
+        self._settle(replacement, int(dataset.version), attempt)
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
@@ -177,7 +179,7 @@ class LanceTable:
             if not there:
                 raise FileNotFoundError(f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again")
 
-    def _look_again(self, sets: Sequence[FragmentSet]) -> None:
+    def _look_again(self, sets: Sequence[FragmentSet], attempt: str) -> None:
         """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came
         double.
         """
@@ -189,28 +191,23 @@ class LanceTable:
                 self._apply(snapshot.dataset, lance.LanceOperation.Update(removed_fragment_ids=doubled), {})
             if complaint:
                 # Now they have landed and gone again: no record may say that they landed.
-                mine = {fragments.set_id for fragments in sets}
-                self._records.delete(r for entries in records.values() for r in entries if r.set_id in mine)
+                self._records.delete(r for entries in records.values() for r in entries if r.attempt == attempt)
                 raise ValueError(complaint)
 
         self._until_no_conflict(once)
 
-    def _settle(self, sets: Sequence[FragmentSet], replacement: Replacement, version: int) -> None:
-        """Say in the records what landed, and drop those that nothing stands for any more."""
-        landed = [PartitionRecord.intent(f, version).committed(version) for f in replacement.pending if f.rows]
+    def _settle(self, replacement: Replacement, version: int, attempt: str) -> None:
+        """Say in the records what landed, and drop those that stand for nothing any more."""
+        landed = [PartitionRecord.intent(f, version, attempt).committed(version, attempt) for f in replacement.pending]
+        # A crashed commit left these as intents. The intent stays, its writer could be alive; this is a record of our own.
         confirmed = [
-            record.committed(replacement.snapshot.landed_version(record) or version)
+            record.committed(replacement.snapshot.landed_version(record) or version, attempt)
             for record in replacement.kept
             if record.version is None
         ]
-        self._records.put([*landed, *confirmed])
-        standing = {record.set_id for record in [*landed, *replacement.kept]}
-        self._records.delete(
-            record
-            for records in self._records.of([fragments.partition for fragments in sets]).values()
-            for record in records
-            if record.set_id not in standing and (record.set_id in replacement.superseded or not record.may_still_land())
-        )
+        self._records.put(record for record in [*landed, *confirmed] if record.rows)
+        removals = [record for record in landed if not record.rows]
+        self._records.delete([*replacement.obsolete, *removals])
 
     def _until_no_conflict(self, action: Callable[[], Result]) -> Result:
         for attempt in range(_ATTEMPTS):

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from mm_assets.formats.reader import ShardError
+from mm_assets.interleaved.json_codec import is_too_deep
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -26,6 +27,8 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise SampleError("encoding", f"{where}: not UTF-8: {error}") from error
     try:
+        if is_too_deep(text):  # what cannot be written again must not be taken in
+            raise RecursionError
         payload = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
         raise SampleError("json", f"{where}: JSON is nested too deeply") from error

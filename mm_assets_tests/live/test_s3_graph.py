@@ -1,0 +1,65 @@
+"""The whole graph with raw shards and storage on a real S3 server: the same data as on a local disk."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.formats.registry import reader_for
+from mm_assets_tests.graph.conftest import deploy  # noqa: F401 (a fixture)
+from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
+from mm_assets_tests.live.s3_server import S3Server
+
+pytestmark = pytest.mark.clients
+
+
+def _read(kind: str, source: str) -> pa.Table:
+    return _sorted([batch.data for batch in reader_for(kind, source)])
+
+
+def _sorted(tables: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(tables, promote_options="default")
+    return table.sort_by([("sample_id", "ascending"), ("position", "ascending"), ("modality", "ascending")])
+
+
+def test_graph_on_s3(
+    tmp_path: Path,
+    s3: S3Server,
+    deploy: Callable[..., Deployment],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    raw, bucket = s3.new_bucket(), s3.new_bucket()
+    shards = make_shards(tmp_path / "raw", members=2, pdf=1)
+    for shard in shards:
+        s3.filesystem().put_file(str(shard), f"{raw}/in/{shard.name}")
+    # One shard on the local disk beside those in the bucket: both in one run.
+    local = make_shards(tmp_path / "local", members=3, pdf=0)[2]
+    for other in (tmp_path / "local").glob("*"):
+        if other != local:
+            other.unlink()
+    storage = f"s3://{bucket}/out"
+    deployment = deploy(f"s3://{raw}/in/ {local}", storage)
+    result = deployment.run()
+    assert result.success and failed_checks(result) == set()
+    events = materialized(result)
+    assert {asset: len(found) for asset, found in events.items()} == dict.fromkeys(ASSETS, 4)
+
+    curated = _read("parquet", f"{storage}/curated")
+    source = _sorted([_read("webdataset", str(shard)) for shard in [*shards, local]])
+    columns = [name for name in source.column_names if name != "source_ref"]
+    assert set(curated.column_names) == {*columns, "source_ref"}
+    assert curated.select(columns).equals(source.select(columns))
+    filtered = _read("parquet", f"{storage}/filtered")
+    assert 0 < filtered.num_rows < curated.num_rows
+    assert _read("lance", f"{storage}/lance").select(filtered.column_names).equals(filtered)
+    assert _read("webdataset", f"{storage}/webdataset").select(filtered.column_names).equals(filtered)
+
+    objects = {path: info["ETag"] for path, info in s3.filesystem().find(bucket, detail=True).items()}
+    again = deployment.run()
+    assert again.success
+    assert all(made.metadata["unchanged"].value for found in materialized(again).values() for made in found.values())
+    assert {path: info["ETag"] for path, info in s3.filesystem().find(bucket, detail=True).items()} == objects
