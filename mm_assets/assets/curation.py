@@ -10,7 +10,7 @@ from mm_assets.resources.filter_bounds import FilterBounds
     code_version="1",
     checks=ROW_CHECKS,
     io_manager_key="ingest_io_manager",
-    group_name="curation",
+    group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
 def curated_parquet(raw_shards: ShardSet) -> Plan:
@@ -21,7 +21,7 @@ def curated_parquet(raw_shards: ShardSet) -> Plan:
     code_version="1",
     checks=(ShardCheck("images_readable", "Every image has a readable header."),),
     io_manager_key="scores_io_manager",
-    group_name="curation",
+    group_name="interleaved",
     description="Width, height, format and byte size of every image, from its header.",
 )
 def image_scores(curated_parquet: ShardSet) -> Plan:
@@ -32,7 +32,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     code_version="1",
     checks=ROW_CHECKS,
     io_manager_key="parquet_io_manager",
-    group_name="curation",
+    group_name="interleaved",
     description="Curated rows without the images that the filters drop; positions keep their gaps.",
 )
 def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterBounds) -> Plan:

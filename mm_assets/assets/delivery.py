@@ -9,7 +9,7 @@ from mm_assets.io_managers.shards import Plan, ShardSet
     code_version="1",
     checks=ROW_CHECKS,
     io_manager_key="webdataset_io_manager",
-    group_name="delivery",
+    group_name="interleaved",
     description="WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator.",
 )
 def final_tars(filtered_parquet: ShardSet) -> Plan:
@@ -20,7 +20,7 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
     code_version="1",
     checks=ROW_CHECKS,
     io_manager_key="lance_io_manager",
-    group_name="delivery",
+    group_name="interleaved",
     description="One Lance table of all shards, indexed by sample id and modality.",
 )
 def lance_table(filtered_parquet: ShardSet) -> Plan:

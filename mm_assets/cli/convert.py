@@ -25,7 +25,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
-    parser.add_argument("--workers", type=int, default=0, help="worker processes (default: one per core)")
+    parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)
 
 
@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     reader, writer, steps = _parts(options)
     conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
+    _refuse_overwriting(conversions)
     reports: list[PartitionReport] = []
     failures: list[str] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
@@ -67,6 +68,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.storage import is_remote
 
     source = options.src if is_remote(options.src) else os.path.abspath(options.src)
+    _refuse_nested(source, options.dst)
     kind = detect_format(source)
     arguments: dict[str, Any] = {"fields": options.fields, "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES}
     if kind == "webdataset":
@@ -88,8 +90,32 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
     steps = []
     if options.min_aspect_ratio is not None or options.max_aspect_ratio is not None:
-        steps.append(AspectRatioFilter(options.min_aspect_ratio or 1e-9, options.max_aspect_ratio or 1e9))
+        low = 1e-9 if options.min_aspect_ratio is None else options.min_aspect_ratio
+        high = 1e9 if options.max_aspect_ratio is None else options.max_aspect_ratio
+        steps.append(AspectRatioFilter(low, high))
     return reader, writer, steps
+
+
+def _refuse_nested(source: str, target: str) -> None:
+    """An output inside its own input would be read as input the next time, or overwrite it."""
+    from mm_assets.formats.storage import is_remote, local_path
+
+    if is_remote(source) != is_remote(target):
+        return
+    if is_remote(source):
+        inside, outer = target.rstrip("/"), source.rstrip("/")
+    else:
+        inside, outer = os.path.realpath(local_path(target)), os.path.realpath(local_path(source))
+    if inside == outer or inside.startswith(outer.rstrip("/") + "/"):
+        raise ValueError(f"{target}: the output cannot be inside the input {source}")
+
+
+def _refuse_overwriting(conversions: list[Any]) -> None:
+    inputs = {os.path.realpath(file) for conversion in conversions for file in conversion.partition.files}
+    for conversion in conversions:
+        output = conversion.writer.uri_of(conversion.partition.name)
+        if os.path.realpath(output) in inputs:
+            raise ValueError(f"{output}: the output would overwrite the input; name another folder")
 
 
 def _raw_roots() -> list[str]:
@@ -116,12 +142,26 @@ def _print(report: Any, seconds: float) -> None:
         print(f"  columns left out: {', '.join(report.dropped_columns)}")
     for part in report.partitions:
         for file, notes in part.notes.items():
-            if unread := notes.get("unreferenced_members"):
-                print(f"  {file}: {len(unread)} members that no sample refers to: {', '.join(unread[:3])}…")
+            for name, what in _NOTES.items():
+                if found := notes.get(name):
+                    print(f"  {file}: {len(found)} {what}: {', '.join(found[:3])}{'…' if found[3:] else ''}")
+
+
+_NOTES = {
+    "unreferenced_members": "members that no sample refers to",
+    "unreferenced_frames": "TIFFs with more frames than references",
+    "skipped_members": "members that are no files",
+}
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
+    return int(text)
 
 
 def _size(text: str) -> int:

@@ -16,10 +16,10 @@ _WORDS = "light field sensor north river stone glass paper signal orbit leaf cop
 _SIZES = ((480, 320), (320, 480), (400, 400), (640, 200), (300, 290), (360, 240))
 
 
-def make_shards(folder: Path, members: int = 3, pdf: int = 2, samples: int = 12) -> list[Path]:
+def make_shards(folder: Path, members: int = 3, pdf: int = 2, samples: int = 12, seed: str = "") -> list[Path]:
     """Write ``members`` shards with one file per image and ``pdf`` shards with one multi-frame TIFF per sample.
 
-    The same call writes the same bytes; shards that exist are left alone.
+    The same call writes the same bytes, another ``seed`` other samples; shards that exist are left alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -28,7 +28,7 @@ def make_shards(folder: Path, members: int = 3, pdf: int = 2, samples: int = 12)
         path = folder / f"{'pdf' if is_pdf else 'web'}-{number - members if is_pdf else number:05d}.tar"
         paths.append(path)
         if not path.exists():
-            _write(path, [_sample(random.Random(f"{path.name}/{i}"), is_pdf) for i in range(samples)])
+            _write(path, [_sample(random.Random(f"{seed}{path.name}/{i}"), is_pdf) for i in range(samples)])
     return paths
 
 

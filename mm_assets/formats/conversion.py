@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
@@ -33,8 +35,20 @@ def run_conversion(conversion: Conversion) -> PartitionReport:
 
 
 def plan_conversions(reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()) -> list[Conversion]:
-    """One conversion per partition of ``reader``, with the writer prepared for all of their schemas."""
+    """One conversion per partition of ``reader``, with the writer prepared for all of their schemas.
+
+    A partition that cannot be read has no say in that: its own conversion will fail, the others do not wait for it.
+    """
     partitions = reader.partitions()
+    if writer.is_single_file and len(partitions) > 1:
+        raise ValueError(f"{writer.path}: {len(partitions)} partitions do not go into one file; name a folder")
     if writer.needs_schemas:
-        writer = writer.prepared([reader.open(partition).schema for partition in partitions])
+        writer = writer.prepared([schema for p in partitions if (schema := _readable_schema(reader, p)) is not None])
     return [Conversion(reader, partition, writer, tuple(steps)) for partition in partitions]
+
+
+def _readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schema | None:
+    try:
+        return reader.open(partition).schema
+    except (ValueError, TypeError, OSError):
+        return None

@@ -16,6 +16,7 @@ from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, s
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
+_BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} and {}"
 
 
 class FetchError(ValueError):
@@ -54,18 +55,20 @@ class _LocalFetcher(Fetcher):
 
     def _one(self, member: str | None, offset: int | None, size: int | None) -> bytes | str:
         try:
-            if offset is not None and size is not None and size > 0:
+            if offset is not None and size:
                 return self._range(offset, size)
             if member:
                 found = self._member(member)
                 return self._range(found.offset, found.size)
+            if offset is not None or size is not None:
+                return _BAD_RANGE.format(offset, size)
             return self._range(0, os.fstat(self._descriptor).st_size)
         except FetchError as error:
             return str(error)
 
     def _range(self, offset: int, size: int) -> bytes:
         end = os.fstat(self._descriptor).st_size
-        if not (isinstance(offset, int) and isinstance(size, int)) or offset < 0 or offset + size > end:
+        if offset < 0 or offset + size > end:
             raise FetchError(f"{self._name}: range {offset}+{size} is outside the file of {end} bytes")
         parts = []
         while size > 0:
@@ -121,7 +124,7 @@ class _RemoteFetcher(Fetcher):
 
     def _unpacked(self, requests: Sequence[Request]) -> list[bytes | str]:
         """From a local copy, for what is not a range of the file as it lies there: members, whole files, packed tars."""
-        if all(member is None and not size for member, _, size in requests):
+        if all(request == (None, None, None) for request in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)
         with open_binary(self._uri, self._options) as stream, local_tar(stream, self._name) as descriptor:

@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.cutting import Sizes, cut_rows, row_bytes
-from mm_assets.formats.fetching import FetchError, Fetcher, open_fetcher
+from mm_assets.formats.fetching import Fetcher, FetchError, open_fetcher
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
-
 
 _LARGEST = 2**62  # of a byte offset: beyond it sums would overflow
 

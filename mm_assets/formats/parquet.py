@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +42,7 @@ class ParquetSource(FileSource):
             if isinstance(error, FileNotFoundError):
                 raise
             raise ShardError(f"{uri}: not a readable Parquet file: {error}") from error
-        schema = self._file.schema_arrow
+        schema = _written_schema(self._file)
         missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
         if missing:
             self._file.close()
@@ -48,7 +50,8 @@ class ParquetSource(FileSource):
         super().__init__(uri, schema)
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)
+        target = pa.schema([self.schema.field(name) for name in columns])
+        return cut_by_bytes((table.cast(target) for table in self._slices(target.names, max_bytes)), max_bytes)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata
@@ -70,7 +73,15 @@ class ParquetSource(FileSource):
             raise ShardError(f"{self.uri}: damaged Parquet data: {error}") from error
 
     def close(self) -> None:
-        self._file.close()
+        self._file.close(force=True)  # a remote file was opened here, not by pyarrow
+
+
+def _written_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The schema of a file; of one of ours, that of the table written: Parquet has no seconds and renames list items."""
+    stored = file.metadata.metadata or {}
+    if b"mm_assets:schema_version" not in stored or b"ARROW:schema" not in stored:
+        return file.schema_arrow
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored[b"ARROW:schema"])))
 
 
 def _open(uri: str, options: StorageOptions | None) -> pq.ParquetFile:
@@ -97,20 +108,16 @@ class ParquetSink(Sink):
     """One Parquet file under a temporary name until published."""
 
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
-        self._staged = StagedFile(uri, options)
         metadata = {"mm_assets:schema_version": SCHEMA_VERSION, "mm_assets:shard": partition}
-        has_ids = "sample_id" in schema.names
-        self._writer = pq.ParquetWriter(
-            self._staged.path,
-            schema.with_metadata({**(schema.metadata or {}), **metadata}),
-            version="2.6",
-            compression={name: "none" if name == "binary_content" else "zstd" for name in _leaves(schema)},
-            use_dictionary=[name for name in ("modality", "content_type") if name in schema.names],
-            write_statistics=[name for name in ("sample_id", "position", "modality") if name in schema.names] or False,
-            # Pages are cut between write batches only: 1,024 image rows in one page cost every reader that much memory.
-            write_batch_size=16,
-            bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}} if has_ids else None,
-        )
+        schema = schema.with_metadata({**(schema.metadata or {}), **metadata})
+        self._staged = StagedFile(uri, options)
+        try:
+            self._writer = _open_writer(self._staged.path, schema)
+        except BaseException as error:
+            self._staged.discard()
+            if isinstance(error, pa.ArrowNotImplementedError):
+                raise ValueError(f"{_refused_column(schema)}{error}") from error
+            raise
 
     def write(self, tables: Iterator[pa.Table]) -> None:
         for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
@@ -121,8 +128,32 @@ class ParquetSink(Sink):
         return self._staged.uri, self._staged.publish()
 
     def discard(self) -> None:
-        self._writer.close()
+        with suppress(Exception):  # a full disk refuses the footer too; what counts is the error that led here
+            self._writer.close()
         self._staged.discard()
+
+
+def _refused_column(schema: pa.Schema) -> str:
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowNotImplementedError:
+            return f"column {field.name!r}: "
+    return ""
+
+
+def _open_writer(path: str, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(
+        path,
+        schema,
+        version="2.6",
+        compression={name: "none" if name == "binary_content" else "zstd" for name in _leaves(schema)},
+        use_dictionary=[name for name in ("modality", "content_type") if name in schema.names],
+        write_statistics=["sample_id", "position", "modality"],
+        # Pages are cut between write batches only: 1,024 image rows in one page cost every reader that much memory.
+        write_batch_size=16,
+        bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}},
+    )
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -68,11 +69,16 @@ def plan_partitions(
         groups = [list(files[at : at + step]) for at in range(0, len(files), step)]
     root = common_root(files)
     partitions = [Partition(_group_name(group, root), tuple(group)) for group in groups]
-    names = [partition.name for partition in partitions]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two inputs would both become partition {twice!r}: {[p.files for p in partitions if p.name == twice]}")
+    refuse_equal_names(partitions)
     return partitions
+
+
+def refuse_equal_names(partitions: Sequence[Partition]) -> None:
+    """Raises ``ValueError`` for two partitions of one name: the second output would overwrite the first."""
+    names = Counter(partition.name for partition in partitions)
+    if twice := [name for name, count in names.items() if count > 1]:
+        files = ", ".join(file for p in partitions if p.name == twice[0] for file in p.files)
+        raise ValueError(f"two inputs would both become partition {twice[0]!r}: {files}")
 
 
 def parse_bytes(size: int | str) -> int:

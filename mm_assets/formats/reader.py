@@ -19,6 +19,7 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.samples import sample_offsets, sort_items
 from mm_assets.interleaved.schema import (
     INTERLEAVED_SCHEMA,
+    REQUIRED_COLUMNS,
     RESERVED_COLUMNS,
     align_table,
     canonical_schema,
@@ -31,7 +32,6 @@ from mm_assets.interleaved.unify import unify_schemas
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _PROJECTED_BYTES = 32 << 20
-_KEYS = ("sample_id", "position", "modality")  # read whatever is asked for: samples are cut and sorted by them
 
 
 class ShardError(ValueError):
@@ -193,4 +193,5 @@ class InterleavedReader(ABC):
 
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:
-    return [name for name in source.schema.names if name in schema.names or name in _KEYS]
+    """Columns to read: samples are sorted and cut by the required ones, whatever is asked for."""
+    return [name for name in source.schema.names if name in schema.names or name in REQUIRED_COLUMNS]

@@ -54,7 +54,15 @@ def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
 def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
     schema = unify_schemas([stream.schema for stream in streams] or [canonical_schema(pa.schema([]))])
     files = tuple(dict.fromkeys(file for stream in streams for file in stream.files))
-    return BatchStream(name, schema, lambda: (batch for stream in streams for batch in stream), files)
+    result = BatchStream(name, schema, lambda: _chained(streams, result), files)
+    return result
+
+
+def _chained(streams: list[BatchStream], result: BatchStream) -> Iterator[InterleavedBatch]:
+    for stream in streams:
+        yield from stream
+        result.dropped.extend(stream.dropped)  # known, as the notes are, when the part has been read
+        result.notes.update(stream.notes)
 
 
 class _Spool:

@@ -166,6 +166,15 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
         raise
 
 
+def remove(uri: str, options: StorageOptions | None = None) -> None:
+    """Remove a file if it is there."""
+    if not is_remote(uri):
+        Path(local_path(uri)).unlink(missing_ok=True)
+    elif exists(uri, options):
+        fs, path = filesystem(uri, options)
+        fs.rm_file(path)
+
+
 def write_text(uri: str, text: str, options: StorageOptions | None = None) -> None:
     """Write a small file in one atomic step."""
     with staged(uri, options) as file:
@@ -175,7 +184,8 @@ def write_text(uri: str, text: str, options: StorageOptions | None = None) -> No
 
 def temporary_name(name: str) -> str:
     """A dot-prefixed name no client reads, telling which process made it, so that `sweep` can tell what is stale."""
-    return f".{name[:120]}.{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp"
+    short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
+    return f".{short}.{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp"
 
 
 def sweep(folder: str) -> list[str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.materialize import materialize_table
-from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.materialize import materialize_parts
+from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.webdataset.keys import partition_filename
@@ -19,78 +21,12 @@ from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy
 from mm_assets.interleaved.samples import UniqueSamples, sort_items
-from mm_assets.interleaved.schema import align_table, canonical_schema, resolve_schema
-from mm_assets.interleaved.steps import BatchStream, Dropped
+from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
+from mm_assets.interleaved.steps import BatchStream
 
+__all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
 
-@dataclass(frozen=True)
-class PartitionReport:
-    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is never written)."""
-
-    partition: str
-    uri: str | None
-    rows: int
-    samples: int
-    images: int
-    texts: int
-    nbytes: int
-    image_bytes: int
-    schema: pa.Schema
-    digest: str
-    source_files: tuple[str, ...] = ()
-    filtered: tuple[Dropped, ...] = ()
-    errors: tuple[ItemError, ...] = ()
-    policy_dropped_rows: int = 0
-    dropped_columns: tuple[str, ...] = ()
-    notes: dict[str, Any] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class WriteReport:
-    """All partitions of one `InterleavedWriter.write` call; the counts are their sums."""
-
-    path: str
-    partitions: tuple[PartitionReport, ...]
-
-    def _sum(self, name: str) -> int:
-        return sum(getattr(report, name) for report in self.partitions)
-
-    @property
-    def rows(self) -> int:
-        return self._sum("rows")
-
-    @property
-    def samples(self) -> int:
-        return self._sum("samples")
-
-    @property
-    def images(self) -> int:
-        return self._sum("images")
-
-    @property
-    def texts(self) -> int:
-        return self._sum("texts")
-
-    @property
-    def nbytes(self) -> int:
-        return self._sum("nbytes")
-
-    @property
-    def errors(self) -> tuple[ItemError, ...]:
-        return tuple(error for report in self.partitions for error in report.errors)
-
-    @property
-    def filtered(self) -> tuple[Dropped, ...]:
-        return tuple(item for report in self.partitions for item in report.filtered)
-
-    @property
-    def dropped_columns(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for report in self.partitions for name in report.dropped_columns))
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(report.uri for report in self.partitions if report.uri is not None)
+_FETCHED_BYTES = 32 << 20  # what is fetched from locators at a time, however large the batch
 
 
 class Sink(ABC):
@@ -161,6 +97,9 @@ class InterleavedWriter(ABC):
     def write(self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]) -> WriteReport:
         """Write all batches and publish. Batches that carry no known schema ahead (a generator) are spooled to disk first."""
         streams = list(grouped_streams(batches, "part-00000" if self.is_single_file else None))
+        names = Counter(stream.partition for stream in streams)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first")
         writer = self.prepared([stream.schema for stream in streams])
         reports = [writer.write_partition(stream) for stream in streams]
         writer.finish(reports)
@@ -196,27 +135,40 @@ class InterleavedWriter(ABC):
 
     def _tables(self, stream: BatchStream, schema: pa.Schema, tally: _Tally) -> Iterator[pa.Table]:
         for batch in stream:
-            table = self._prepare(batch, tally)
-            if table.num_rows:
-                yield tally.count(table, schema)
+            for table in self._fetched(batch):
+                table = self._prepare(table, ", ".join(batch.source_files[:3]), tally)
+                if table.num_rows:
+                    yield tally.count(table, schema)
 
-    def _prepare(self, batch: InterleavedBatch, tally: _Tally) -> pa.Table:
-        table = align_table(batch.data, canonical_schema(batch.data.schema))
-        if self.materialize:
-            table = materialize_table(table, self.roots, self.storage_options)
-        outcome = apply_policy(table, self.on_materialize_error, ", ".join(batch.source_files[:3]))
+    def _fetched(self, batch: InterleavedBatch) -> Iterator[pa.Table]:
+        try:
+            table = align_table(sort_items(batch.data), canonical_schema(batch.data.schema))
+        except ValueError as error:
+            raise _located(error, ", ".join(batch.source_files[:3])) from error
+        if not self.materialize:
+            yield table
+            return
+        yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
+
+    def _prepare(self, table: pa.Table, source: str, tally: _Tally) -> pa.Table:
+        outcome = apply_policy(table, self.on_materialize_error, source)
         tally.errors.extend(outcome.errors)
         if outcome.dropped is not None:
             tally.policy_dropped_rows += outcome.dropped.num_rows
-        table = sort_items(outcome.table)
-        tally.unique.observe(table)
-        return table
+        try:
+            tally.unique.observe(outcome.table)
+        except ValueError as error:
+            raise _located(error, source) from error
+        return outcome.table
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         found = canonical_schema(found)
         if self.target is None:
             return found, ()
         if self.is_strict:
+            absent = [name for name in REQUIRED_COLUMNS if name not in self.target.names]
+            if absent:
+                raise ValueError(f"schema= has no column {absent[0]!r}: without it rows are not those of a sample")
             return self.target, tuple(name for name in found.names if name not in self.target.names)
         declared = set(self.target.names)
         return pa.schema([*self.target, *(f for f in found if f.name not in declared)]), ()
@@ -265,3 +217,5 @@ class _Tally:
         )
 
 
+def _located(error: ValueError, source: str) -> ValueError:
+    return ShardError(f"{source}: {error}") if source else error

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,7 @@ class InterleavedBatch:
 
     def missing_columns(self) -> list[str]:
         """Columns a batch cannot do without that this one lacks."""
-        required = [f.name for f in INTERLEAVED_SCHEMA if not f.nullable]
-        return [name for name in required if name not in self.data.column_names]
+        return [name for name in REQUIRED_COLUMNS if name not in self.data.column_names]
 
     def validate(self) -> bool:
         """True when there are rows and the required columns are there."""

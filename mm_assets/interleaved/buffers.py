@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pyarrow as pa
 
 
@@ -9,7 +11,7 @@ def binary_views(chunk: pa.Array) -> list[memoryview | None]:
     """One view into the array's own buffer per value, None for null. Valid as long as the array lives."""
     if chunk.null_count == len(chunk):
         return [None] * len(chunk)
-    offset_format = "q" if pa.types.is_large_binary(chunk.type) else "i"
+    offset_format: Literal["q", "i"] = "q" if pa.types.is_large_binary(chunk.type) else "i"
     _, offset_buffer, data = chunk.buffers()
     offsets = memoryview(offset_buffer).cast("B").cast(offset_format)[chunk.offset : chunk.offset + len(chunk) + 1]
     payload = memoryview(data) if data is not None else memoryview(b"")

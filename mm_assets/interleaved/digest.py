@@ -16,7 +16,8 @@ _HAS_BLOB = b"\0"  # no JSON text ends in it
 class ContentDigest:
     """Sum modulo 2^128 of one xxh3-128 per row over every column's name, type and value (nulls left out).
 
-    The order of columns does not count, nor does a column without values: formats and tables of many shards differ there. A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an attacker.
+    The order of columns does not count, nor does a column without values: formats and tables of many shards differ there.
+    A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an attacker.
     """
 
     def __init__(self) -> None:

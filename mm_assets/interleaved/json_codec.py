@@ -2,7 +2,8 @@
 
 Numbers, booleans, strings and nulls are themselves; JSON-text columns are the value they hold; structs are objects, lists
 are arrays, maps are arrays of pairs, durations and times of day are integers of their unit. What JSON has no form for
-travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints them. A value whose usual form would not come back equal is wrapped under `RAW`.
+travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints them. A value whose usual form would not
+come back equal is wrapped under `RAW`.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if pa.types.is_dictionary(type_):
         return _to_dictionary(_decode(values, pa.field(field.name, type_.value_type)), type_)
     if _is_binary(type_):
-        return pa.array([None if v is None else base64.b64decode(v) for v in values], type_)
+        return pa.array([None if v is None else base64.b64decode(v, validate=True) for v in values], type_)
     if pa.types.is_decimal(type_):
         return pa.array([None if v is None else _decimal(v) for v in values], type_)
     if pa.types.is_temporal(type_):

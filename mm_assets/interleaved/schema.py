@@ -26,6 +26,8 @@ INTERLEAVED_SCHEMA: pa.Schema = pa.schema(
 )
 RESERVED_COLUMNS: tuple[str, ...] = tuple(INTERLEAVED_SCHEMA.names)
 
+REQUIRED_COLUMNS: tuple[str, ...] = tuple(field.name for field in INTERLEAVED_SCHEMA if not field.nullable)
+
 METADATA_POSITION = -1
 MODALITIES = ("metadata", "text", "image")
 

@@ -22,7 +22,7 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import dagster as dg
@@ -33,23 +33,14 @@ from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.storage import is_remote, local_path, sweep
 from mm_assets.io_managers import events
 from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.shards import Check, Done, Job, Plan, Shard, ShardSet, blocked_by, digest
+from mm_assets.io_managers.shards import Done, Job, Plan, Shard, ShardSet, digest
+from mm_assets.io_managers.tasks import Task, done_before, is_intact
 from mm_assets.io_managers.workers import Workers
-from mm_assets.workers import WorkerFailure
 
 # Name of the check that fails a run of which shards are missing.
 LANDED = "landed"
 # Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`): what failed shards mean for their run.
 SHARDED_TAG = "mm_assets/sharded"
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its provenance."""
-
-    job: Job
-    fingerprint: str
-    parents: Mapping[str, Shard]
 
 
 class ShardIOManager(dg.ConfigurableIOManager):
@@ -83,8 +74,11 @@ class ShardIOManager(dg.ConfigurableIOManager):
         found = records.stat_outputs(dests.values())
         return {key: found[uri] for key, uri in dests.items()}
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any order."""
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+        """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any order.
+
+        A `Done` in the place of a job fails its shard: an input that cannot be read here must not keep the others from their work.
+        """
         return jobs
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
@@ -107,15 +101,14 @@ class ShardIOManager(dg.ConfigurableIOManager):
         tasks = self._tasks(context, obj, reports)
         unchanged = self._unchanged(tasks, ledger, reports)
         for key, record in unchanged.items():
-            reports.landed(_done(record), tasks[key].parents, unchanged=True)
+            reports.landed(done_before(record), tasks[key].parents, unchanged=True)
         todo = {key: task for key, task in tasks.items() if key not in unchanged}
-        for done in self._work(todo, reports):
-            if done.ok:
-                done = self._record(todo[done.key], done, ledger, context.asset_key)
-            if done.ok:
-                reports.landed(done, todo[done.key].parents)
-            else:
-                reports.failure(done)
+        for dones in self._work(todo):
+            for done in self._recorded(todo, dones, ledger, context.asset_key.to_user_string()):
+                if done.ok:
+                    reports.landed(done, todo[done.key].parents)
+                else:
+                    reports.failure(done)
         # The gate may have been left out of this run: then nobody else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
         if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
@@ -146,7 +139,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     # --- steps of handle_output ---
 
-    def _tasks(self, context: dg.OutputContext, plan: Plan, reports: ShardReports) -> dict[str, _Task]:
+    def _tasks(self, context: dg.OutputContext, plan: Plan, reports: ShardReports) -> dict[str, Task]:
         """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails here."""
         asset = context.asset_key.to_user_string()
         options = dict(self.options())
@@ -154,7 +147,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         sources = plan.source.by_key()
         sides = {name: shards.by_key() for name, shards in plan.side.items()}
         inputs = [(plan.source, sources), *((plan.side[name], shards) for name, shards in sides.items())]
-        tasks: dict[str, _Task] = {}
+        tasks: dict[str, Task] = {}
         for key in sorted(context.asset_partition_keys):
             missing = [shards.why_absent(key) for shards, by_key in inputs if key not in by_key]
             if missing:
@@ -165,89 +158,63 @@ class ShardIOManager(dg.ConfigurableIOManager):
             versions = {name: [plan.side[name].asset, shard.version] for name, shard in side.items()}
             job = Job(source, self.locate(asset, key), side, plan.steps, options, reports.blocking)
             fingerprint = digest([made_by, job.dest, plan.source.asset, source.version, versions])
-            tasks[key] = _Task(job, fingerprint, parents)
+            tasks[key] = Task(job, fingerprint, parents)
         return tasks
 
-    def _unchanged(self, tasks: Mapping[str, _Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
+    def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
         """Records of the shards that need no work: made from the same, and the output is still the recorded one."""
-        asset = reports.asset.to_user_string()
-        known = {
-            key: record
-            for key, record in ledger.read(asset, tasks).items()
-            if record.fingerprint == tasks[key].fingerprint and _answers(record, reports)
-        }
+        records = ledger.read(reports.asset.to_user_string(), tasks)
+        known = {key: record for key, record in records.items() if tasks[key].is_done(record, reports.checks)}
         stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
-        return {key: known[key] for key in known if stats[key] == known[key].stat and (stats[key] is not None) == bool(known[key].uri)}
+        return {key: record for key, record in known.items() if is_intact(record, stats[key])}
 
-    def _work(self, tasks: Mapping[str, _Task], reports: ShardReports) -> Iterator[Done]:
-        """What becomes of each task, as it becomes known: at once, or after the commit for formats that commit per chunk."""
+    def _work(self, tasks: Mapping[str, Task]) -> Iterator[Sequence[Done]]:
+        """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
         if not tasks:
             return
         for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
             sweep(folder)
-        jobs = list(self.prepare_chunk([task.job for task in tasks.values()]))
-        if {job.key for job in jobs} != set(tasks) or len(jobs) != len(tasks):
-            raise ValueError(f"{type(self).__name__}.prepare_chunk must return one job for each it was given")
+        prepared = list(self.prepare_chunk([task.job for task in tasks.values()]))
+        if sorted(item.key for item in prepared) != sorted(tasks):
+            raise ValueError(f"{type(self).__name__}.prepare_chunk must return one item for each job it was given")
+        for item in prepared:
+            if isinstance(item, Done):
+                yield [replace(item, ok=False)]
         commits = type(self).publish_chunk is not ShardIOManager.publish_chunk
         held: list[Done] = []
         # Closed also when an interrupt strikes while we log: its end kills the workers.
-        with closing(self.workers.map(type(self).run_job, jobs)) as results:
-            for job, result in results:
-                done = _judged(job, result, reports.blocking)
+        with closing(self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, Job)])) as answers:
+            for job, answer in answers:
+                done = tasks[job.key].judged(answer)
                 if done.ok and commits:
                     held.append(done)
                 else:
-                    yield done
+                    yield [done]
         if held:
-            yield from self._commit(sorted(held, key=lambda done: done.key))
+            yield self._committed(sorted(held, key=lambda done: done.key))
 
-    def _commit(self, held: Sequence[Done]) -> Iterator[Done]:
+    def _committed(self, held: Sequence[Done]) -> Sequence[Done]:
         try:
             published = {done.key: done for done in self.publish_chunk(held)}
         except Exception as error:  # noqa: BLE001  (whatever went wrong, no shard of the chunk has landed, and each says so)
             line = f"commit of the chunk failed: {type(error).__name__}: {error}"
-            detail = "".join(traceback.format_exception(error))
-            for number, done in enumerate(held):
-                yield Done(done.key, ok=False, error=line, detail="" if number else detail)
-            return
-        for done in held:
-            yield published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out")
+            failed = [Done(done.key, ok=False, error=line) for done in held]
+            return [replace(failed[0], detail="".join(traceback.format_exception(error))), *failed[1:]]
+        return [published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out") for done in held]
 
-    def _record(self, task: _Task, done: Done, ledger: ShardRecords, asset: dg.AssetKey) -> Done:
-        """Write the shard's record; a shard without one is not reported as landed, since its next run could not tell."""
+    def _recorded(self, tasks: Mapping[str, Task], dones: Sequence[Done], ledger: ShardRecords, asset: str) -> Iterator[Done]:
+        """Write the records of what is published. Without one a shard has not landed: its next run could not tell what is there."""
+        good = {done.key: tasks[done.key].job.dest for done in dones if done.ok}
         try:
-            stat = self.stat_outputs({done.key: task.job.dest})[done.key]
-            if stat is None and done.uri:
-                return replace(done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there")
-            ledger.write(
-                ShardRecord(
-                    asset.to_user_string(), done.key, task.fingerprint, done.version, done.uri, stat,
-                    dict(done.metadata), [asdict(check) for check in done.checks],
-                )
-            )  # fmt: skip
-        except (OSError, TypeError, ValueError) as error:
-            return replace(done, ok=False, error=f"published, but its record could not be written: {error}")
-        return done
-
-
-def _judged(job: Job, result: Done | WorkerFailure, blocking: frozenset[str]) -> Done:
-    """The worker's answer, held to its contract."""
-    if isinstance(result, WorkerFailure):
-        return Done(job.key, ok=False, error=str(result), detail=result.traceback)
-    if not isinstance(result, Done) or result.key != job.key:
-        return Done(job.key, ok=False, error=f"run_job returned {result!r} for this shard")
-    blocked = blocked_by(result.checks, blocking)
-    if result.ok and blocked:
-        return replace(result, ok=False, error=f"{blocked}, but run_job published the shard")
-    return result if result.ok or result.error else replace(result, error=blocked or "no reason given")
-
-
-def _answers(record: ShardRecord, reports: ShardReports) -> bool:
-    """Whether a record has a result for each check this run asks for, and none that forbids to publish."""
-    checks = [Check(**check) for check in record.checks]
-    return reports.checks <= {check.name for check in checks} and not blocked_by(checks, reports.blocking)
-
-
-def _done(record: ShardRecord) -> Done:
-    checks = tuple(Check(**check) for check in record.checks)
-    return Done(record.key, ok=True, uri=record.uri, version=record.version, metadata=record.metadata, checks=checks)
+            stats = self.stat_outputs(good) if good else {}
+        except OSError as error:
+            dones, stats = [replace(d, ok=False, error=f"published, but not found again: {error}") if d.ok else d for d in dones], {}
+        for done in dones:
+            if done.ok and done.uri and stats[done.key] is None:
+                done = replace(done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there")
+            if done.ok:
+                try:
+                    ledger.write(tasks[done.key].record(asset, done, stats[done.key]))
+                except (OSError, TypeError, ValueError) as error:
+                    done = replace(done, ok=False, error=f"published, but its record could not be written: {error}")
+            yield done

@@ -1,12 +1,14 @@
 """Formats that publish by one commit per chunk: events come after it, and a commit that fails leaves none."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 import pytest
 
+from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.io_managers.shards import Done, Job
 from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
@@ -103,7 +105,50 @@ def test_prepare_chunk_must_keep_the_shards(deployment: Toy, monkeypatch: pytest
 
     monkeypatch.setattr(toy.ToyTableIOManager, "prepare_chunk", lossy)
     run = deployment.run("all", "k01", "k02")
-    assert "prepare_chunk must return one job for each it was given" in deployment.failures(run)["table"]
+    assert "prepare_chunk must return one item for each job it was given" in deployment.failures(run)["table"]
+
+
+def test_prepare_chunk_may_fail_single_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(3)
+
+    def choosy(self: toy.ToyIOManager, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+        return [Done(job.key, ok=False, error="no schema") if job.key == "k02" else job for job in jobs]
+
+    monkeypatch.setattr(toy.ToyIOManager, "prepare_chunk", choosy)
+    run = deployment.run("two", "k01", "k03")
+    assert deployment.landed("scores", run) == ["k01", "k03"]
+    assert deployment.log(run)[0] == "shard 'k02' of curated: no schema"
+
+
+def test_outputs_of_a_commit_are_looked_at_once(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a table for each of its shards would cost the square of their number."""
+    deployment.shards(3)
+    asked: list[list[str]] = []
+    look = toy.ToyTableIOManager.stat_outputs
+
+    def counted(self: toy.ToyTableIOManager, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
+        asked.append(sorted(dests))
+        return look(self, dests)
+
+    monkeypatch.setattr(toy.ToyTableIOManager, "stat_outputs", counted)
+    assert deployment.run("all", "k01", "k03").success
+    assert asked == [[], ["k01", "k02", "k03"]]
+
+
+def test_record_that_cannot_be_written_fails_its_shard(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.shards(2)
+    write = ShardRecords.write
+
+    def full(self: ShardRecords, record: ShardRecord) -> None:
+        if record.key == "k01":
+            raise OSError(28, "No space left on device")
+        write(self, record)
+
+    monkeypatch.setattr(ShardRecords, "write", full)
+    run = deployment.run("two", "k01", "k02")
+    assert deployment.landed("scores", run) == ["k02"]
+    line = "shard 'k01' of curated: published, but its record could not be written: [Errno 28] No space left on device"
+    assert deployment.log(run)[0] == line
 
 
 def test_answers_against_the_contract_are_failures_of_their_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,19 @@ def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.Mo
         assert third.success
 
 
+def test_multiprocess_executor_gives_the_same(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slower, and with a pool for every step, but right: a step knows of the one before from the event log alone."""
+    damaged(deployment)
+    monkeypatch.setenv("TOY_RAW", str(deployment.raw))
+    monkeypatch.setenv("TOY_ROOT", str(deployment.root))
+    tags = {"dagster/asset_partition_range_start": "k01", "dagster/asset_partition_range_end": "k12"}
+    with dg.execute_job(dg.reconstructable(toy.parallel_job), deployment.instance, tags=tags) as run:
+        assert not run.success
+    for asset in ("curated", "scores"):
+        events = [str(r.partition_key) for r in deployment.history(asset)]
+        assert sorted(events) == [f"k{n:02d}" for n in range(1, 13) if f"k{n:02d}" not in BAD]
+
+
 def test_gate_launched_alone_takes_stock_of_all_shards(deployment: Toy) -> None:
     damaged(deployment)
     gate = [toy.check_key("curated", "landed")]

@@ -40,7 +40,7 @@ def test_unpartitioned_asset_reads_all_that_has_landed(deployment: Toy) -> None:
     deployment.shards(4)
     deployment.shard("k03", "RAISE")
     deployment.run("all", "k01", "k03")
-    run = deployment.run("summary")
+    run = deployment.run("only_summary")
     assert run.success and run.output_for_node("summary") == ["k01", "k02"]
 
 
@@ -51,7 +51,7 @@ def test_unpartitioned_asset_in_the_run_of_a_chunk(deployment: Toy) -> None:
     deployment.shard("k03", "RAISE")
     run = deployment.run("with_summary", "k03", "k04")
     assert run.output_for_node("summary") == ["k01", "k02", "k04"]
-    assert deployment.run("summary").output_for_node("summary") == ["k01", "k02", "k03", "k04"]
+    assert deployment.run("only_summary").output_for_node("summary") == ["k01", "k02", "k03", "k04"]
 
 
 def test_loading_in_a_notebook(deployment: Toy) -> None:
@@ -72,8 +72,8 @@ def test_upstream_that_is_not_partitioned_is_refused(deployment: Toy) -> None:
     def reader(whole: ShardSet) -> None: ...
 
     whole = dg.AssetSpec("whole").with_io_manager_key("io_manager")
-    deployment.config |= {"assets": [whole, reader], "checks": [], "jobs": {"reader": dg.AssetSelection.assets("reader")}}
-    run = deployment.run("reader")
+    deployment.config |= {"assets": [whole, reader], "checks": [], "jobs": {"read": dg.AssetSelection.assets("reader")}}
+    run = deployment.run("read")
     assert "whole is not partitioned by shard" in deployment.failures(run)["reader"]
 
 
@@ -86,6 +86,6 @@ def test_body_that_returns_no_plan_is_told_so(deployment: Toy) -> None:
         return raw_shards  # type: ignore[return-value]
 
     deployment.shards(1)
-    deployment.config |= {"assets": [raw_shards, wrong], "jobs": {"wrong": dg.AssetSelection.assets("wrong")}}
-    run = deployment.run("wrong", "k01")
+    deployment.config |= {"assets": [raw_shards, wrong], "jobs": {"go": dg.AssetSelection.assets("wrong")}}
+    run = deployment.run("go", "k01")
     assert "wrong must return a Plan, not ShardSet" in deployment.failures(run)["wrong"]

@@ -116,11 +116,11 @@ def variant(code_version: str = "1", steps: tuple[Any, ...] = (toy_job.Upper(),)
 )
 def test_code_plan_and_configuration_count(deployment: Toy, config: dict[str, Any], anew: list[str]) -> None:
     keys = deployment.shards(2)
-    deployment.config |= {"assets": variant(), "jobs": {"curated": dg.AssetSelection.assets("curated")}}
-    assert deployment.run("curated", "k01", "k02").success
+    deployment.config |= {"assets": variant(), "jobs": {"go": dg.AssetSelection.assets("curated")}}
+    assert deployment.run("go", "k01", "k02").success
     assets = variant(**{name: config.pop(name) for name in ("code_version", "steps") if name in config})
     deployment.config |= {"assets": assets, "checks": landed_checks(assets), **config}
-    assert deployment.run("curated", "k01", "k02").success
+    assert deployment.run("go", "k01", "k02").success
     assert worked(deployment, "curated", keys) == anew
 
 

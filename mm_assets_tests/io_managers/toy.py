@@ -68,7 +68,7 @@ class ToyTableIOManager(ShardIOManager):
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
         return {key: {"rows": rows[key]} if key in (rows := self.rows(uri)) else None for key, uri in dests.items()}
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
         return [replace(job, options={**job.options, "fields": {"json": [job.key for job in jobs]}}) for job in jobs]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
@@ -123,7 +123,7 @@ JOBS = {
     "gate": dg.AssetSelection.checks(check_key("curated", "landed")),
     "ungated": dg.AssetSelection.assets("curated") - dg.AssetSelection.checks(check_key("curated", "landed")),
     "skip": dg.AssetSelection.assets("skipping"),
-    "summary": dg.AssetSelection.assets("summary"),
+    "only summary": dg.AssetSelection.assets("summary"),
     "with summary": dg.AssetSelection.assets("curated", "scores", "filtered", "summary"),
     "observe": dg.AssetSelection.assets("raw_shards"),
 }
@@ -134,12 +134,13 @@ def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
     assets = config.pop("assets", ASSETS)
     checks = config.pop("checks", landed_checks(assets))
     jobs = config.pop("jobs", JOBS)
+    executor = config.pop("executor", dg.in_process_executor)
     workers = Workers(processes=config.pop("processes", 2))
     listing = ToyRawShards(folder=raw)
     return dg.Definitions(
         assets=assets,
         asset_checks=checks,
-        executor=dg.in_process_executor,
+        executor=executor,
         jobs=[dg.define_asset_job(name.replace(" ", "_"), selection=selection) for name, selection in jobs.items()],
         resources={
             "raw": listing,
@@ -150,6 +151,12 @@ def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
             "summary_io": dg.mem_io_manager,
         },
     )
+
+
+def parallel_job() -> dg.JobDefinition:
+    """`two_job` with a process for each step."""
+    defs = definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"], executor=dg.multiprocess_executor)
+    return defs.resolve_job_def("two")
 
 
 def two_job() -> dg.JobDefinition:

@@ -1,6 +1,7 @@
 """The worker's side of the toy format: a shard is a text file, a step changes its lines. Imports no Dagster, like every real one.
 
-Some lines of a raw shard are orders to the worker: RAISE, KILL (itself, by SIGKILL), SLEEP <seconds>.
+Some lines of a raw shard are orders to the worker: RAISE, KILL (itself, by SIGKILL), HALF <note> (stop in the middle of the output
+and write its process id into a note).
 """
 
 import hashlib
@@ -43,8 +44,13 @@ def obey(lines: list[str]) -> None:
                 raise ValueError("line says RAISE")
             case ["KILL", *_]:
                 os.kill(os.getpid(), signal.SIGKILL)
-            case ["SLEEP", seconds]:
-                time.sleep(float(seconds))
+
+
+def stop_halfway(job: Job) -> None:
+    for line in Path(job.shard.uri).read_text().splitlines():
+        if line.startswith("HALF "):
+            Path(line.removeprefix("HALF ")).write_text(str(os.getpid()))
+            time.sleep(120)
 
 
 def transform(job: Job) -> list[str]:
@@ -75,6 +81,7 @@ def run(job: Job) -> Done:
         return Done(job.key, ok=False, checks=checks, error=blocked)
     with staged(job.dest) as file:
         Path(file.path).write_text(text)
+        stop_halfway(job)
         file.publish()
     metadata = {
         "lines": len(lines),

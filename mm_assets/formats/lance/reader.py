@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.lance.location import storage_options_from_env
+from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
 from mm_assets.formats.lance.table import LanceTable
-from mm_assets.formats.partitions import Partition, partition_name
+from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote
 
@@ -41,12 +42,13 @@ class InterleavedLanceReader(InterleavedReader):
                 partitions.extend(Partition(f.partition, (uri,), f.fragment_ids, version) for f in parts)
             else:
                 partitions.append(Partition(partition_name(uri, ""), (uri,), (), version))
+        refuse_equal_names(partitions)
         return partitions
 
     def _tables(self) -> list[str]:
         given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else list(self.file_paths)
         tables: list[str] = []
-        for item in map(os.fspath, given):
+        for item in (os.fspath(path) for path in given):
             fs, path = filesystem(item, self.storage_options)
             if item.rstrip("/").endswith(".lance"):
                 found = [path] if "*" not in item else sorted(fs.glob(path))
@@ -73,7 +75,9 @@ class LanceSource(FileSource):
             self._dataset = lance.dataset(uri, storage_options=lance_options(uri, options), **arguments)
         except (OSError, ValueError) as error:
             raise ShardError(f"{uri}: not a readable Lance table: {error}") from error
-        schema = from_storage_schema(self._dataset.schema)
+        stored = from_storage_schema(self._dataset.schema)
+        schema = with_original_names(stored)
+        self._stored_names = dict(zip(schema.names, stored.names, strict=True))
         missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
         if missing:
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
@@ -89,7 +93,7 @@ class LanceSource(FileSource):
         if not self._fragments:
             return
         scanner = self._dataset.scanner(
-            columns=columns,
+            columns=[self._stored_names[name] for name in columns],
             fragments=self._fragments,
             batch_size=self._rows_at_once(max_bytes),
             batch_readahead=1,
@@ -97,7 +101,7 @@ class LanceSource(FileSource):
             scan_in_order=True,
         )
         for batch in scanner.to_batches():
-            yield from_storage(pa.Table.from_batches([batch]))
+            yield from_storage(pa.Table.from_batches([batch])).rename_columns(columns)
 
     def _rows_at_once(self, max_bytes: int | None) -> int:
         rows = sum(fragment.count_rows() for fragment in self._fragments)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
+from mm_assets.formats.lance.names import with_original_names, with_stored_names
 from mm_assets.formats.lance.reader import lance_options
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.storage import StorageOptions, join
@@ -47,7 +48,9 @@ class InterleavedLanceWriter(InterleavedWriter):
         if not schemas:
             return self
         wanted = [super(InterleavedLanceWriter, self)._output_schema(schema)[0] for schema in schemas]
-        return self.planned_as(plan_schema(self.table_uri, wanted, lance_options(self.table_uri, self.storage_options)))
+        stored = [with_stored_names(schema) for schema in wanted]
+        planned = plan_schema(self.table_uri, stored, lance_options(self.table_uri, self.storage_options))
+        return self.planned_as(with_original_names(planned))
 
     def planned_as(self, schema: pa.Schema) -> Self:
         """The writer for partitions that go into a table of this schema (what `prepared` found out, in another process)."""
@@ -84,14 +87,15 @@ class LanceSink(Sink):
 
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._uri = uri
-        self._schema = schema
+        self._schema = with_stored_names(schema)
         self._partition = partition
         self._options = lance_options(uri, options)
         self._fragments: FragmentSet | None = None
 
     def write(self, tables: Iterator[pa.Table]) -> None:
+        renamed = (table.rename_columns(self._schema.names) for table in tables)
         self._fragments = write_fragments(
-            self._uri, self._partition, tables, schema=self._schema, storage_options=self._options
+            self._uri, self._partition, renamed, schema=self._schema, storage_options=self._options
         )
 
     def publish(self) -> tuple[str | None, int]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
+from mm_assets.formats.webdataset.resolve import Content
 from mm_assets.formats.webdataset.rows import Row
 from mm_assets.formats.webdataset.tar_scan import Member, read_members
 
@@ -25,6 +26,7 @@ class BlobBuilder:
     def __init__(self, descriptor: int, uri: str) -> None:
         self._descriptor = descriptor
         self._uri = uri
+        self.unreferenced: list[str] = []  # members with more frames than references, and how many more
 
     def build(self, rows: Sequence[Row]) -> pa.Array:
         """One value per row (null without content), as ``large_binary`` over a single buffer."""
@@ -43,7 +45,7 @@ class BlobBuilder:
                 piece.write_into(target)
             elif piece is not None:
                 target[:] = piece
-            if row.content_type is None and row.content is not None and piece is not None:
+            if row.content_type is None and not row.is_typed and row.content is not None and piece is not None:
                 row.content_type = _content_type(target)
             at += size
             offsets.append(at)
@@ -64,11 +66,12 @@ class BlobBuilder:
             else:
                 name = content.member.name
                 if name not in frames:
-                    frames[name] = self._plan(content.member)
+                    frames[name] = self._plan(content)
                 pieces.append(self._frame(row, frames[name]))
         return pieces
 
-    def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
+    def _plan(self, content: Content) -> list[FramePlan | ImageError] | ImageError:
+        member = content.member
         data = bytearray(member.size)
         read_members(self._descriptor, [member], memoryview(data), self._uri)
         try:
@@ -78,24 +81,27 @@ class BlobBuilder:
         size = sum(plan.size for plan in plans if isinstance(plan, FramePlan))
         if size > _GROWTH * member.size + _FRAME_RESERVE * len(plans):
             return ImageError(f"its frames share data: {len(plans)} of them would take {size} bytes")
+        if len(plans) > content.frames:
+            self.unreferenced.append(f"{member.name}: {len(plans) - content.frames} of {len(plans)} frames")
         return plans
 
     def _frame(self, row: Row, plans: list[FramePlan | ImageError] | ImageError) -> _Piece | None:
         assert row.content is not None and row.content.frame is not None
         name, frame = row.content.member.name, row.content.frame
+        plan: FramePlan | ImageError
         if isinstance(plans, ImageError):
-            row.error = f"failed to extract frame {frame} from {name!r}: {plans}"
-            return None
-        if frame >= len(plans):
-            row.error = f"failed to extract frame {frame} from {name!r}: it has {len(plans)} frames for {row.content.frames} references"
-            return None
-        if len(plans) == 1:
-            return row.content.member  # the file is the frame: untouched
-        plan = plans[frame]
+            plan = plans
+        elif frame < len(plans):
+            plan = plans[frame]
+        elif plans and isinstance(plans[-1], ImageError):  # the chain of frames is broken there
+            plan = plans[-1]
+        else:
+            plan = ImageError(f"it has {len(plans)} frames for {row.content.frames} references")
         if isinstance(plan, ImageError):
             row.error = f"failed to extract frame {frame} from {name!r}: {plan}"
             return None
-        return plan
+        alone = not isinstance(plans, ImageError) and len(plans) == 1
+        return row.content.member if alone else plan  # a file of one frame stays untouched
 
 
 def _size(piece: _Piece | None) -> int:

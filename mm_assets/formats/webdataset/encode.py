@@ -69,12 +69,15 @@ class SampleEncoder:
 
         Raises ``ValueError`` naming the sample for a position beyond `MAX_POSITION`.
         """
-        columns = {name: table.column(name).to_pylist() for name in _PLAIN}
+        present = set(table.column_names)  # a strict schema may leave columns out
+        columns = {n: table.column(n).to_pylist() if n in present else [None] * table.num_rows for n in _PLAIN}
         extras = [json_codec.encode(table.column(f.name), f) for f in self.extras]
         columns["extra"] = [dict(zip(self.extras.names, row, strict=True)) for row in zip(*extras, strict=True)] or [
             {} for _ in range(table.num_rows)
         ]
-        columns["view"] = [v for chunk in table.column("binary_content").chunks for v in binary_views(chunk)]
+        columns["view"] = [None] * table.num_rows
+        if "binary_content" in present:
+            columns["view"] = [v for chunk in table.column("binary_content").chunks for v in binary_views(chunk)]
         offsets = sample_offsets(table).tolist()
         for start, end in zip(offsets, offsets[1:], strict=False):
             yield self._sample({name: values[start:end] for name, values in columns.items()})
@@ -83,7 +86,7 @@ class SampleEncoder:
         sample_id = rows["sample_id"][0]
         key = sample_key(sample_id)
         length = _length(sample_id, rows)
-        json = _Json(*([None] * length for _ in range(5)))
+        json = _Json([None] * length, [None] * length, [None] * length, [None] * length, [None] * length)
         members: list[tuple[str, Any]] = []
         pairs: list[str] = []
         for index, (position, modality) in enumerate(zip(rows["position"], rows["modality"], strict=True)):

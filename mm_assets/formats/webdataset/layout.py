@@ -59,4 +59,5 @@ def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
 
 def is_own_layout(payload: dict[str, object]) -> bool:
     """Whether a json is of our layout (or the three-format notebook's), whose references are WebDataset keys."""
-    return isinstance(payload.get(ROW_EXTRA), dict)
+    extra = payload.get(ROW_EXTRA)
+    return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}

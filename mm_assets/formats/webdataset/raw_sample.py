@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import posixpath
-import warnings
 from typing import Any
 
 from mm_assets.formats.images.probe import CONTENT_TYPES
@@ -20,6 +19,7 @@ from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
+from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import build_source_ref
 
@@ -33,6 +33,7 @@ class RawDecoder:
         self.path = path
         self.index = index
         self.layout = layout
+        self.spread: set[str] = set()  # per-item fields that some sample had
 
     def decode(self, payload: dict[str, Any], member: Member) -> Sample:
         """The rows of one json. Raises `SampleError` when it states no usable sample id."""
@@ -43,15 +44,17 @@ class RawDecoder:
         sample_id = self._sample_id(fields, key, member, residue)
         texts = self._list(fields, layout.texts_field, residue)
         images = self._list(fields, layout.images_field, residue)
-        default_member = fields.pop(layout.image_member_field, None) if layout.image_member_field else None
-        if default_member is not None:
-            residue.setdefault("fields", {})[str(layout.image_member_field)] = default_member
+        default_member = None
+        if layout.image_member_field in fields:
+            default_member = fields.pop(layout.image_member_field)
+            residue.setdefault("fields", {})[layout.image_member_field] = default_member
         json_ref = member_ref(self.path, member)
         rows = self.text_rows(texts, json_ref) + self.image_rows(
             images, resolve_raw(images, key, layout, self.index, default_member)
         )
-        self._spread(fields, layout.per_text_fields, texts, [r for r in rows if r.modality == "text"], member)
-        self._spread(fields, layout.per_image_fields, images, [r for r in rows if r.modality == "image"], member)
+        text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
+        self._spread(fields, layout.per_text_fields, texts, text_rows, member, residue)
+        self._spread(fields, layout.per_image_fields, images, image_rows, member, residue)
         metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
         metadata.extras = self._passthrough(fields, residue)
         self._keep_lengths(payload, rows, residue)
@@ -66,6 +69,8 @@ class RawDecoder:
             stated = fields.get(SAMPLE_ID)
             if isinstance(stated, str):
                 del fields[SAMPLE_ID]
+                if stated == key:  # an id that is not the key was stated, of this one nobody could tell
+                    residue.setdefault("fields", {})[SAMPLE_ID] = stated
                 return stated
             return key
         if fields.get(name) is None:
@@ -77,11 +82,12 @@ class RawDecoder:
         return json.dumps(value, ensure_ascii=False)
 
     def _list(self, fields: dict[str, Any], name: str, residue: dict[str, Any]) -> list[Any]:
-        value = fields.get(name)
+        if name not in fields:
+            return []
+        value = fields.pop(name)
         if isinstance(value, list):
-            return fields.pop(name)  # type: ignore[no-any-return]
-        if name in fields and value is not None:  # no list: kept as it stands, it has no items
-            residue.setdefault("fields", {})[name] = fields.pop(name)
+            return value
+        residue.setdefault("fields", {})[name] = value  # no list: kept as it stands, it has no items
         return []
 
     def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:
@@ -119,11 +125,21 @@ class RawDecoder:
             rows.append(row)
         return rows
 
-    def _spread(self, fields: dict[str, Any], names: tuple[str, ...], items: list[Any], rows: list[Row], member: Member) -> None:
+    def _spread(
+        self,
+        fields: dict[str, Any],
+        names: tuple[str, ...],
+        items: list[Any],
+        rows: list[Row],
+        member: Member,
+        residue: dict[str, Any],
+    ) -> None:
+        """Put lists with one value per item on the item rows; what the rows cannot say of a list goes to ``residue``."""
         for name in names:
-            if name not in fields:
+            values = fields.get(name)
+            if values is None:  # missing, or null: the metadata row says which
                 continue
-            values = fields[name]
+            self.spread.add(name)
             if not isinstance(values, list):
                 raise TypeError(f"{self.path}: {member.name}: per-item field {name!r} is no list")
             if len(values) == len(rows):
@@ -131,16 +147,16 @@ class RawDecoder:
             elif len(values) == len(items) and all(v is None for v, item in zip(values, items, strict=True) if item is None):
                 aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
             else:
-                warnings.warn(
+                warn_user(
                     f"{self.path}: {member.name}: {name!r} has {len(values)} values for {len(rows)} items; "
-                    "kept whole on the metadata row",
-                    UserWarning,
-                    stacklevel=2,
+                    "kept whole on the metadata row"
                 )
                 continue
             del fields[name]
             for row, value in zip(rows, aligned, strict=True):
                 row.extras[name] = value
+            if len(values) != len(rows) or all(value is None for value in values):
+                residue.setdefault("per_item", {})[name] = len(values)
 
     def _passthrough(self, fields: dict[str, Any], residue: dict[str, Any]) -> dict[str, Any]:
         extras: dict[str, Any] = {}
@@ -155,7 +171,7 @@ class RawDecoder:
 
     def _keep_lengths(self, payload: dict[str, Any], rows: list[Row], residue: dict[str, Any]) -> None:
         implied = max((row.position + 1 for row in rows), default=0)
-        lengths = {}
+        lengths: dict[str, int | None] = {}
         for name in (self.layout.texts_field, self.layout.images_field):
             value = payload.get(name)
             if isinstance(value, list) and len(value) != implied:

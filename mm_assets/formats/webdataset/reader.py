@@ -14,11 +14,13 @@ from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
+    SOURCE,
     TEXTS,
     RawLayout,
     normal_extensions,
 )
 from mm_assets.formats.webdataset.source import WebdatasetSource
+from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 
 class InterleavedWebdatasetReader(InterleavedReader):
@@ -61,6 +63,11 @@ class InterleavedWebdatasetReader(InterleavedReader):
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
+        spread = [*per_image_fields, *per_text_fields]
+        if isinstance(per_image_fields, str) or isinstance(per_text_fields, str):
+            raise TypeError("per_image_fields and per_text_fields must be lists of field names, not one string")
+        if reserved := sorted(set(spread) & {*RESERVED_COLUMNS, SOURCE}):
+            raise ValueError(f"per-item fields become columns; {', '.join(reserved)} is a column of its own")
         super().__init__(
             file_paths,
             files_per_partition=files_per_partition,

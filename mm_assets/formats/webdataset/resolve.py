@@ -43,6 +43,9 @@ def resolve_raw(
     if opaque and len(opaque) == sum(token is not None for token in references):
         tiff = _frame_member(key, index, default_member)
         if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
+            if isinstance(tiff, Member) and len(opaque) == 1 and extension(tiff.name) not in TIFF_EXTENSIONS:
+                found[opaque[0]] = Content(tiff)  # `image_member_field` named the one image there is
+                return found
             for frame, i in enumerate(opaque):
                 found[i] = Content(tiff, frame, len(opaque)) if isinstance(tiff, Member) else tiff
             return found
@@ -77,7 +80,8 @@ def _frame_member(key: str, index: TarIndex, default_member: object) -> Member |
 def _by_name(token: object, key: str, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
         return f"missing member: the reference is no member name: {token!r:.100}"
-    names = dict.fromkeys([token.removeprefix("./"), _beside(token, key), f"{key}.{token}"])
+    bare = token.removeprefix("./")
+    names = dict.fromkeys([bare, _beside(bare, key), f"{key}.{token}"])
     matches = {name: found for name in names if (found := lookup(name, index)) is not None}
     if len(matches) > 1:
         return f"ambiguous reference {token!r}: members {', '.join(map(repr, matches))}"
@@ -90,11 +94,13 @@ def _by_name(token: object, key: str, index: TarIndex) -> Resolved:
 def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
         return f"missing member: the reference is no member name: {token!r:.100}"
-    for name in (f"{key}.{token}", token.removeprefix("./")):
+    # A full member name is taken only when it is one of the sample's own: another's "3.png" must not stand in for ours.
+    names = [f"{key}.{token}", *([token] if token.startswith(f"{key}.") else [])]
+    for name in names:
         found = lookup(name, index)
         if found is not None:
             return Content(found) if isinstance(found, Member) else found
-    return f"missing member {key + '.' + token!r}"
+    return f"missing member {names[0]!r}"
 
 
 def _beside(token: str, key: str) -> str:

@@ -16,7 +16,10 @@ from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 @dataclass(slots=True)
 class Row:
-    """One item before its bytes are read; ``binary`` is used when they were in the json itself."""
+    """One item before its bytes are read; ``binary`` is used when they were in the json itself.
+
+    Where ``is_typed``, a missing content type is what the source says, else the bytes tell it.
+    """
 
     position: int
     modality: str
@@ -26,6 +29,7 @@ class Row:
     source_ref: str | None = None
     error: str | None = None
     binary: bytes | None = None
+    is_typed: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
 
 

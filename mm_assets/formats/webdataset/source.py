@@ -13,16 +13,19 @@ from mm_assets.formats.storage import StorageOptions, is_remote, local_path, ope
 from mm_assets.formats.webdataset.blobs import BlobBuilder
 from mm_assets.formats.webdataset.layout import RawLayout, is_own_layout
 from mm_assets.formats.webdataset.own_sample import decode_own
-from mm_assets.formats.webdataset.payload import parse_payload
+from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.formats.webdataset.raw_sample import RawDecoder
 from mm_assets.formats.webdataset.rows import Sample, SchemaTally, build_table
 from mm_assets.formats.webdataset.spool import local_tar
 from mm_assets.formats.webdataset.tar_scan import Member, read_members, scan
+from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import align_table, canonical_schema
 from mm_assets.interleaved.unify import unify_schemas
 
 _ROW_OVERHEAD = 256  # Arrow bytes of a row beside its text and image: offsets, locator, content type
 _FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: header, directory, tag values
+# What values that are not as the json's own schema says may raise on their way into Arrow.
+_MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError)
 MAX_JSON_BYTES = 256 << 20  # a json member beyond this is an attack or a mistake
 
 
@@ -40,7 +43,7 @@ class WebdatasetSource(FileSource):
             self._materialize = materialize
             self._decoder = RawDecoder(ref_path, self._index, layout)
             self._uri = uri
-            self._json_members = [m for m in self._index.members if layout.is_json(m.name) and m.broken is None]
+            self._json_members = [m for m in self._index.members if layout.is_json(m.name)]
             tally = SchemaTally()
             referenced: set[str] = set()
             for sample, _ in self._samples():
@@ -52,9 +55,13 @@ class WebdatasetSource(FileSource):
             self._stack.close()
             raise
         super().__init__(uri, canonical_schema(passthrough))
-        unreferenced = self._unreferenced(referenced)
-        if unreferenced:
+        if unreferenced := self._unreferenced(referenced):
             self.notes["unreferenced_members"] = unreferenced
+        if self._index.skipped:
+            self.notes["skipped_members"] = [member.name for member in self._index.skipped]
+        per_item = [*layout.per_text_fields, *layout.per_image_fields]
+        if self._json_members and (absent := [name for name in per_item if name not in self._decoder.spread]):
+            warn_user(f"{uri}: per-item fields not found in any sample: {', '.join(absent)}")
 
     def close(self) -> None:
         self._stack.close()
@@ -77,8 +84,10 @@ class WebdatasetSource(FileSource):
     def _samples(self) -> Iterator[tuple[Sample, int]]:
         for member in self._json_members:
             where = f"{self._uri}: {member.name}"
+            if member.broken is not None:
+                raise SampleError("member", f"{where}: {member.broken}")
             if member.size > MAX_JSON_BYTES:
-                raise ValueError(f"{where}: json member of {member.size} bytes, more than {MAX_JSON_BYTES}")
+                raise SampleError("json", f"{where}: json member of {member.size} bytes, more than {MAX_JSON_BYTES}")
             data = bytearray(member.size)
             read_members(self._descriptor, [member], memoryview(data), self._uri)
             payload = parse_payload(bytes(data), where)
@@ -92,12 +101,28 @@ class WebdatasetSource(FileSource):
             declared = group[0].declared
             rows = [row for sample in group for row in sample.rows]
             if with_bytes:
-                blobs = BlobBuilder(self._descriptor, self._uri).build(rows)
+                builder = BlobBuilder(self._descriptor, self._uri)
+                blobs = builder.build(rows)
+                if builder.unreferenced:
+                    self.notes.setdefault("unreferenced_frames", []).extend(builder.unreferenced)
             else:
                 blobs = pa.array([row.binary for row in rows], pa.large_binary())
-            table = build_table(group, blobs, self._raw_schema if declared is None else declared, wanted)
+            extras = self._raw_schema if declared is None else declared
+            try:
+                table = build_table(group, blobs, extras, wanted)
+            except _MISFITS as error:
+                raise self._located(error, group, extras, wanted) from error
             tables.append(align_table(table, target))
         return pa.concat_tables(tables)
+
+    def _located(self, error: Exception, group: list[Sample], extras: pa.Schema, wanted: list[str]) -> SampleError:
+        """Which sample of a group the error is about: found by building each alone."""
+        for sample in group:
+            try:
+                build_table([sample], pa.nulls(len(sample.rows), pa.large_binary()), extras, wanted)
+            except _MISFITS as own:
+                return SampleError("layout", f"{self._uri}: sample {sample.sample_id!r}: {own}")
+        return SampleError("layout", f"{self._uri}: {error}")
 
     def _unreferenced(self, referenced: set[str]) -> list[str]:
         links = {member.link for member in self._index.members if member.link is not None}
@@ -137,5 +162,3 @@ def _same_declaration(samples: list[Sample]) -> Iterator[list[Sample]]:
         group.append(sample)
     if group:
         yield group
-
-

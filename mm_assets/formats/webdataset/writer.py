@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from mm_assets.formats.storage import StagedFile, StorageOptions
+from mm_assets.formats.storage import StagedFile, StorageOptions, remove
 from mm_assets.formats.webdataset.dataset_files import PartitionFacts, hf_type, parse_pairs
 from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.webdataset.tar_folder import TarFolder
@@ -39,9 +39,9 @@ class TarSink(Sink):
         self._uri = uri
         self._is_bare = is_bare
         self._options = options
+        self._encoder = SampleEncoder(schema)
         self._staged = StagedFile(uri, options)
         self._writer = TarWriter(self._staged.path)
-        self._encoder = SampleEncoder(schema)
         self._pairs: set[str] = set()
 
     def write(self, tables: Iterator[pa.Table]) -> None:
@@ -52,6 +52,10 @@ class TarSink(Sink):
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()
+        if self._is_bare and self._writer.samples == 0:  # clients fail on an empty tar: as in a folder, there is none then
+            self._staged.discard()
+            remove(self._uri, self._options)
+            return None, 0
         if self._is_bare:
             return self._uri, self._staged.publish()
         folder, name = os.path.split(self._uri)

@@ -1,0 +1,239 @@
+"""Raw shards through all formats and back: equal tables, and every json told again from the table."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.clients.pictures import KINDS
+from mm_assets_tests.formats.datasets import read, write
+from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads, tar_members
+from mm_assets_tests.formats.test_round_trip import same
+from mm_assets_tests.images.tiff_tools import assert_same, read_tiff
+from mm_assets_tests.interleaved.arrow_values import json_values
+
+CHAIN = ("parquet", "webdataset", "lance", "parquet")
+
+
+def through_all(folder: Path, source: pa.Table, policy: str = "warn") -> pa.Table:
+    """WDS -> Parquet -> WDS -> Lance -> Parquet; asserts that each step holds the same table."""
+    previous: Any = InterleavedBatch(source, (), "part")
+    table = source
+    for step, kind in enumerate(CHAIN):
+        place = folder / f"{step}-{kind}"
+        write(kind, place, previous, on_materialize_error=policy, materialize=False)
+        table = read(kind, place)
+        same(table, source)
+        previous = InterleavedBatch(table, (), "part")
+    return table
+
+
+def tiff_of(pages: int, **options: Any) -> bytes:
+    frames = [Image.effect_noise((40 + n, 30), 50 + n).convert("RGB") for n in range(pages)]
+    out = io.BytesIO()
+    frames[0].save(out, "TIFF", save_all=True, append_images=frames[1:], compression="jpeg", **options)
+    return out.getvalue()
+
+
+def sixteen_bit_tiff() -> bytes:
+    out = io.BytesIO()
+    Image.frombytes("I;16", (9, 7), bytes(range(126))).save(out, "TIFF")
+    return out.getvalue()
+
+
+def hostile() -> Iterator[tuple[str, Any]]:
+    """Members of one tar. Order is mixed up on purpose: images after and before their json."""
+    pictures = [(ext, make(number)) for number, (ext, make) in enumerate(KINDS)]
+    yield from ((f"many.{n}.{pictures[n % len(pictures)][0]}", pictures[n % len(pictures)][1]) for n in range(40))
+    many = [f"many.{n}.{pictures[n % len(pictures)][0]}" for n in range(40)]
+    yield "many.json", {"texts": [None] * 40, "images": many, "n": 1}
+    yield "none.json", {"texts": ["only text"], "images": [], "n": 2.5}
+    yield "bare.json", {}
+    yield "a/x.json", {"texts": [], "images": [], "sample_id": "a/x"}
+    yield "b/x.JSON", {"texts": None, "images": None}
+    yield "c.json", {"texts": "no list", "images": {"no": "list"}, "sample_id": 5}
+    yield "d.json", {"texts": ["", None, "x", None, None], "images": [None, "d.png", None], "sample_id": "dots.in.it/ü " + "x" * 300}
+    yield "d.png", pictures[0][1]
+    yield "e.json", {
+        "texts": [5, {"a": [1, None]}, ["x"], True, 1.5, "s", None, float("nan")],
+        "images": [None, 7, "", {"k": 1}, "nowhere.png", False, None, ["e"]],
+        "nested": {"a": [1, {"b": None}], "é": "ü"},
+        "when": "2024-05-01T00:00:00.000001+02:00",
+        "big": 2**53 + 1,
+        "huge": 10**40,
+        "nan": float("nan"),
+        "inf": float("-inf"),
+        "null": None,
+        "mixed": "text",
+    }
+    yield "reserved.json", {
+        "texts": ["t"],
+        "images": [None],
+        "position": 5,
+        "modality": {"m": 1},
+        "content_type": None,
+        "text_content": "tc",
+        "binary_content": [1],
+        "source_ref": "sr",
+        "materialize_error": "me",
+        "_source": {"token": "mine"},
+        "_mm_assets": {"schema": 1},
+        "_row_errors": [{"position": 0}],
+        "_row_extra": "no dict",
+        "image_members": ["x"],
+        "__arrow__": 1,
+        "obj": {"__arrow__": {"__arrow__": "x"}},
+        "a.b": 1,
+        "": "empty name",
+        "*": 1,
+        "_rowid": 5,
+    }
+    yield "extra.json", {"texts": ["t"], "images": [], "_row_extra": {"theirs": 1, "text": [None]}, "mixed": 1}
+    yield "lengths.json", {"texts": ["a", "b", None, None, None, None], "images": ["lengths.png"]}
+    yield "lengths.png", pictures[1][1]
+    yield "deep/er/pdf.json", {"texts": [None, "t", None, None], "images": ["page_0_image_85", None, "page_1", "page_2_image_3"], "mixed": [1]}
+    yield "deep/er/pdf.tiff", tiff_of(3)
+    yield "single.json", {"images": ["page_0"], "texts": [None]}
+    yield "single.TIFF", sixteen_bit_tiff()
+    yield "beside/s.json", {"images": ["i.png", "./i.png"], "texts": []}
+    yield "beside/i.png", pictures[2][1]
+    yield "key.json", {"images": ["1.jpg"], "texts": ["x", "y"]}
+    yield "key.1.jpg", pictures[7][1]
+    yield "last.json", {"texts": [], "images": [], "first seen": {"in": ["the last sample"]}, "null": None}
+
+
+def test_hostile_set_survives_all_formats_and_tells_every_json(tmp_path: Path) -> None:
+    shard = make_tar(tmp_path / "raw" / "hostile.tar", hostile())
+    table = read("webdataset", shard)
+    last = through_all(tmp_path, table)
+    truth = {n: json.loads(data) for n, data in tar_members(shard).items() if n.lower().endswith(".json")}
+    told = payloads(last)
+    assert told.keys() == truth.keys()
+    for name in truth:
+        assert equal(told[name], truth[name]), name
+
+
+def test_every_image_of_the_hostile_set_is_its_own(tmp_path: Path) -> None:
+    shard = make_tar(tmp_path / "hostile.tar", hostile())
+    members = tar_members(shard)
+    pages = read_tiff(members["deep/er/pdf.tiff"])
+    seen: dict[str, int] = {}
+    for row in read("webdataset", shard).to_pylist():
+        if row["modality"] != "image":
+            assert row["binary_content"] is None
+            continue
+        ref = json.loads(row["source_ref"])
+        place = f"{row['sample_id']}:{row['position']}"
+        if row["materialize_error"] is not None:
+            assert row["sample_id"] == "e", place
+            assert row["binary_content"] is None
+            seen["errors"] = seen.get("errors", 0) + 1
+        elif row["sample_id"] == "deep/er/pdf":
+            assert ref["frame_index"] == {0: 0, 2: 1, 3: 2}[row["position"]]
+            assert_same(pages[ref["frame_index"]], read_tiff(row["binary_content"])[0])
+            seen["frames"] = seen.get("frames", 0) + 1
+        else:
+            assert row["binary_content"] == members[ref["member"]], place
+            assert row["content_type"] is not None
+            seen["members"] = seen.get("members", 0) + 1
+    assert seen == {"errors": 6, "frames": 3, "members": 46}
+
+
+def test_types_of_columns(tmp_path: Path) -> None:
+    schema = read("webdataset", make_tar(tmp_path / "hostile.tar", hostile())).schema
+    types = {field.name: str(field.type) + ("*" if field.metadata else "") for field in schema}
+    assert types["n"] == "double"
+    assert types["big"] == "int64"
+    assert types["huge"] == types["nested"] == types["mixed"] == types["_source"] == types["first seen"] == "string*"
+    assert types["when"] == "string"
+    assert types["null"] == "null"
+
+
+FIELDS = st.sampled_from(
+    ["a", "b", "ü", "x.y", "position", "modality", "sample_id", "_source", "_row_extra", "_mm_assets", "_row_errors", "image_members", "pi", "pt", "id"]
+)  # fmt: skip
+TOKENS = st.sampled_from([None, "0.png", "s.png", "s0.0.png", "s1.0.png", "missing.png", "", 5, "page_1"])
+LISTS = st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
+SAMPLE = st.fixed_dictionaries(
+    {},
+    optional={"texts": LISTS, "images": st.lists(TOKENS, max_size=4) | json_values},
+).flatmap(lambda fixed: st.dictionaries(FIELDS, json_values, max_size=5).map(lambda more: {**more, **fixed}))
+PER_ITEM = st.none() | st.lists(st.none() | json_values, max_size=4)
+
+
+def _is_own(payload: dict[str, Any]) -> bool:
+    extra = payload.get("_row_extra")
+    return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(SAMPLE.filter(lambda p: not _is_own(p)), min_size=1, max_size=4),
+    st.lists(st.tuples(PER_ITEM, PER_ITEM), min_size=4, max_size=4),
+    st.booleans(),
+)
+def test_any_json_is_told_again(samples: list[dict[str, Any]], per_item: list[tuple[Any, Any]], spread: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        members: list[tuple[str, Any]] = []
+        for number, sample in enumerate(samples):
+            payload = {key: value for key, value in sample.items() if key not in ("pi", "pt")}
+            if isinstance(payload.get("sample_id"), str):
+                payload["sample_id"] += str(number)
+            payload |= {key: value for key, value in zip(("pi", "pt"), per_item[number], strict=True) if value != []}
+            members += [(f"s{number}.json", payload), (f"s{number}.0.png", b"\x89PNG\r\n\x1a\n" + bytes([number]))]
+        shard = make_tar(folder / "raw.tar", [*members, ("s.png", b"GIF89a")])
+        options = {"per_image_fields": ["pi"], "per_text_fields": ["pt"]} if spread else {}
+        table = through_all(folder, read("webdataset", shard, **options))
+        names = {"per_image": ("pi",), "per_text": ("pt",)} if spread else {}
+        told = payloads(table, **names)
+        for member, payload in members:
+            if member.endswith(".json"):
+                assert equal(told[member], json.loads(json.dumps(payload))), member
+
+
+def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
+    lists = {
+        "rows": [1, 2], "positions": [1, None, 2], "nulls": [None, None], "null-positions": [None, None, None], "null": None,
+        "long": [1, 2, 3, 4], "short": [1], "value-at-a-gap": [1, 2, 3], "empty": [],
+    }  # fmt: skip
+    members: list[tuple[str, Any]] = [("missing.json", {"texts": ["a", None, "b"], "images": []})]
+    members += [(f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values}) for name, values in lists.items()]
+    members += [("no-items.json", {"texts": [], "images": [], "lang": []}), ("all-null.json", {"texts": [None], "images": [None], "lang": [None]})]
+    shard = make_tar(tmp_path / "lists.tar", members)
+    with pytest.warns(UserWarning, match="long.json: 'lang' has 4 values for 2 items"):
+        from mm_assets.interleaved import InterleavedWebdatasetReader
+
+        list(InterleavedWebdatasetReader(str(shard), per_text_fields=["lang"]))
+    table = through_all(tmp_path, read("webdataset", shard, per_text_fields=["lang"]))
+    told = payloads(table, per_text=["lang"])
+    for name, payload in members:
+        assert equal(told[name], payload), name
+    spread = {(r["sample_id"], r["position"]): r["lang"] for r in table.to_pylist()}
+    assert [spread["rows", n] for n in (-1, 0, 2)] == [None, "1", "2"]
+    assert [spread["positions", n] for n in (-1, 0, 2)] == [None, "1", "2"]
+    assert [json.loads(spread["long", -1]), spread["long", 0]] == [[1, 2, 3, 4], None]
+
+
+def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
+    payload = {"doc": "d/1", "body": ["t", None], "pics": [None, "page_0"], "pdf": "scan.tiff", "sample_id": "other", "texts": ["kept"]}
+    shard = make_tar(tmp_path / "own.tar", [("k.meta", payload), ("k2.meta", {**payload, "doc": 7, "pdf": None}), ("scan.tiff", tiff_of(1))])
+    options = {"sample_id_field": "doc", "texts_field": "body", "images_field": "pics", "image_member_field": "pdf", "json_extensions": [".META"]}
+    table = through_all(tmp_path, read("webdataset", shard, **options))
+    assert table["sample_id"].unique().to_pylist() == ["d/1", "7"]
+    told = payloads(table, texts="body", images="pics", id_field="doc")
+    assert equal(told["k.meta"], payload)
+    assert equal(told["k2.meta"], {**payload, "doc": 7, "pdf": None})
+    first = next(row for row in table.to_pylist() if row["modality"] == "image")
+    assert first["binary_content"] == tar_members(shard)["scan.tiff"]

@@ -1,0 +1,247 @@
+"""A real Dagster for tests: webserver, daemon and code server on loopback, driven through GraphQL like by the UI.
+
+    with DagsterDev("mm_assets.definitions", home, {"MM_STORAGE": …}) as dev:
+        backfill = dev.launch_backfill(["curated"], keys)
+        assert dev.wait_for_backfill(backfill) == "COMPLETED_SUCCESS"
+
+A backfill takes 30 to 60 s: the daemon looks at backfills every 30 s, to launch their runs and to see them done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import dagster as dg
+
+T = TypeVar("T")
+
+REPOSITORY = Path(__file__).parent.parent.parent
+
+DAGSTER_YAML = """\
+telemetry: {enabled: false}
+nux: {enabled: false}
+concurrency: {runs: {max_concurrent_runs: 2}}
+"""
+
+# Loopback only, whatever proxy the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class DagsterDev:
+    """`dagster dev` over one module, in a `DAGSTER_HOME` of its own; every process of it ends with the block."""
+
+    def __init__(self, module: str, home: Path, environment: Mapping[str, str] | None = None, yaml: str = DAGSTER_YAML) -> None:
+        self.module = module
+        self.home = home
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {}), "DAGSTER_HOME": str(home)}
+        self._process: subprocess.Popen[bytes] | None = None
+        home.mkdir(parents=True, exist_ok=True)
+        if not (home / "dagster.yaml").exists():
+            (home / "dagster.yaml").write_text(yaml)
+
+    def __enter__(self) -> DagsterDev:
+        command = [sys.executable, "-m", "dagster", "dev", "-m", self.module, "-h", "127.0.0.1", "-p", str(self.port)]
+        with open(self.home / "dev.log", "wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=self._environment,
+                cwd=self.home,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                # A test run that was started in the background has SIGINT ignored, and children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
+        try:
+            wait_for(self._is_up, 90, "the code location to load")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> list[int]:
+        """Ask it to end as Ctrl-C does, then end what is left of its session by process id; these are returned."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=30)
+        left = self.processes()
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait(timeout=10)
+        wait_for(lambda: not self.processes(), 10, "the last processes to end")
+        return left
+
+    def processes(self) -> list[int]:
+        """Running processes of its session: servers, runs, workers."""
+        assert self._process is not None
+        return [pid for pid in all_pids() if session_of(pid) == self._process.pid]
+
+    def log(self) -> str:
+        return (self.home / "dev.log").read_text(errors="replace")
+
+    def instance(self) -> dg.DagsterInstance:
+        """The same storage, opened from here; use it in a `with` block."""
+        return dg.DagsterInstance.from_config(str(self.home))
+
+    # --- GraphQL ---
+
+    def query(self, text: str, **variables: Any) -> Any:
+        """Result of one GraphQL operation. Raises `RuntimeError` with the server's message."""
+        body = json.dumps({"query": text, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        try:
+            with _OPENER.open(request, timeout=60) as response:
+                answer = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(error.read().decode(errors="replace")) from error
+        if answer.get("errors"):
+            raise RuntimeError(json.dumps(answer["errors"], indent=1))
+        return answer["data"]
+
+    def launch_backfill(self, assets: Sequence[str], keys: Sequence[str]) -> str:
+        """Materialize these assets for these partitions; the backfill's id."""
+        parameters = {"assetSelection": [{"path": asset.split("/")} for asset in assets], "partitionNames": list(keys)}
+        return self._mutate(
+            "launchPartitionBackfill", "backfillParams: LaunchBackfillParams!", parameters, "LaunchBackfillSuccess { backfillId }"
+        )["backfillId"]
+
+    def relaunch_failed(self, backfill: str) -> str:
+        """ "Re-execute from failure" of a backfill; the new backfill's id."""
+        parameters = {"parentRunId": backfill, "strategy": "FROM_FAILURE"}
+        return self._mutate(
+            "reexecutePartitionBackfill", "reexecutionParams: ReexecutionParams!", parameters, "LaunchBackfillSuccess { backfillId }"
+        )["backfillId"]
+
+    def wait_for_backfill(self, backfill: str, seconds: float = 85) -> str:
+        """Wait for the end of a backfill; its status, COMPLETED_SUCCESS or COMPLETED_FAILED, for instance."""
+        return wait_for(lambda: status if (status := self.backfill_status(backfill)) in _ENDED else None, seconds, "the backfill")
+
+    def backfill_status(self, backfill: str) -> str:
+        text = "query($id: String!) { found: partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"
+        return str(self.query(text, id=backfill)["found"]["status"])
+
+    def launch_run(self, job: str, tags: Mapping[str, str] | None = None) -> str:
+        """Launch a job, over a range of partitions if the tags say so; the run's id."""
+        ((repository, location),) = self._repositories()
+        parameters = {
+            "selector": {"repositoryName": repository, "repositoryLocationName": location, "jobName": job},
+            "mode": "default",
+            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
+        }
+        return self._mutate("launchRun", "executionParams: ExecutionParams!", parameters, "LaunchRunSuccess { run { runId } }")["run"][
+            "runId"
+        ]
+
+    def rerun_failed(self, run: str) -> str:
+        """ "Re-execute from failure" of one run; the new run's id."""
+        parameters = {"parentRunId": run, "strategy": "FROM_FAILURE"}
+        return self._mutate(
+            "launchRunReexecution", "reexecutionParams: ReexecutionParams!", parameters, "LaunchRunSuccess { run { runId } }"
+        )["run"]["runId"]
+
+    def terminate(self, run: str) -> None:
+        self._mutate("terminateRun", "runId: String!", run, "TerminateRunSuccess { run { runId } }")
+
+    def run_status(self, run: str) -> str:
+        text = "query($id: ID!) { found: runOrError(runId: $id) { ... on Run { status } } }"
+        return str(self.query(text, id=run)["found"]["status"])
+
+    def wait_for_run(self, run: str, seconds: float = 60) -> str:
+        return wait_for(
+            lambda: status if (status := self.run_status(run)) in ("SUCCESS", "FAILURE", "CANCELED") else None, seconds, "the run"
+        )
+
+    def partitions(self, asset: str) -> dict[str, list[str]]:
+        """What the UI shows of an asset's partitions: lists of keys by "materialized", "failed", "unmaterialized", "materializing"."""
+        kinds = ("materialized", "failed", "unmaterialized", "materializing")
+        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
+            assetPartitionStatuses {{ ... on DefaultPartitionStatuses {{ {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }}"""
+        found = self.query(text, key={"path": asset.split("/")})["found"]["assetPartitionStatuses"]
+        return {kind: sorted(found[f"{kind}Partitions"]) for kind in kinds}
+
+    def _repositories(self) -> list[tuple[str, str]]:
+        found = self.query(_REPOSITORIES)["repositoriesOrError"]
+        return [(node["name"], node["location"]["name"]) for node in found.get("nodes", [])]
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise RuntimeError(f"dagster dev ended with {self._process.returncode}:\n{self.log()[-3000:]}")
+        try:
+            entries = self.query(_LOCATIONS)["workspaceOrError"]["locationEntries"]
+        except OSError:  # no server yet
+            return False
+        loaded = [entry["locationOrLoadError"] for entry in entries]
+        for location in loaded:
+            if location and location["__typename"] == "PythonError":
+                raise RuntimeError(f"the code location does not load: {location['message']}")
+        return bool(loaded) and all(loaded)
+
+    def _mutate(self, name: str, parameter: str, value: Any, success: str) -> Any:
+        variable, _, kind = parameter.partition(": ")
+        text = f"""mutation($value: {kind}) {{ done: {name}({variable}: $value) {{
+            __typename ... on {success} ... on Error {{ message }} }} }}"""
+        done = self.query(text, value=value)["done"]
+        if done["__typename"] != success.split()[0]:
+            raise RuntimeError(f"{name}: {done['__typename']}: {done.get('message')}")
+        return done
+
+
+_ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "CANCELED", "FAILED")
+_LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
+    __typename ... on PythonError { message } } } } } }"""
+_REPOSITORIES = """{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"""
+
+
+def wait_for(condition: Callable[[], T | None], seconds: float, what: str) -> T:
+    """The first true value of `condition`, asked four times a second. Raises `TimeoutError`."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited {seconds:.0f} s for {what}")
+        time.sleep(0.25)
+    return value
+
+
+def all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def session_of(pid: int) -> int | None:
+    """The session that a process belongs to; None if it has ended (a zombie has)."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] == "Z" else int(fields[3])
+
+
+def is_running(pid: int) -> bool:
+    return session_of(pid) is not None
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,231 @@
+"""The real code location under a real daemon: sensor, backfill, partial failure, relaunch, termination, a picture of the graph."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.formats.registry import reader_for
+from mm_assets_tests.graph.deployment import ASSETS
+from mm_assets_tests.live.browser import screenshot
+from mm_assets_tests.live.daemon import DagsterDev, is_running, wait_for
+
+pytestmark = pytest.mark.live
+
+FIRST = [f"web-{n:05d}" for n in range(4)]
+SECOND = [f"zoo-{n:05d}" for n in range(12)]
+CUT, CORRUPT, KILLER = SECOND[2], SECOND[6], SECOND[7]
+BAD = [CUT, CORRUPT, KILLER]
+GOOD = [key for key in SECOND if key not in BAD]
+
+
+@dataclass
+class Live:
+    dev: DagsterDev
+    raw: Path
+    storage: Path
+    spare: Path
+
+    def registered(self) -> list[str]:
+        with self.dev.instance() as instance:
+            return list(instance.get_dynamic_partitions("shards"))
+
+    def events(self, asset: str, run_ids: set[str]) -> list[str]:
+        with self.dev.instance() as instance:
+            records = instance.fetch_materializations(dg.AssetKey(asset), limit=500).records
+        return sorted(str(r.partition_key) for r in records if r.run_id in run_ids)
+
+    def run_ids(self, backfill: str) -> set[str]:
+        with self.dev.instance() as instance:
+            return {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))}
+
+    def unpassed(self, run_ids: set[str]) -> set[tuple[str, str, str | None]]:
+        """(asset, check, shard) of all check evaluations of some runs that did not pass."""
+        found = set()
+        with self.dev.instance() as instance:
+            for run_id in run_ids:
+                for record in instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records:
+                    evaluation = record.event_log_entry.dagster_event.event_specific_data
+                    if not evaluation.passed:
+                        found.add((evaluation.asset_key.to_user_string(), evaluation.check_name, evaluation.partition))
+        return found
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("graph")
+    raw, storage, spare = folder / "raw", folder / "storage", folder / "spare"
+    make_shards(raw, members=3, pdf=0, samples=6)
+    (make_shards(folder / "pdf", members=0, pdf=1, samples=6)[0]).rename(raw / f"{FIRST[3]}.tar")
+    for number, path in enumerate(make_shards(spare, members=6, pdf=6, samples=5, seed="second")):
+        path.rename(spare / f"{SECOND[number]}.tar")
+    environment = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(storage), "MM_WORKERS": "2"}
+    with DagsterDev("mm_assets.definitions", folder / "home", environment) as dev:
+        yield Live(dev, raw, storage, spare)
+
+
+@pytest.fixture(scope="module")
+def first_backfill(live: Live) -> str:
+    """All shards there are, found by the sensor and launched over GraphQL."""
+    wait_for(lambda: set(FIRST) <= set(live.registered()), 75, "the sensor to register the shards")
+    backfill = live.dev.launch_backfill(ASSETS, FIRST)
+    assert live.dev.wait_for_backfill(backfill, 120) == "COMPLETED_SUCCESS", live.dev.log()[-3000:]
+    return backfill
+
+
+def test_sensor_and_backfill(live: Live, first_backfill: str) -> None:
+    run_ids = live.run_ids(first_backfill)
+    assert len(run_ids) == 1, "a chunk of shards is one run"
+    for asset in ASSETS:
+        assert live.events(asset, run_ids) == FIRST
+    assert live.unpassed(run_ids) == set()
+    filtered = pq.read_table(live.storage / "filtered" / f"{FIRST[3]}.parquet")
+    assert filtered["modality"].to_pylist().count("image") > 0
+
+
+@pytest.mark.clients
+def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -> None:
+    picture = tmp_path / "asset_graph.png"
+    url = f"{live.dev.url}/asset-groups"
+    screenshot(url, picture, [*ASSETS, "raw_shards"], seconds=60, size=(1500, 900))
+    assert picture.stat().st_size > 20_000
+    if keep := os.environ.get("MM_KEEP_SCREENSHOT"):
+        shutil.copyfile(picture, keep)
+
+
+@pytest.fixture(scope="module")
+def failed_backfill(live: Live, first_backfill: str) -> str:
+    """Twelve more shards: one cut between two members, one with a broken json, one whose worker is killed while it reads."""
+    for key in SECOND:
+        if key not in BAD:
+            shutil.copyfile(live.spare / f"{key}.tar", live.raw / f"{key}.tar")
+    cut = (live.spare / f"{CUT}.tar").read_bytes()
+    with tarfile.open(live.spare / f"{CUT}.tar") as tar:
+        boundary = tar.getmembers()[4].offset
+    (live.raw / f"{CUT}.tar").write_bytes(cut[:boundary])
+    _corrupt_json(live.spare / f"{CORRUPT}.tar", live.raw / f"{CORRUPT}.tar")
+    slow = live.raw / f"{KILLER}.tar.gz"
+    _slow_tar(slow)
+    wait_for(lambda: set(SECOND) <= set(live.registered()), 75, "the sensor to register the new shards")
+    killed: list[int] = []
+    watcher = threading.Thread(target=_kill_reader, args=(slow, killed))
+    watcher.start()
+    backfill = live.dev.launch_backfill(ASSETS, SECOND)
+    status = live.dev.wait_for_backfill(backfill, 150)
+    watcher.join(5)
+    assert status == "COMPLETED_FAILED", live.dev.log()[-3000:]
+    assert len(killed) == 1, "the worker that read the killer shard was killed"
+    return backfill
+
+
+def test_good_shards_do_not_wait_for_bad_ones(live: Live, failed_backfill: str) -> None:
+    run_ids = live.run_ids(failed_backfill)
+    assert len(run_ids) == 1
+    for asset in ASSETS:
+        assert live.events(asset, run_ids) == GOOD, "one event for each good shard"
+        shown = live.dev.partitions(asset)
+        assert sorted(shown["failed"]) == BAD
+        assert set(GOOD) <= set(shown["materialized"])
+    log = "\n".join(_errors(live, run_ids))
+    assert f"{CUT}.tar: byte" in log and "the file was cut here" in log
+    assert f"{CORRUPT}.tar" in log and "not JSON" in log
+    assert f"'{KILLER}'" in log and "signal 9" in log
+    for folder in ("curated", "filtered", "webdataset", "scores"):
+        assert not [p.name for p in (live.storage / folder).iterdir() if any(p.name.startswith(key) for key in BAD)]
+
+
+def test_relaunch_from_failure_heals_exactly_the_failed(live: Live, failed_backfill: str) -> None:
+    before = {p: p.stat().st_mtime_ns for folder in ("curated", "filtered") for p in (live.storage / folder).iterdir()}
+    (live.raw / f"{KILLER}.tar.gz").unlink()
+    for key in BAD:
+        shutil.copyfile(live.spare / f"{key}.tar", live.raw / f"{key}.tar")
+    relaunch = live.dev.relaunch_failed(failed_backfill)
+    assert live.dev.wait_for_backfill(relaunch, 150) == "COMPLETED_SUCCESS", live.dev.log()[-3000:]
+    for asset in ASSETS:
+        assert live.events(asset, live.run_ids(relaunch)) == BAD
+        assert live.dev.partitions(asset)["failed"] == []
+    assert before == {p: p.stat().st_mtime_ns for p in before}
+    batches = [b.data for b in reader_for("parquet", str(live.storage / "filtered"))]
+    lance = [b.data for b in reader_for("lance", str(live.storage / "lance"))]
+    assert sum(t.num_rows for t in lance) == sum(t.num_rows for t in batches)
+    index = json.loads((live.storage / "webdataset" / "index.json").read_text())
+    assert [s["nsamples"] for s in index["shardlist"]] == [6] * len(FIRST) + [5] * len(SECOND)
+
+
+def test_termination_leaves_no_worker_and_nothing_half_published(live: Live, failed_backfill: str) -> None:
+    slow = live.raw / "slow.tar.gz"
+    _slow_tar(slow, megabytes=4000)
+    wait_for(lambda: "slow" in live.registered(), 75, "the sensor to register the slow shard")
+    run = live.dev.launch_run("all_assets", {"dagster/partition": "slow"})
+    worker = wait_for(lambda: next(iter(_readers_of(slow)), None), 60, "a worker to read the slow shard")
+    live.dev.terminate(run)
+    assert live.dev.wait_for_run(run, 30) == "CANCELED"
+    wait_for(lambda: not is_running(worker), 5, "the worker to be gone")
+    assert not [p for p in live.storage.rglob("*") if "slow" in p.name]
+    slow.unlink()
+
+
+def _corrupt_json(source: Path, target: Path) -> None:
+    with tarfile.open(source) as old, tarfile.open(target, "w", format=tarfile.USTAR_FORMAT) as new:
+        for number, member in enumerate(old.getmembers()):
+            data = old.extractfile(member).read()  # type: ignore[union-attr]
+            if number == 0:
+                data = data[:-5]
+                member.size = len(data)
+            new.addfile(member, io.BytesIO(data))
+
+
+def _slow_tar(path: Path, megabytes: int = 2000) -> None:
+    """A small gzip file that takes seconds to unpack."""
+    temporary = path.with_name(f".{path.name}.making")
+    block = bytes(1 << 20)
+    with gzip.open(temporary, "wb", compresslevel=1) as file:
+        info = tarfile.TarInfo("padding.bin")
+        info.size = megabytes << 20
+        file.write(info.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(megabytes):
+            file.write(block)
+        file.write(bytes(1024))
+    temporary.rename(path)
+
+
+def _readers_of(path: Path) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if any(os.readlink(fd) == str(path) for fd in (entry / "fd").iterdir()):
+                    found.append(int(entry.name))
+            except (PermissionError, FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+    return found
+
+
+def _kill_reader(path: Path, killed: list[int]) -> None:
+    deadline = time.monotonic() + 140
+    while time.monotonic() < deadline:
+        for pid in _readers_of(path):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+            return
+        time.sleep(0.05)
+
+
+def _errors(live: Live, run_ids: set[str]) -> list[str]:
+    with live.dev.instance() as instance:
+        return [
+            record.event_log_entry.user_message for run_id in run_ids for record in instance.get_records_for_run(run_id).records
+        ]

@@ -1,0 +1,7 @@
+"""The toy of the seam's tests as a code location; the environment says where its data lie."""
+
+import os
+
+from mm_assets_tests.io_managers import toy
+
+defs = toy.definitions(os.environ["TOY_RAW"], os.environ["TOY_ROOT"])
