@@ -57,11 +57,9 @@ def _list_row_bytes(array: pa.Array) -> Sizes:
     offsets = array.offsets.to_numpy()
     if len(array) == 0:
         return np.zeros(0, np.int64)
-    if pa.types.is_map(array.type):
-        values = pa.StructArray.from_arrays([array.keys, array.items], names=["key", "value"])
-    else:
-        values = array.values
-    inside = _array_row_bytes(values.slice(offsets[0], offsets[-1] - offsets[0]))
+    inside = np.full(offsets[-1] - offsets[0], _BITS, np.int64)
+    for values in [array.keys, array.items] if pa.types.is_map(array.type) else [array.values]:
+        inside += _array_row_bytes(values.slice(offsets[0], offsets[-1] - offsets[0]))
     ends = np.concatenate([[0], np.cumsum(inside)])[offsets - offsets[0]]
     return np.diff(ends) + _OFFSETS
 

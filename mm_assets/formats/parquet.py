@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.parquet_types import original_schema, refused_column, restore, stored_schema
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.writer import InterleavedWriter, Sink
 
-SCHEMA_VERSION = "1"
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
 _READ_BUFFER = 1 << 20
 _ROWS_AT_ONCE = 4096
@@ -42,7 +41,7 @@ class ParquetSource(FileSource):
             if isinstance(error, FileNotFoundError):
                 raise
             raise ShardError(f"{uri}: not a readable Parquet file: {error}") from error
-        schema = _written_schema(self._file)
+        schema = original_schema(self._file)
         missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
         if missing:
             self._file.close()
@@ -51,7 +50,7 @@ class ParquetSource(FileSource):
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         target = pa.schema([self.schema.field(name) for name in columns])
-        return cut_by_bytes((table.cast(target) for table in self._slices(target.names, max_bytes)), max_bytes)
+        return cut_by_bytes((restore(table, target) for table in self._slices(target.names, max_bytes)), max_bytes)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata
@@ -74,14 +73,6 @@ class ParquetSource(FileSource):
 
     def close(self) -> None:
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow
-
-
-def _written_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The schema of a file; of one of ours, that of the table written: Parquet has no seconds and renames list items."""
-    stored = file.metadata.metadata or {}
-    if b"mm_assets:schema_version" not in stored or b"ARROW:schema" not in stored:
-        return file.schema_arrow
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored[b"ARROW:schema"])))
 
 
 def _open(uri: str, options: StorageOptions | None) -> pq.ParquetFile:
@@ -108,20 +99,19 @@ class ParquetSink(Sink):
     """One Parquet file under a temporary name until published."""
 
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
-        metadata = {"mm_assets:schema_version": SCHEMA_VERSION, "mm_assets:shard": partition}
-        schema = schema.with_metadata({**(schema.metadata or {}), **metadata})
+        self._schema = schema = stored_schema(schema, partition)
         self._staged = StagedFile(uri, options)
         try:
             self._writer = _open_writer(self._staged.path, schema)
         except BaseException as error:
             self._staged.discard()
             if isinstance(error, pa.ArrowNotImplementedError):
-                raise ValueError(f"{_refused_column(schema)}{error}") from error
+                raise ValueError(f"{refused_column(schema)}{error}") from error
             raise
 
     def write(self, tables: Iterator[pa.Table]) -> None:
         for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
-            self._writer.write_table(group, row_group_size=group.num_rows)
+            self._writer.write_table(group.cast(self._schema), row_group_size=group.num_rows)
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()
@@ -131,15 +121,6 @@ class ParquetSink(Sink):
         with suppress(Exception):  # a full disk refuses the footer too; what counts is the error that led here
             self._writer.close()
         self._staged.discard()
-
-
-def _refused_column(schema: pa.Schema) -> str:
-    for field in schema:
-        try:
-            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-        except pa.ArrowNotImplementedError:
-            return f"column {field.name!r}: "
-    return ""
 
 
 def _open_writer(path: str, schema: pa.Schema) -> pq.ParquetWriter:

@@ -20,7 +20,7 @@ No `from __future__ import annotations` in modules with a `ResourceDependency`: 
 import os
 import traceback
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -103,12 +103,14 @@ class ShardIOManager(dg.ConfigurableIOManager):
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
         todo = {key: task for key, task in tasks.items() if key not in unchanged}
-        for dones in self._work(todo):
-            for done in self._recorded(todo, dones, ledger, context.asset_key.to_user_string()):
-                if done.ok:
-                    reports.landed(done, todo[done.key].parents)
-                else:
-                    reports.failure(done)
+        # Closed even when an interrupt strikes while we log: that ends the workers.
+        with closing(self._work(todo)) as work:
+            for dones in work:
+                for done in self._recorded(todo, dones, ledger, context.asset_key.to_user_string()):
+                    if done.ok:
+                        reports.landed(done, todo[done.key].parents)
+                    else:
+                        reports.failure(done)
         # The gate may have been left out of this run: then nobody else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
         if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
@@ -168,7 +170,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
         return {key: record for key, record in known.items() if is_intact(record, stats[key])}
 
-    def _work(self, tasks: Mapping[str, Task]) -> Iterator[Sequence[Done]]:
+    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
         if not tasks:
             return
@@ -182,7 +184,6 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 yield [replace(item, ok=False)]
         commits = type(self).publish_chunk is not ShardIOManager.publish_chunk
         held: list[Done] = []
-        # Closed also when an interrupt strikes while we log: its end kills the workers.
         with closing(self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, Job)])) as answers:
             for job, answer in answers:
                 done = tasks[job.key].judged(answer)

@@ -4,6 +4,7 @@ No `from __future__ import annotations` here or in any module with a `ResourceDe
 the class as objects, and as text they end in a pydantic `ValidationError` when the code location loads.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,13 +17,17 @@ from mm_assets.workers import WorkerFailure, WorkerPool
 J = TypeVar("J")
 R = TypeVar("R")
 
+# Dagster makes a copy of a nested resource for every IO manager that has it. The copies of one run find their common pool here.
+_Key = tuple[str, int]
+_pools: dict[_Key, WorkerPool] = {}
+_users: Counter[_Key] = Counter()
+
 
 class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
-    Give the same object to every IO manager *and* list it in the resources (`{"workers": workers, …}`): nested in the IO managers
-    only, each of them would get a pool of its own. Under the multiprocess executor every step is a process and has its own pool,
-    so use `in_process_executor` and let the workers do the work in parallel.
+    Give it to every IO manager. Under the multiprocess executor each step is a process and has workers of its own, started anew; use
+    `in_process_executor` and let the workers do the work in parallel.
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
@@ -32,19 +37,19 @@ class Workers(ConfigurableResource[Any]):
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
         """Ends the workers with the run, however it ends (also by an interrupt)."""
+        key = (context.run.run_id if context.run else "", self.processes)
+        _users[key] += 1
+        self._pool = _pools.setdefault(key, WorkerPool(self.processes))
         try:
             yield self
         finally:
-            self.close()
+            _users[key] -= 1
+            if not _users[key]:
+                del _users[key]
+                _pools.pop(key).close()
 
     def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """See `mm_assets.workers.WorkerPool.map`."""
+        """See `mm_assets.workers.WorkerPool.map`. Outside of a run or of `build_resources`, use a `WorkerPool` itself."""
         if self._pool is None:
-            self._pool = WorkerPool(self.processes)
+            raise RuntimeError("the workers have not been set up by a run or build_resources()")
         return self._pool.map(fn, jobs)
-
-    def close(self) -> None:
-        """Kill the workers, if there are any. Outside of a run (in a notebook) the caller of `map` has to."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None

@@ -168,7 +168,9 @@ def read_schema(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-@lru_cache(maxsize=64)
 def write_schema(schema: pa.Schema) -> str:
-    """A passthrough schema as text: Arrow IPC in base64, exact for every type and field metadata."""
+    """A passthrough schema as text: Arrow IPC in base64, exact for every type and field metadata.
+
+    Not cached by schema: two that differ in metadata alone, text and JSON text, are equal as keys.
+    """
     return base64.b64encode(schema.serialize()).decode()

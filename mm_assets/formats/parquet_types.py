@@ -1,0 +1,82 @@
+"""Types that Parquet changes or cannot hold, kept: a file of ours is read back in the very types it was written in.
+
+Parquet has no seconds, no 64-bit dates and other names for list items; Arrow writes the original schema beside the data,
+but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow 26): they are stored as booleans.
+"""
+
+from __future__ import annotations
+
+import base64
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.interleaved import json_codec
+
+SCHEMA_VERSION = "1"
+_VERSION = "mm_assets:schema_version"
+_SHARD = "mm_assets:shard"
+_ORIGINAL = "mm_assets:arrow_schema"  # the schema before the nulls inside were replaced, in a file that has such
+_ARROW = "ARROW:schema"
+
+
+def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
+    """What a file of these columns is written with: types Parquet holds, and which schema version and shard it is of."""
+    metadata = {**(schema.metadata or {}), _VERSION: SCHEMA_VERSION, _SHARD: shard}
+    fields = [field.with_type(_without_nulls_inside(field.type)) for field in schema]
+    if fields != list(schema):
+        metadata[_ORIGINAL] = base64.b64encode(schema.serialize()).decode()
+    return pa.schema(fields, metadata=metadata)
+
+
+def original_schema(file: pq.ParquetFile) -> pa.Schema:
+    """The schema that a file of ours was written in; that of a file of others as Arrow reads it."""
+    metadata = file.metadata.metadata or {}
+    text = metadata.get(_ORIGINAL.encode()) or metadata.get(_ARROW.encode())
+    if _VERSION.encode() not in metadata or text is None:
+        return file.schema_arrow
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+
+
+def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """A table read from a file, in the types of `original_schema`."""
+    if table.schema.equals(target, check_metadata=True):
+        return table
+    columns = [_restored(column, table.schema.field(i), target.field(i)) for i, column in enumerate(table.columns)]
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def refused_column(schema: pa.Schema) -> str:
+    """``"column 'x': "`` for the first column whose type Parquet does not know; empty when there is none."""
+    for field in schema:
+        try:
+            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+        except pa.ArrowNotImplementedError:
+            return f"column {field.name!r}: "
+    return ""
+
+
+def _restored(column: pa.ChunkedArray, found: pa.Field, target: pa.Field) -> pa.ChunkedArray:
+    if found.type.equals(target.type, check_metadata=True):
+        return column
+    if _without_nulls_inside(target.type) != target.type:  # Arrow casts nothing to null
+        return pa.chunked_array([json_codec.decode(json_codec.encode(column, found), target)], target.type)
+    return column.cast(target.type)
+
+
+def _without_nulls_inside(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(type_):
+        return pa.struct([_child(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_child(type_.key_field), _child(type_.item_field), keys_sorted=type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(_child(type_.value_field), type_.list_size)
+    if pa.types.is_large_list(type_):
+        return pa.large_list(_child(type_.value_field))
+    if pa.types.is_list(type_):
+        return pa.list_(_child(type_.value_field))
+    return type_
+
+
+def _child(field: pa.Field) -> pa.Field:
+    return field.with_type(pa.bool_() if pa.types.is_null(field.type) else _without_nulls_inside(field.type))

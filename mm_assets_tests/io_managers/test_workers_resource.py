@@ -1,0 +1,82 @@
+"""The worker processes of a run: shared by its assets, gone with it."""
+
+import os
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from mm_assets import workers
+from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.reports import ShardReports
+from mm_assets.io_managers.shards import Plan
+from mm_assets.io_managers.workers import Workers
+from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.worker_jobs import act
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every worker process that is started."""
+    processes: list[Any] = []
+    start = workers._start
+
+    def counted() -> Any:
+        worker = start()
+        processes.append(worker.process)
+        return worker
+
+    monkeypatch.setattr(workers, "_start", counted)
+    return processes
+
+
+def test_assets_of_a_run_share_their_workers(deployment: Toy, started: list[Any]) -> None:
+    deployment.shards(6)
+    assert deployment.run("all", "k01", "k06").success
+    assert len(started) == 2
+    assert not any(process.is_alive() for process in started)
+
+
+@pytest.mark.parametrize(("processes", "expected"), [(1, 1), (3, 3)])
+def test_number_of_processes_is_configured(deployment: Toy, started: list[Any], processes: int, expected: int) -> None:
+    deployment.config["processes"] = processes
+    deployment.shards(6)
+    assert deployment.run("two", "k01", "k06").success
+    assert len(started) == expected
+
+
+def test_interrupt_while_events_are_logged_ends_the_workers(deployment: Toy, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the run is terminated in the UI between two shards: at once, and not with the run's resources."""
+    deployment.shards(6)
+    alive: list[bool] = []
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise dg.DagsterExecutionInterruptedError
+
+    handle_output = ShardIOManager.handle_output
+
+    def watched(self: ShardIOManager, context: dg.OutputContext, obj: Plan) -> None:
+        try:
+            handle_output(self, context, obj)
+        finally:
+            alive.extend(process.is_alive() for process in started)
+
+    monkeypatch.setattr(ShardReports, "landed", interrupted)
+    monkeypatch.setattr(ShardIOManager, "handle_output", watched)
+    assert not deployment.run("two", "k01", "k06").success
+    assert alive == [False, False]
+
+
+def test_resource_outside_of_a_run() -> None:
+    with dg.build_resources({"workers": Workers(processes=1)}) as resources:
+        assert [result != os.getpid() for _, result in resources.workers.map(act, [("pid", 0)])] == [True]
+
+
+def test_use_before_set_up_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="not been set up"):
+        Workers().map(act, [])
+
+
+def test_negative_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        Workers(processes=-1)

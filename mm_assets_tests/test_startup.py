@@ -1,0 +1,51 @@
+"""Starting up is cheap: what is heavy is imported where it is used."""
+
+import subprocess
+import sys
+
+import dagster as dg
+
+from mm_assets.definitions import build_definitions
+
+HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
+
+
+def _loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_code_location_loads_nothing_heavy() -> None:
+    assert _loaded_by("import mm_assets.definitions").isdisjoint(HEAVY)
+
+
+def test_package_loads_nothing_at_all() -> None:
+    assert _loaded_by("import mm_assets").isdisjoint({*HEAVY, "pyarrow", "dagster", "fsspec"})
+
+
+def test_data_model_and_cli_load_no_dagster() -> None:
+    assert _loaded_by("import mm_assets.interleaved").isdisjoint({*HEAVY, "dagster"})
+    everything = "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.io_managers.shard_work"
+    assert "dagster" not in _loaded_by(everything)
+
+
+def test_definitions_are_loadable_and_are_the_graph() -> None:
+    definitions = build_definitions()
+    dg.Definitions.validate_loadable(definitions)
+    specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
+    parents = {name: sorted(dep.asset_key.to_user_string() for dep in spec.deps) for name, spec in specs.items()}
+    assert parents == {
+        "raw_shards": [],
+        "curated_parquet": ["raw_shards"],
+        "image_scores": ["curated_parquet"],
+        "filtered_parquet": ["curated_parquet", "image_scores"],
+        "final_tars": ["filtered_parquet"],
+        "lance_table": ["filtered_parquet"],
+    }
+    keys = definitions.resolve_asset_graph().asset_check_keys
+    checks = {(key.asset_key.to_user_string(), key.name) for key in keys}
+    rows = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table")
+    assert checks == {(asset, check) for asset in rows for check in ("schema_alignment", "materialization_errors", "landed")} | {
+        ("image_scores", "images_readable"),
+        ("image_scores", "landed"),
+    }
