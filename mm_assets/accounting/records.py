@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 # Object stores answer in ~50 ms; a chunk of 100 shards is asked for at once instead of in a row.
 _REMOTE_THREADS = 16
 
@@ -45,9 +45,13 @@ class ShardRecord:
 
 
 class ShardRecords:
-    """The records below `root` (a directory or a URL): `<root>/ledger/<asset>/<escaped partition>.json`."""
+    """The records below `root` (a directory or a URL): `<root>/ledger/<asset>/<escaped partition>.json`.
+
+    URIs below the root are stored relative to it: records may be moved or published with the data, and no path of this machine with them.
+    """
 
     def __init__(self, root: str) -> None:
+        self._root = root.rstrip("/") + "/"
         self._fs, path = url_to_fs(root)
         self._ledger = f"{path.rstrip('/')}/ledger"
 
@@ -64,7 +68,7 @@ class ShardRecords:
         found: dict[str, ShardRecord] = {}
         for path, data in self._contents(paths):
             try:
-                found[paths[path]] = _parse(data, asset, paths[path])
+                found[paths[path]] = self._parse(data, asset, paths[path])
             except (ValueError, TypeError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return found
@@ -72,7 +76,8 @@ class ShardRecords:
     def write(self, record: ShardRecord) -> None:
         """Publish a record in one step: readers see the old one or the new one."""
         path = self.path(record.asset, record.key)
-        data = json.dumps({"format": FORMAT, **asdict(record)}, ensure_ascii=False, sort_keys=True).encode()
+        fields = {"format": FORMAT, **asdict(record), "uri": self.relative(record.uri)}
+        data = json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
@@ -86,6 +91,20 @@ class ShardRecords:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+    def relative(self, uri: str) -> str:
+        """A URI below the root as "./…" from there; any other, and an empty one, as it is."""
+        return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
+
+    def _parse(self, data: bytes, asset: str, key: str) -> ShardRecord:
+        fields = json.loads(data)
+        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+            raise ValueError(f"not of format {FORMAT}")
+        record = ShardRecord(**fields)
+        if (record.asset, record.key) != (asset, key):
+            raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+        inside = record.uri.startswith("./")
+        return replace(record, uri=self._root + record.uri.removeprefix("./")) if inside else record
 
     def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
         if isinstance(self._fs, LocalFileSystem):
@@ -111,16 +130,6 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
             fs.invalidate_cache()
             remote.append(uri)
     return found | dict(_at_once(remote, _remote_stat))
-
-
-def _parse(data: bytes, asset: str, key: str) -> ShardRecord:
-    fields = json.loads(data)
-    if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
-        raise ValueError(f"not of format {FORMAT}")
-    record = ShardRecord(**fields)
-    if (record.asset, record.key) != (asset, key):
-        raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
-    return record
 
 
 def _at_once(items: Iterable[str], ask: Callable[[str], Any]) -> list[tuple[str, Any]]:

@@ -63,7 +63,6 @@ def run(options: argparse.Namespace) -> int:
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.aspect_ratio import AspectRatioFilter
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
-    from mm_assets.formats.partitions import common_root
     from mm_assets.formats.registry import detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
 
@@ -80,11 +79,10 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     elif options.sample_id_field or options.per_image_fields or options.per_text_fields:
         raise ValueError(f"--sample-id-field, --per-image-fields and --per-text-fields are for tars, not for {kind}")
     reader = reader_for(kind, source, **arguments)
-    root = common_root([file for partition in reader.partitions() for file in partition.files])
-    roots = [root, *_raw_roots()]
+    roots = [*_raw_roots(), reader.root()]  # relative locators are below the first: the raw root where one is configured
     reader.roots = tuple(roots)
     if kind == "webdataset":
-        reader.relative_to = root  # type: ignore[attr-defined]
+        reader.relative_to = None if is_remote(source) else reader.root()  # type: ignore[attr-defined]
     else:
         reader.materialize = True
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
@@ -120,10 +118,9 @@ def _refuse_overwriting(conversions: list[Any]) -> None:
 
 def _raw_roots() -> list[str]:
     """Folders of the configured raw shards: locators of curated data may point there."""
-    from mm_assets.formats.raw_shards import raw_root
+    from mm_assets.formats.raw_shards import RawLocations
 
-    configured = os.environ.get("MM_RAW_SHARDS")
-    return [raw_root(configured)] if configured else []
+    return RawLocations(os.environ.get("MM_RAW_SHARDS", "")).roots()
 
 
 def _print(report: Any, seconds: float) -> None:

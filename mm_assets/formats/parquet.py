@@ -49,8 +49,9 @@ class ParquetSource(FileSource):
         super().__init__(uri, schema)
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
         target = pa.schema([self.schema.field(name) for name in columns])
-        return cut_by_bytes((restore(table, target) for table in self._slices(target.names, max_bytes)), max_bytes)
+        return cut_by_bytes((restore(table.select(target.names), target) for table in self._slices(target.names, max_bytes)), max_bytes)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata

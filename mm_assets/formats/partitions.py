@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from mm_assets.formats.storage import StorageOptions, size_of
+from mm_assets.formats.storage import StorageOptions, is_remote, size_of
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance")
@@ -48,15 +49,32 @@ def common_root(files: Sequence[str]) -> str:
     return "/".join(shared)
 
 
+def root_of_locations(locations: Sequence[str], suffixes: tuple[str, ...]) -> str:
+    """The deepest folder (or URL prefix) of all locations that no pattern in them can change: of ``/data/*/x.tar`` it is ``/data``.
+
+    It follows from what is written, not from what is found, so a file that comes later renames no partition.
+    """
+    return common_root([f"{_static_prefix(location, suffixes)}/" for location in locations])
+
+
+def _static_prefix(location: str, suffixes: tuple[str, ...]) -> str:
+    if not is_remote(location) and os.path.isdir(location):
+        return location.rstrip("/")
+    start = min((at for character in "*?[{" if (at := location.find(character)) >= 0), default=len(location))
+    is_folder = start == len(location) and not location.lower().endswith(suffixes)
+    return location.rstrip("/") if is_folder else location[:start].rpartition("/")[0]
+
+
 def plan_partitions(
     files: Sequence[str],
     files_per_partition: int | None = None,
     blocksize: int | str | None = None,
     options: StorageOptions | None = None,
+    root_of: Callable[[str], str] | None = None,
 ) -> list[Partition]:
     """Group files in the order given: ``files_per_partition`` at a time, or up to ``blocksize`` bytes, else one by one.
 
-    A group is named after its first file (and how many more there are).
+    A group is named after its first file (and how many more there are), relative to ``root_of`` that file or to what all have in common.
     """
     if files_per_partition is not None and blocksize is not None:
         raise ValueError("give files_per_partition or blocksize, not both")
@@ -67,8 +85,8 @@ def plan_partitions(
     else:
         step = files_per_partition or 1
         groups = [list(files[at : at + step]) for at in range(0, len(files), step)]
-    root = common_root(files)
-    partitions = [Partition(_group_name(group, root), tuple(group)) for group in groups]
+    root = "" if root_of else common_root(files)
+    partitions = [Partition(_group_name(group, root_of(group[0]) if root_of else root), tuple(group)) for group in groups]
     refuse_equal_names(partitions)
     return partitions
 

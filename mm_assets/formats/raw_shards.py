@@ -6,7 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 
-from mm_assets.formats.partitions import common_root, plan_partitions
+from mm_assets.formats.partitions import plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
@@ -25,27 +25,38 @@ class RawShard:
         return self.files[0]
 
 
-def raw_files(text: str, options: StorageOptions | None = None) -> list[str]:
-    """The files that ``MM_RAW_SHARDS`` names, absolute. Raises ``FileNotFoundError`` naming what matches nothing."""
-    items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in text.split()]
-    return expand_paths(items, SUFFIXES, options)
+class RawLocations:
+    """What ``MM_RAW_SHARDS`` says, and the two roots that partitions and locators are relative to.
 
+    Roots follow from what is written there, not from what is found: a shard added later renames no partition. They are the
+    deepest common folder of the local locations, and the deepest common prefix of the URLs.
+    """
 
-def raw_root(text: str, options: StorageOptions | None = None) -> str:
-    """The folder or URL prefix that holds all raw files; empty when they have none in common."""
-    return common_root(raw_files(text, options))
+    def __init__(self, text: str, options: StorageOptions | None = None) -> None:
+        self._options = options
+        self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in text.split()]
+        self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], SUFFIXES)
+        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], SUFFIXES)
 
+    def roots(self) -> list[str]:
+        """Everything a locator of these shards may point into; relative ones are below the first."""
+        return [root for root in (self.local_root, self.remote_root) if root]
 
-def list_raw_shards(
-    text: str, files_per_partition: int | None = None, options: StorageOptions | None = None
-) -> dict[str, RawShard]:
-    """All raw partitions by key. The version is made of etag, or size and modification time, of each file."""
-    shards = {}
-    for partition in plan_partitions(raw_files(text, options), files_per_partition, options=options):
-        stamps = [f"{os.path.basename(file)}:{_stamp(file, options)}" for file in partition.files]
-        version = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:32]
-        shards[partition.name] = RawShard(partition.name, partition.files, version)
-    return shards
+    def files(self) -> list[str]:
+        """The files themselves, absolute. Raises ``FileNotFoundError`` naming what matches nothing."""
+        return expand_paths(self._items, SUFFIXES, self._options)
+
+    def shards(self, files_per_partition: int | None = None) -> dict[str, RawShard]:
+        """All raw partitions by key. The version is made of etag, or size and modification time, of each file."""
+        shards = {}
+        for partition in plan_partitions(self.files(), files_per_partition, options=self._options, root_of=self._root_of):
+            stamps = [f"{os.path.basename(file)}:{_stamp(file, self._options)}" for file in partition.files]
+            version = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:32]
+            shards[partition.name] = RawShard(partition.name, partition.files, version)
+        return shards
+
+    def _root_of(self, file: str) -> str:
+        return self.remote_root if is_remote(file) else self.local_root
 
 
 def _stamp(file: str, options: StorageOptions | None) -> str:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_rows, row_bytes
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
-from mm_assets.formats.partitions import Partition, plan_partitions
+from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.notices import warn_user
@@ -118,7 +118,13 @@ class InterleavedReader(ABC):
         if not isinstance(self.file_paths, str | os.PathLike) and not list(self.file_paths):
             return []
         files = expand_paths(self.file_paths, self.suffixes, self.storage_options)
-        return plan_partitions(files, self.files_per_partition, self.blocksize, self.storage_options)
+        root = self.root()
+        return plan_partitions(files, self.files_per_partition, self.blocksize, self.storage_options, lambda _: root)
+
+    def root(self) -> str:
+        """The folder or URL prefix that all inputs share, as written in ``file_paths``; partitions are named relative to it."""
+        given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else self.file_paths
+        return root_of_locations([os.fspath(item) for item in given], self.suffixes)
 
     def open(self, partition: Partition) -> BatchStream:
         """The stream of one partition; its files are scanned for their schema now and read when iterated."""

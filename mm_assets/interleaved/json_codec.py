@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-RAW = "__arrow__"  # {"__arrow__": x}: x is the storage value (an integer of a date or time, the text of a JSON cell)
+from mm_assets.interleaved.json_times import RAW, decode_times, encode_times
+
 _MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
 _SPARE_DEPTH = 300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
 
@@ -56,8 +57,8 @@ def _encode(array: pa.Array, field: pa.Field) -> list[Any]:
         return [None if v is None else base64.b64encode(v).decode() for v in array.to_pylist()]
     if pa.types.is_decimal(type_):
         return [None if v is None else str(v) for v in array.to_pylist()]
-    if pa.types.is_temporal(type_):
-        return _encode_temporal(array, field.name)
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        return encode_times(array)
     if pa.types.is_struct(type_):
         return _encode_struct(array, field.name)
     if pa.types.is_map(type_):
@@ -82,7 +83,7 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if pa.types.is_decimal(type_):
         return pa.array([None if v is None else _decimal(v) for v in values], type_)
     if pa.types.is_temporal(type_):
-        return _decode_temporal(values, type_)
+        return decode_times(values, type_)
     if pa.types.is_struct(type_):
         children = [_decode([None if v is None else v.get(f.name) for v in values], f) for f in type_]
         mask = pa.array([v is None for v in values], pa.bool_())
@@ -154,45 +155,6 @@ def _decimal(text: str) -> Any:
     from decimal import Decimal
 
     return Decimal(text)
-
-
-def _storage_ints(array: pa.Array) -> pa.Array:
-    width = array.type.bit_width
-    return array.view(pa.int32() if width == 32 else pa.int64())
-
-
-def _travels_as_integer(type_: pa.DataType) -> bool:
-    return pa.types.is_duration(type_) or pa.types.is_time(type_)  # Arrow parses no text of either
-
-
-def _encode_temporal(array: pa.Array, name: str) -> list[Any]:
-    if pa.types.is_interval(array.type):
-        raise NotEncodable(f"column {name!r}: type {array.type} has no exact JSON form")
-    integers = _storage_ints(array).to_pylist()
-    if _travels_as_integer(array.type):
-        return integers
-    try:
-        texts = array.cast(pa.string())
-        if _decode_temporal(texts.to_pylist(), array.type).equals(array):
-            return texts.to_pylist()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        pass  # a value beyond what Arrow prints or parses (a year of five digits): the whole column travels as integers
-    return [None if value is None else {RAW: value} for value in integers]
-
-
-def _decode_temporal(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    integer = pa.int32() if type_.bit_width == 32 else pa.int64()
-    if _travels_as_integer(type_):
-        return pa.array(values, integer).view(type_)
-    if any(isinstance(v, dict) for v in values):
-        return pa.array([None if v is None else _temporal_int(v, type_) for v in values], integer).view(type_)
-    return pc.cast(pa.array(values, pa.string()), type_)
-
-
-def _temporal_int(value: Any, type_: pa.DataType) -> int:
-    if isinstance(value, dict):
-        return int(value[RAW])
-    return int(_storage_ints(pc.cast(pa.array([value], pa.string()), type_))[0].as_py())
 
 
 def _encode_struct(array: pa.StructArray, name: str) -> list[Any]:

@@ -98,7 +98,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         run = dg.AssetExecutionContext.get()
         reports = ShardReports(run, context.asset_key)
         ledger = ShardRecords(self.root)
-        tasks = self._tasks(context, obj, reports)
+        tasks = self._tasks(context, obj, ledger, reports)
         unchanged = self._unchanged(tasks, ledger, reports)
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
@@ -141,7 +141,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     # --- steps of handle_output ---
 
-    def _tasks(self, context: dg.OutputContext, plan: Plan, reports: ShardReports) -> dict[str, Task]:
+    def _tasks(self, context: dg.OutputContext, plan: Plan, ledger: ShardRecords, reports: ShardReports) -> dict[str, Task]:
         """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails here."""
         asset = context.asset_key.to_user_string()
         options = dict(self.options())
@@ -159,7 +159,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
             parents = {plan.source.asset: source} | {plan.side[name].asset: shard for name, shard in side.items()}
             versions = {name: [plan.side[name].asset, shard.version] for name, shard in side.items()}
             job = Job(source, self.locate(asset, key), side, plan.steps, options, reports.blocking)
-            fingerprint = digest([made_by, job.dest, plan.source.asset, source.version, versions])
+            fingerprint = digest([made_by, ledger.relative(job.dest), plan.source.asset, source.version, versions])
             tasks[key] = Task(job, fingerprint, parents)
         return tasks
 

@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.storage import join
+from mm_assets.formats.storage import is_remote, join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.raw_input import RawInput
@@ -17,15 +17,16 @@ def ingest_shard(job: Job) -> Done:
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     options = job.options
+    local_root = next((root for root in options["raw_roots"] if not is_remote(root)), None)
     reader = InterleavedWebdatasetReader(
         (),
         sample_id_field=options["sample_id_field"] or None,
         per_image_fields=options["per_image_fields"],
         per_text_fields=options["per_text_fields"],
-        relative_to=options["raw_root"],
+        relative_to=local_root,
         **reader_arguments(options),
     )
-    writer = InterleavedParquetWriter(job.dest, on_materialize_error=options["on_materialize_error"], roots=[options["raw_root"]])
+    writer = InterleavedParquetWriter(job.dest, on_materialize_error=options["on_materialize_error"], roots=options["raw_roots"])
     return convert_shard(job, reader, writer)[0]
 
 

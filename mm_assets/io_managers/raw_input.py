@@ -11,13 +11,13 @@ from mm_assets.io_managers.shards import Job
 
 
 class RawInput(ShardIOManager):
-    """Tells workers where the raw root is, so that locators are stored relative to it.
+    """Tells workers where the raw roots are, so that locators of local shards are stored relative to theirs.
 
-    The root is no part of the fingerprint: the same shards in another place give the same output.
+    The roots are no part of the fingerprint: the same shards in another place give the same output.
     """
 
     raw: dg.ResourceDependency[Any]
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        root = self.raw.root()
-        return [replace(job, options={**job.options, "raw_root": root}) for job in jobs]
+        roots = self.raw.roots()
+        return [replace(job, options={**job.options, "raw_roots": roots}) for job in jobs]

@@ -3,7 +3,7 @@
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.formats.raw_shards import RawShard, list_raw_shards, raw_root
+from mm_assets.formats.raw_shards import RawLocations, RawShard
 
 
 class RawShards(dg.ConfigurableResource):
@@ -14,8 +14,8 @@ class RawShards(dg.ConfigurableResource):
 
     def listing(self) -> dict[str, RawShard]:
         """The shards as they are now, by partition key. Raises ``FileNotFoundError`` naming what matches nothing."""
-        return list_raw_shards(self.locations, self.files_per_partition)
+        return RawLocations(self.locations).shards(self.files_per_partition)
 
-    def root(self) -> str:
-        """The folder or URL prefix of all of them; locators are stored relative to it."""
-        return raw_root(self.locations)
+    def roots(self) -> list[str]:
+        """The folder and URL prefix that hold all of them; local locators are stored relative to the folder."""
+        return RawLocations(self.locations).roots()

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
@@ -62,6 +63,17 @@ def test_place_is_below_ledger_and_escaped(tmp_path: Path) -> None:
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["ledger/curated/train%2Fa%2Eb.json"]
 
 
+def test_records_move_with_the_data_and_name_no_place(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    inside = replace(record("a"), uri=f"{old}/curated/a.parquet")
+    for known in (inside, replace(record("b"), uri="s3://elsewhere/b"), replace(record("c"), uri="")):
+        ShardRecords(f"{old}/").write(known)
+    assert str(tmp_path) not in (old / "ledger" / "curated" / "a.json").read_text()
+    old.rename(new)
+    found = ShardRecords(str(new)).read("curated", ["a", "b", "c"])
+    assert {key: known.uri for key, known in found.items()} == {"a": f"{new}/curated/a.parquet", "b": "s3://elsewhere/b", "c": ""}
+
+
 def test_failed_write_leaves_the_previous_record_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = ShardRecords(str(tmp_path))
     ledger.write(record("a"))
@@ -84,9 +96,9 @@ def test_failed_write_leaves_the_previous_record_and_no_temporary(tmp_path: Path
         b"[]",
         b'"text"',
         b"\xff\xfe",
-        json.dumps({"format": 2, "asset": "curated", "key": "a"}).encode(),
         json.dumps({"format": 1, "asset": "curated", "key": "a"}).encode(),
-        json.dumps({"format": 1, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}).encode(),
+        json.dumps({"format": 2, "asset": "curated", "key": "a"}).encode(),
+        json.dumps({"format": 2, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}).encode(),
     ],
 )
 def test_damaged_record_counts_as_missing_and_is_told(root: str, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,6 +20,7 @@ class Toy:
     folder: Path
     instance: dg.DagsterInstance
     config: dict[str, Any] = field(default_factory=dict)
+    storage: str = "out"
 
     @property
     def raw(self) -> Path:
@@ -27,7 +28,7 @@ class Toy:
 
     @property
     def root(self) -> Path:
-        return self.folder / "out"
+        return self.folder / self.storage
 
     def shard(self, key: str, text: str = "") -> None:
         """Write a raw shard, and register its partition."""

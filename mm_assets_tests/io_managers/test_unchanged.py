@@ -135,7 +135,18 @@ def test_changed_side_input_counts(deployment: Toy, monkeypatch: pytest.MonkeyPa
     assert worked(deployment, "scores", keys) == worked(deployment, "filtered", keys) == ["k02"]
 
 
-def test_moved_storage_is_filled_anew(deployment: Toy) -> None:
+def test_storage_that_moves_with_its_records_is_unchanged(deployment: Toy) -> None:
+    keys = deployment.shards(2)
+    deployment.run("all", "k01", "k02")
+    before = files(deployment.root)
+    deployment.root.rename(deployment.folder / "new place")
+    deployment.storage = "new place"
+    assert deployment.run("all", "k01", "k02").success
+    assert files(deployment.root) == before
+    assert deployment.latest("curated", keys)["k01"].uri == f"{deployment.root}/curated/k01.out"
+
+
+def test_emptied_storage_is_filled_anew(deployment: Toy) -> None:
     keys = deployment.shards(2)
     deployment.run("two", "k01", "k02")
     deployment.root.rename(deployment.folder / "old")
