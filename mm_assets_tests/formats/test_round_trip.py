@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,12 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch, json_codec
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.json_values import JSON_ENCODING
-from mm_assets.interleaved.samples import sort_items
+from mm_assets.interleaved import InterleavedBatch, json_codec
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.interleaved.arrow_values import TEXT, TIMES, arrow_types, columns, json_columns, values_of
+from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_columns
 
 IDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from([".", "..", "a/b", "a.b", "__x", "x" * 300])
 BLOBS = st.sampled_from([b"", b"x", b"\x89PNG\r\n\x1a\n....", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"\0" * 70])
