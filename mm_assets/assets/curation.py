@@ -6,6 +6,7 @@ from mm_assets.io_managers.sharded import ShardCheck, sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.resources.filter_bounds import FilterBounds
 
+
 @sharded(
     code_version="1",
     checks=ROW_CHECKS,

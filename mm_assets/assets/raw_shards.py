@@ -11,7 +11,10 @@ from mm_assets.resources.raw_shards import RawShards
     partitions_def=SHARDS,
     io_manager_key="raw_io_manager",
     group_name="interleaved",
-    description="WebDataset shards of interleaved documents. Observing them notes new and changed ones; data versions are etags, or size and time.",
+    description=(
+        "WebDataset shards of interleaved documents. Observing them notes new and changed ones; "
+        "data versions are etags, or size and time."
+    ),
 )
 def raw_shards(context: dg.OpExecutionContext, raw: RawShards) -> dg.DataVersionsByPartition:
     return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())

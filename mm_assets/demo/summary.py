@@ -44,7 +44,8 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     ]  # fmt: skip
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     for row in [header, *rows]:
-        print("  ".join(cell.ljust(width) if i in (0, 7) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))))
+        cells = [cell.ljust(width) if i in (0, 7) else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
+        print("  ".join(cells).rstrip())
     failed = [e for e in result.get_asset_check_evaluations() if not e.passed]
     for evaluation in failed:
         print(f"check failed: {evaluation.asset_key.to_user_string()}.{evaluation.check_name} ({evaluation.partition})")

@@ -72,7 +72,7 @@ class _Spool:
         self.name = name
         self.schemas: list[pa.Schema] = []
         self.lineage: list[tuple[str, ...]] = []
-        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")
+        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")  # noqa: SIM115 (lives as long as the spool)
         self._starts: list[int] = []
 
     def append(self, batch: InterleavedBatch) -> None:

@@ -130,7 +130,7 @@ class InterleavedWriter(ABC):
             raise
         return replace(report, uri=uri, nbytes=nbytes, extra=sink.extra)
 
-    def finish(self, reports: Sequence[PartitionReport]) -> None:
+    def finish(self, reports: Sequence[PartitionReport]) -> None:  # noqa: B027 (most formats have nothing to do)
         """Bring dataset-level files up to date; once per chunk, in one process."""
 
     def _tables(self, stream: BatchStream, schema: pa.Schema, tally: _Tally) -> Iterator[pa.Table]:

@@ -45,16 +45,24 @@ class LanceIOManager(ShardIOManager):
         facts = self._writer().partition_facts()
         return {key: facts.get(key, {"rows": 0}) if facts is not None else None for key in dests}
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+        """Settle the table's columns over all shards of the chunk; a shard whose schema cannot be read fails alone."""
         from mm_assets.formats.parquet import InterleavedParquetReader
         from mm_assets.formats.partitions import Partition
 
         reader = InterleavedParquetReader(())
-        schemas = [reader.open(Partition(job.key, (job.shard.uri,))).schema for job in jobs]
-        planned = self._writer().prepared(schemas).planned
+        schemas, unreadable = {}, {}
+        for job in jobs:
+            try:
+                schemas[job.key] = reader.open(Partition(job.key, (job.shard.uri,))).schema
+            except (OSError, ValueError) as error:
+                unreadable[job.key] = Done(job.key, ok=False, error=str(error))
+        if not schemas:
+            return list(unreadable.values())
+        planned = self._writer().prepared(list(schemas.values())).planned
         assert planned is not None
         text = base64.b64encode(planned.serialize()).decode()
-        return [replace(job, options={**job.options, "planned": text}) for job in jobs]
+        return [unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
         self._writer().finish([done.payload for done in dones])

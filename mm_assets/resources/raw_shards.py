@@ -1,12 +1,14 @@
 """Where the raw shards are."""
 
+from typing import Any
+
 import dagster as dg
 from pydantic import Field
 
 from mm_assets.formats.raw_shards import RawLocations, RawShard
 
 
-class RawShards(dg.ConfigurableResource):
+class RawShards(dg.ConfigurableResource[Any]):
     """The raw shards that ``MM_RAW_SHARDS`` names: paths, globs, brace lists or URLs, separated by whitespace."""
 
     locations: str = Field(description="Paths, globs, brace lists or URLs of raw shards, separated by whitespace.")

@@ -190,7 +190,7 @@ def _link(name: str, target: bytes, kind: int, start: int, broken: str | None) -
     path, unreadable = decode_name(target)
     if kind == _SYMLINK:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))
-        if path.startswith("/") or path == ".." or path.startswith("../"):
+        if path == ".." or path.startswith(("/", "../")):
             broken = broken or f"links to {path!r}, outside the tar"
     broken = broken or (unreadable and f"link target: {unreadable}")
     return Member(name, -1, 0, path, start, broken)
