@@ -8,8 +8,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from mm_assets.formats.storage import StorageOptions, is_remote, size_of
+from mm_assets.formats.webdataset.keys import partition_filename
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance")
@@ -29,12 +31,29 @@ class Partition:
 
 
 def partition_name(file: str, root: str) -> str:
-    """A file's path below ``root`` without its extension: independent of where the input lies."""
+    """A file's path below ``root`` without its extension: independent of where the input lies.
+
+    A file that our writers named is called what it was named after: names do not grow from one conversion to the next.
+    """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
     for suffix in _SUFFIXES:
         if relative.lower().endswith(suffix):
-            return relative[: -len(suffix)] or "part"
+            name = relative[: -len(suffix)] or "part"
+            return _unescaped(name) if "%" in name and _is_ours(file, suffix) else name
     return relative
+
+
+def _is_ours(file: str, suffix: str) -> bool:
+    """Tars are told by the facts beside them: a raw shard may have any name, and another may have that unescaped."""
+    folder, name = posixpath.split(file)
+    return suffix == ".parquet" or (not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json"))
+
+
+def _unescaped(path: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    plain = unquote(name)
+    was_escaped = partition_filename(plain) == name and not {"", ".", ".."} & set(plain.split("/"))
+    return folder + slash + (plain if was_escaped else name)
 
 
 def common_root(files: Sequence[str]) -> str:

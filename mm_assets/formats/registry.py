@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, filesystem
+from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem
 from mm_assets.formats.writer import InterleavedWriter
 
 FORMATS = ("parquet", "webdataset", "lance")
@@ -25,10 +25,12 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     if not fs.isdir(path):
         if not any(c in source for c in "*?[{"):
             raise FileNotFoundError(f"{source}: no such file or folder")
-        raise ValueError(f"{source}: cannot tell the format; end the pattern in .tar, .parquet or .lance")
-    found = {kind for name in _entries(fs, path) if (kind := _by_suffix(name)) is not None}
+        names = expand_paths(source, tuple(_SUFFIXES), options)
+    else:
+        names = _entries(fs, path)
+    found = {kind for name in names if (kind := _by_suffix(name)) is not None}
     if not found:
-        raise FileNotFoundError(f"{source}: no .tar, .parquet or .lance in this folder")
+        raise FileNotFoundError(f"{source}: no .tar, .parquet or .lance here")
     if len(found) > 1:
         raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them")
     return found.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
@@ -339,10 +340,8 @@ def test_pickle_in_a_schema_is_never_loaded(tmp_path: Path, monkeypatch: pytest.
     schema = pa.schema([pa.field("extra", pa.string(), metadata=hostile)])
     text = base64.b64encode(schema.serialize()).decode()
     shard = own_tar(tmp_path / "x.tar", lambda p: p["_mm_assets"].update(schema=text))
-    try:
+    with contextlib.suppress(ValueError):
         rows_of(shard)
-    except ValueError:
-        pass
     assert not Path("PICKLE_WAS_LOADED").exists()
 
 
@@ -360,7 +359,9 @@ def test_a_decompression_bomb_is_measured_not_decoded(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("kind", ["parquet", "webdataset", "lance"])
 def test_duplicate_ids_are_refused_with_the_file(tmp_path: Path, kind: str) -> None:
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"sample_id": "same"}), ("b.json", {"sample_id": "other"}), ("c.json", {"sample_id": "same"})])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"sample_id": "same"}), ("b.json", {"sample_id": "other"}), ("c.json", {"sample_id": "same"})]
+    )
     with pytest.raises(ShardError, match=r"x\.tar: sample id 'same' occurs twice"):
         write(kind, tmp_path / "out", InterleavedWebdatasetReader(str(shard), max_batch_bytes=1))
     assert not list((tmp_path / "out").glob("*.tar")) and not list((tmp_path / "out").glob("*.parquet"))

@@ -70,7 +70,10 @@ def test_every_strategy_in_one_batch(shard: Path, tmp_path: Path) -> None:
 
 def test_tiff_frames(shard: Path) -> None:
     at = offset_of(shard, "c.tiff")
-    table = refs(*[build_source_ref(str(shard), "c.tiff", at, len(TIFF), frame) for frame in (2, 0)], build_source_ref(str(shard), "c.tiff", frame_index=1))
+    table = refs(
+        *[build_source_ref(str(shard), "c.tiff", at, len(TIFF), frame) for frame in (2, 0)],
+        build_source_ref(str(shard), "c.tiff", frame_index=1),
+    )
     found = fetched(table)
     for frame, data in zip((2, 0, 1), found, strict=True):
         assert isinstance(data, bytes)
@@ -167,7 +170,12 @@ def test_rows_with_bytes_errors_or_no_locator_are_left_alone(shard: Path) -> Non
 
 def test_mixed_rows_keep_their_places(shard: Path) -> None:
     ref = build_source_ref(str(shard), "a.png")
-    rows = [item("s"), item("s", 0, "image", binary_content=b"x"), item("s", 1, "image", source_ref=ref), item("s", 2, "image", source_ref="{}")]
+    rows = [
+        item("s"),
+        item("s", 0, "image", binary_content=b"x"),
+        item("s", 1, "image", source_ref=ref),
+        item("s", 2, "image", source_ref="{}"),
+    ]
     table = pa.concat_tables([table_of(rows[:2]), table_of(rows[2:])])
     done = materialize(table)
     assert done["binary_content"].to_pylist() == [None, b"x", PNG, None]
@@ -259,7 +267,9 @@ def test_nothing_outside_the_roots_is_read(tmp_path: Path, confined: Path, memor
     assert "outside the configured roots" in message or "no such file" in message
 
 
-@pytest.mark.parametrize("path", ["memory://other/f", "memory://bucket-2/f", "memory://bucket/../other/f", "/etc/passwd", "memory://bucket/::file:///etc/passwd"])
+@pytest.mark.parametrize(
+    "path", ["memory://other/f", "memory://bucket-2/f", "memory://bucket/../other/f", "/etc/passwd", "memory://bucket/::file:///etc/passwd"]
+)
 def test_nothing_outside_a_remote_root_is_read(memory: fsspec.AbstractFileSystem, path: str) -> None:
     for place in ("/other/f", "/bucket-2/f"):
         memory.pipe(place, b"secret")
@@ -317,5 +327,3 @@ def test_hostile_member_names_do_not_touch_the_disk(shard: Path) -> None:
         (message,) = fetched(refs(build_source_ref(str(shard), name)))
         assert isinstance(message, str)
         assert "missing member" in message
-
-

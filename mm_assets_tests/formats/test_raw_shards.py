@@ -65,44 +65,53 @@ def hostile() -> Iterator[tuple[str, Any]]:
     yield "c.json", {"texts": "no list", "images": {"no": "list"}, "sample_id": 5}
     yield "d.json", {"texts": ["", None, "x", None, None], "images": [None, "d.png", None], "sample_id": "dots.in.it/ü " + "x" * 300}
     yield "d.png", pictures[0][1]
-    yield "e.json", {
-        "texts": [5, {"a": [1, None]}, ["x"], True, 1.5, "s", None, float("nan")],
-        "images": [None, 7, "", {"k": 1}, "nowhere.png", False, None, ["e"]],
-        "nested": {"a": [1, {"b": None}], "é": "ü"},
-        "when": "2024-05-01T00:00:00.000001+02:00",
-        "big": 2**53 + 1,
-        "huge": 10**40,
-        "nan": float("nan"),
-        "inf": float("-inf"),
-        "null": None,
-        "mixed": "text",
-    }
-    yield "reserved.json", {
-        "texts": ["t"],
-        "images": [None],
-        "position": 5,
-        "modality": {"m": 1},
-        "content_type": None,
-        "text_content": "tc",
-        "binary_content": [1],
-        "source_ref": "sr",
-        "materialize_error": "me",
-        "_source": {"token": "mine"},
-        "_mm_assets": {"schema": 1},
-        "_row_errors": [{"position": 0}],
-        "_row_extra": "no dict",
-        "image_members": ["x"],
-        "__arrow__": 1,
-        "obj": {"__arrow__": {"__arrow__": "x"}},
-        "a.b": 1,
-        "": "empty name",
-        "*": 1,
-        "_rowid": 5,
-    }
+    yield (
+        "e.json",
+        {
+            "texts": [5, {"a": [1, None]}, ["x"], True, 1.5, "s", None, float("nan")],
+            "images": [None, 7, "", {"k": 1}, "nowhere.png", False, None, ["e"]],
+            "nested": {"a": [1, {"b": None}], "é": "ü"},
+            "when": "2024-05-01T00:00:00.000001+02:00",
+            "big": 2**53 + 1,
+            "huge": 10**40,
+            "nan": float("nan"),
+            "inf": float("-inf"),
+            "null": None,
+            "mixed": "text",
+        },
+    )
+    yield (
+        "reserved.json",
+        {
+            "texts": ["t"],
+            "images": [None],
+            "position": 5,
+            "modality": {"m": 1},
+            "content_type": None,
+            "text_content": "tc",
+            "binary_content": [1],
+            "source_ref": "sr",
+            "materialize_error": "me",
+            "_source": {"token": "mine"},
+            "_mm_assets": {"schema": 1},
+            "_row_errors": [{"position": 0}],
+            "_row_extra": "no dict",
+            "image_members": ["x"],
+            "__arrow__": 1,
+            "obj": {"__arrow__": {"__arrow__": "x"}},
+            "a.b": 1,
+            "": "empty name",
+            "*": 1,
+            "_rowid": 5,
+        },
+    )
     yield "extra.json", {"texts": ["t"], "images": [], "_row_extra": {"theirs": 1, "text": [None]}, "mixed": 1}
     yield "lengths.json", {"texts": ["a", "b", None, None, None, None], "images": ["lengths.png"]}
     yield "lengths.png", pictures[1][1]
-    yield "deep/er/pdf.json", {"texts": [None, "t", None, None], "images": ["page_0_image_85", None, "page_1", "page_2_image_3"], "mixed": [1]}
+    yield (
+        "deep/er/pdf.json",
+        {"texts": [None, "t", None, None], "images": ["page_0_image_85", None, "page_1", "page_2_image_3"], "mixed": [1]},
+    )
     yield "deep/er/pdf.tiff", tiff_of(3)
     yield "single.json", {"images": ["page_0"], "texts": [None]}
     yield "single.TIFF", sixteen_bit_tiff()
@@ -161,7 +170,8 @@ def test_types_of_columns(tmp_path: Path) -> None:
 
 
 FIELDS = st.sampled_from(
-    ["a", "b", "ü", "x.y", "position", "modality", "sample_id", "_source", "_row_extra", "_mm_assets", "_row_errors", "image_members", "pi", "pt", "id"]
+    ["a", "b", "ü", "x.y", "position", "modality", "sample_id", "_source", "_row_extra", "_mm_assets", "_row_errors",
+     "image_members", "pi", "pt", "id"]
 )  # fmt: skip
 TOKENS = st.sampled_from([None, "0.png", "s.png", "s0.0.png", "s1.0.png", "missing.png", "", 5, "page_1"])
 LISTS = st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
@@ -210,7 +220,10 @@ def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
     }  # fmt: skip
     members: list[tuple[str, Any]] = [("missing.json", {"texts": ["a", None, "b"], "images": []})]
     members += [(f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values}) for name, values in lists.items()]
-    members += [("no-items.json", {"texts": [], "images": [], "lang": []}), ("all-null.json", {"texts": [None], "images": [None], "lang": [None]})]
+    members += [
+        ("no-items.json", {"texts": [], "images": [], "lang": []}),
+        ("all-null.json", {"texts": [None], "images": [None], "lang": [None]}),
+    ]
     shard = make_tar(tmp_path / "lists.tar", members)
     with pytest.warns(UserWarning, match="long.json: 'lang' has 4 values for 2 items"):
         from mm_assets.interleaved import InterleavedWebdatasetReader
@@ -228,8 +241,16 @@ def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
 
 def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
     payload = {"doc": "d/1", "body": ["t", None], "pics": [None, "page_0"], "pdf": "scan.tiff", "sample_id": "other", "texts": ["kept"]}
-    shard = make_tar(tmp_path / "own.tar", [("k.meta", payload), ("k2.meta", {**payload, "doc": 7, "pdf": None}), ("scan.tiff", tiff_of(1))])
-    options = {"sample_id_field": "doc", "texts_field": "body", "images_field": "pics", "image_member_field": "pdf", "json_extensions": [".META"]}
+    shard = make_tar(
+        tmp_path / "own.tar", [("k.meta", payload), ("k2.meta", {**payload, "doc": 7, "pdf": None}), ("scan.tiff", tiff_of(1))]
+    )
+    options = {
+        "sample_id_field": "doc",
+        "texts_field": "body",
+        "images_field": "pics",
+        "image_member_field": "pdf",
+        "json_extensions": [".META"],
+    }
     table = through_all(tmp_path, read("webdataset", shard, **options))
     assert table["sample_id"].unique().to_pylist() == ["d/1", "7"]
     told = payloads(table, texts="body", images="pics", id_field="doc")

@@ -56,7 +56,9 @@ def tables(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types) -> pa
     rows = draw(rows_of_samples())
     table = batch_of(rows).data
     for number in range(draw(st.integers(0, 3))):
-        name = draw(st.sampled_from(["a", "texts", "images", "_mm_assets", "_row_extra", "_source", "x.y", "é", "sample id", "json"])) + str(number)
+        name = draw(
+            st.sampled_from(["a", "texts", "images", "_mm_assets", "_row_extra", "_source", "x.y", "é", "sample id", "json"])
+        ) + str(number)
         if draw(st.booleans()):
             field, values = draw(json_columns(rows=len(rows)))
             field = field.with_name(name)

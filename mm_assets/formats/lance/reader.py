@@ -90,18 +90,14 @@ class LanceSource(FileSource):
         return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        if not self._fragments:
-            return
-        scanner = self._dataset.scanner(
-            columns=[self._stored_names[name] for name in columns],
-            fragments=self._fragments,
-            batch_size=self._rows_at_once(max_bytes),
-            batch_readahead=1,
-            fragment_readahead=1,
-            scan_in_order=True,
-        )
-        for batch in scanner.to_batches():
-            yield from_storage(pa.Table.from_batches([batch])).rename_columns(columns)
+        stored = [self._stored_names[name] for name in columns]
+        step = self._rows_at_once(max_bytes) if "binary_content" in columns else _ROWS_AT_ONCE
+        for fragment in self._fragments:
+            rows = fragment.count_rows()
+            for start in range(0, rows, step):
+                # Not a scanner: whatever its limits, it reads ahead by hundreds of megabytes.
+                table = fragment.take(list(range(start, min(start + step, rows))), columns=stored)
+                yield from_storage(table).rename_columns(columns)
 
     def _rows_at_once(self, max_bytes: int | None) -> int:
         rows = sum(fragment.count_rows() for fragment in self._fragments)
