@@ -42,7 +42,7 @@ def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
     """A table read from a file, in the types of `original_schema`."""
     if table.schema.equals(target, check_metadata=True):
         return table
-    columns = [_restored(column, table.schema.field(i), target.field(i)) for i, column in enumerate(table.columns)]
+    columns = [_restored(column, field) for column, field in zip(table.columns, target, strict=True)]
     return pa.Table.from_arrays(columns, schema=target)
 
 
@@ -56,12 +56,14 @@ def refused_column(schema: pa.Schema) -> str:
     return ""
 
 
-def _restored(column: pa.ChunkedArray, found: pa.Field, target: pa.Field) -> pa.ChunkedArray:
-    if found.type.equals(target.type, check_metadata=True):
+def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
+    if column.type.equals(target.type, check_metadata=True):
         return column
-    if _without_nulls_inside(target.type) != target.type:  # Arrow casts nothing to null
-        return pa.chunked_array([json_codec.decode(json_codec.encode(column, found), target)], target.type)
-    return column.cast(target.type)
+    stored = target.with_type(_without_nulls_inside(target.type))
+    column = column.cast(stored.type)
+    if stored.type == target.type:
+        return column
+    return pa.chunked_array([json_codec.decode(json_codec.encode(column, stored), target)], target.type)  # no cast makes nulls
 
 
 def _without_nulls_inside(type_: pa.DataType) -> pa.DataType:

@@ -92,3 +92,12 @@ def test_any_table(kind: str, data: st.DataObject) -> None:
         if table.num_rows:
             same(read(kind, folder), table)
             same(read(kind, folder, max_batch_bytes=1), table)
+
+
+def test_times_and_nulls_inside_a_struct_in_parquet(tmp_path: Path) -> None:
+    """Parquet has neither seconds nor nested nulls: both are put back."""
+    type_ = pa.list_(pa.struct([("none", pa.null()), ("when", pa.timestamp("s", "UTC")), ("day", pa.date64())]))
+    values = [[{"none": None, "when": 5, "day": 86_400_000}], None, [], [None]]
+    table = batch_of([item(name) for name in "abcd"]).data.append_column("t", pa.array(values, type_))
+    write("parquet", tmp_path, InterleavedBatch(table))
+    same(read("parquet", tmp_path), table)
