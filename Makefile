@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+PORT ?= 3000
 
 .PHONY: demo test check lint ui clients test-clients lock clean
 .DEFAULT_GOAL := demo
@@ -23,9 +24,8 @@ lint: .venv/.made
 
 check: lint test  ## ruff, types, tests
 
-ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:3000
-	mkdir -p demo/dagster_home && cp dagster.yaml demo/dagster_home/
-	DAGSTER_HOME=$${DAGSTER_HOME:-$(CURDIR)/demo/dagster_home} $(BIN)/dagster dev -h 127.0.0.1 -p 3000
+ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
+	DAGSTER_HOME=$$($(BIN)/python -m mm_assets.demo.home) $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
 
 clients:  ## every client the outputs must open in, in an environment of their own (2.4 GB)
 	clients/install
@@ -38,4 +38,4 @@ lock: .venv/.made  ## resolve the pins of pyproject.toml anew
 	$(BIN)/uv pip compile pyproject.toml --extra dev -o requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
 
 clean:
-	rm -rf .venv .venv-clients demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .dagster demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from mm_assets.checks.row_checks import ROW_CHECKS
 from mm_assets.filters.aspect_ratio import SCORES, AspectRatioFilter
+from mm_assets.filters.readable import ReadableImages
 from mm_assets.io_managers.sharded import ShardCheck, sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.resources.filter_bounds import FilterBounds
@@ -15,7 +16,7 @@ from mm_assets.resources.filter_bounds import FilterBounds
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
 def curated_parquet(raw_shards: ShardSet) -> Plan:
-    return Plan(raw_shards)
+    return Plan(raw_shards, (ReadableImages(),))
 
 
 @sharded(

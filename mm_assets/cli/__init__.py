@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong usage."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
@@ -47,5 +47,6 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line."""
     print(f"mm-assets: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -10,6 +10,9 @@ from typing import Any
 
 from mm_assets.cli.progress import Progress
 
+# What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
+_CONTENT_FAILURES = ("ShardError", "SampleError", "TarDamage", "MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError")
+
 
 def add_to(commands: Any) -> None:
     """Declare the command and its options."""
@@ -31,7 +34,8 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
-    from mm_assets.formats.conversion import Conversion, plan_conversions, run_conversion
+    from mm_assets.formats.conversion import Conversion, plan_conversions
+    from mm_assets.formats.storage import sweep
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
 
@@ -40,17 +44,18 @@ def run(options: argparse.Namespace) -> int:
     conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
+    sweep(options.dst)
     reports: list[PartitionReport] = []
     failures: list[str] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         with Progress(len(conversions)) as progress:
-            for conversion, result in pool.map(run_conversion, conversions):
+            for conversion, result in pool.map(convert_partition, conversions):
                 assert isinstance(conversion, Conversion)
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
                 else:
-                    failures.append(result.message if "Error" in result.type else str(result))
+                    failures.append(result.message if result.type in _CONTENT_FAILURES else str(result))
                     progress.add(0, 0)
     reports.sort(key=lambda report: report.partition)
     writer.finish(reports)
@@ -60,8 +65,19 @@ def run(options: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
+def convert_partition(conversion: Any) -> Any:
+    """Convert one partition in a worker, whose warnings look like the command's own."""
+    import warnings
+
+    from mm_assets.cli import show_warning
+
+    warnings.showwarning = show_warning
+    return conversion.run()
+
+
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.aspect_ratio import AspectRatioFilter
+    from mm_assets.filters.readable import ReadableImages
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
     from mm_assets.formats.registry import detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
@@ -86,9 +102,9 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     else:
         reader.materialize = True
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
-    steps = []
+    steps: list[Any] = [ReadableImages()]
     if options.min_aspect_ratio is not None or options.max_aspect_ratio is not None:
-        low = 1e-9 if options.min_aspect_ratio is None else options.min_aspect_ratio
+        low = 0.0 if options.min_aspect_ratio is None else options.min_aspect_ratio
         high = 1e9 if options.max_aspect_ratio is None else options.max_aspect_ratio
         steps.append(AspectRatioFilter(low, high))
     return reader, writer, steps

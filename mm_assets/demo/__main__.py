@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 import warnings
 from pathlib import Path
 
+from mm_assets.demo.home import prepare_home
 from mm_assets.demo.shards import make_shards
 
 ROOT = Path("demo")
@@ -19,17 +19,18 @@ def main() -> int:
 
     With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards go there instead.
     """
+    os.environ["DAGSTER_HOME"] = str(prepare_home())
     if not os.environ.get("MM_RAW_SHARDS"):
         make_shards(ROOT / "raw")
         os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
     if not os.environ.get("MM_STORAGE"):
         os.environ["MM_STORAGE"] = str(ROOT / "storage")
-    home = ROOT / "dagster_home"
-    home.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile("dagster.yaml", home / "dagster.yaml")
-    os.environ["DAGSTER_HOME"] = str(home.resolve())
     print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} …", flush=True)
-    return _materialize()
+    try:
+        return _materialize()
+    except (FileNotFoundError, ValueError) as error:
+        print(f"mm_assets: {error}", file=sys.stderr)
+        return 1
 
 
 def _materialize() -> int:
@@ -39,16 +40,19 @@ def _materialize() -> int:
     from mm_assets.definitions import defs
     from mm_assets.demo.summary import print_summary
     from mm_assets.partitions import SHARDS
-    from mm_assets.resources.raw_shards import RawShards
+    from mm_assets.resources.environment import resources_from_environment
 
     started = time.monotonic()
-    raw = RawShards(locations=os.environ["MM_RAW_SHARDS"])
+    raw = resources_from_environment()["raw"]
     with dg.DagsterInstance.get() as instance:
-        instance.add_dynamic_partitions(str(SHARDS.name), list(raw.listing()))
+        listed = list(raw.listing())
+        for gone in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
+            instance.delete_dynamic_partition(str(SHARDS.name), gone)  # a range of partitions must have no holes
+        instance.add_dynamic_partitions(str(SHARDS.name), listed)
         keys = instance.get_dynamic_partitions(str(SHARDS.name))
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
         result = defs.resolve_job_def("all_assets").execute_in_process(
-            instance=instance, tags=tags, raise_on_error=False, run_config={"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+            instance=instance, tags=tags, raise_on_error=False, run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
         )
         print_summary(instance, result, raw.locations)
         print(f"whole run: {time.monotonic() - started:.1f} s")

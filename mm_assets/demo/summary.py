@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,8 +49,18 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         print("  ".join(cells).rstrip())
     failed = [e for e in result.get_asset_check_evaluations() if not e.passed]
     for evaluation in failed:
-        print(f"check failed: {evaluation.asset_key.to_user_string()}.{evaluation.check_name} ({evaluation.partition})")
+        of = evaluation.partition or ", ".join(str(s) for s in getattr(evaluation.metadata.get("shards"), "value", None) or [])
+        print(f"check failed: {evaluation.asset_key.to_user_string()}.{evaluation.check_name}: {of}")
+    for error in _shard_errors(instance, result.run_id):
+        print(error)
     print(f"raw shards: {raw}; checks failed: {len(failed)}")
+
+
+def _shard_errors(instance: dg.DagsterInstance, run_id: str) -> list[str]:
+    """The first line of every error that names a shard, without those that only follow from another asset's."""
+    entries = [record.event_log_entry for record in instance.get_records_for_run(run_id).records]
+    messages = [e.user_message.splitlines()[0] for e in entries if int(e.level) >= logging.ERROR and e.user_message.startswith("shard ")]
+    return [message for message in messages if "failed in this run" not in message]
 
 
 def _number(values: dict[str, Any], name: str) -> int:

@@ -30,8 +30,8 @@ class AspectRatioFilter:
     book: ScoreBook | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not 0 < self.min_ratio <= self.max_ratio:
-            raise ValueError(f"aspect ratio bounds must be 0 < min <= max, not {self.min_ratio} and {self.max_ratio}")
+        if not 0 <= self.min_ratio <= self.max_ratio:
+            raise ValueError(f"aspect ratio bounds must be 0 <= min <= max, not {self.min_ratio} and {self.max_ratio}")
 
     def bind(self, side: Mapping[str, str]) -> AspectRatioFilter:
         """The same filter reading the scores of one shard."""

@@ -12,7 +12,7 @@ from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.interleaved.steps import Step
 
-DEFAULT_BATCH_BYTES = 32 << 20  # a worker holds a few batches at once: source, transformed, being written
+DEFAULT_BATCH_BYTES = 16 << 20  # a worker holds a few batches at once: source, transformed, being written
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,6 @@ class Conversion:
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write, publish."""
         return self.writer.write_partition(self.reader.open(self.partition).through(self.steps), before_publish)
-
-
-def run_conversion(conversion: Conversion) -> PartitionReport:
-    """`Conversion.run` as a plain function, for worker processes."""
-    return conversion.run()
 
 
 def plan_conversions(reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()) -> list[Conversion]:

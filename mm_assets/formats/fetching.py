@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.resolve import lookup
-from mm_assets.formats.webdataset.spool import local_tar
+from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, scan
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
@@ -40,7 +40,7 @@ def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> 
     path = local_path(uri)
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
         raise FetchError("not a regular file")
-    with local_tar(path, name) as descriptor:  # offsets are those of the unpacked tar
+    with local_tar(path, name, max_bytes=unpacked_limit(os.path.getsize(path))) as descriptor:  # offsets are those of the unpacked tar
         yield _LocalFetcher(name, descriptor)
 
 
@@ -127,5 +127,6 @@ class _RemoteFetcher(Fetcher):
         if all(request == (None, None, None) for request in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)
-        with open_binary(self._uri, self._options) as stream, local_tar(stream, self._name) as descriptor:
+        limit = unpacked_limit(size_of(self._uri, self._options))
+        with open_binary(self._uri, self._options) as stream, local_tar(stream, self._name, max_bytes=limit) as descriptor:
             return _LocalFetcher(self._name, descriptor).fetch(requests)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from mm_assets.formats.cutting import Sizes, cut_rows, row_bytes
 from mm_assets.formats.fetching import Fetcher, FetchError, open_fetcher
 from mm_assets.formats.images.errors import ImageError
+from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
@@ -60,7 +61,7 @@ def materialize(
     already carry bytes or an error are left alone.
 
     ``roots`` are the folders or URL prefixes that locators may point into; relative paths are looked up in the first.
-    Without ``roots`` the locators are trusted: pass them for data of others.
+    Without ``roots`` the locators are trusted: pass them for data of others. With them, only images are taken.
     """
     if isinstance(data, InterleavedBatch):
         return data.with_data(materialize_table(data.data, roots, storage_options))
@@ -94,7 +95,16 @@ def materialize_table(
         except Exception as error:  # noqa: BLE001  file systems raise what they like (botocore, aiohttp, missing packages)
             message = f"failed to read {name}: {_reason(error, path, name)}"
             errors.update({row: message for rows in requests.values() for row, _ in rows if row not in found})
+    if roots is not None:
+        _keep_images_only(found, errors)
     return _with_results(table, found, errors)
+
+
+def _keep_images_only(found: dict[int, bytes], errors: dict[int, str]) -> None:
+    """What lies inside the roots may still be none of the data's business: a key beside the shards, for one."""
+    for row in [row for row, data in found.items() if sniff(data) is None]:
+        del found[row]
+        errors[row] = "the source_ref names bytes that are no image"
 
 
 def materialize_parts(

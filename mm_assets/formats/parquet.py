@@ -19,6 +19,7 @@ from mm_assets.formats.writer import InterleavedWriter, Sink
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
 _READ_BUFFER = 1 << 20
 _ROWS_AT_ONCE = 4096
+_PER_READ = ("use_threads", "use_pandas_metadata")
 
 
 class InterleavedParquetReader(InterleavedReader):
@@ -29,14 +30,23 @@ class InterleavedParquetReader(InterleavedReader):
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return ParquetSource(uri, self.storage_options, self.read_kwargs)
 
+    # read_kwargs are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
+    # use_threads, and filters (rows that do not pass are left out, also inside a sample).
+
 
 class ParquetSource(FileSource):
     """One Parquet file; only the columns asked for are read, a few megabytes at a time."""
 
     def __init__(self, uri: str, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
-        self._read_kwargs = {"use_threads": False, **read_kwargs}
+        self._read_kwargs = {name: value for name, value in read_kwargs.items() if name in _PER_READ}
+        self._read_kwargs.setdefault("use_threads", False)
+        filters = read_kwargs.get("filters")
+        self._filter = None if filters is None else pq.filters_to_expression(filters)
+        opening = {name: value for name, value in read_kwargs.items() if name not in (*_PER_READ, "filters")}
         try:
-            self._file = _open(uri, options)
+            self._file = _open(uri, options, opening)
+        except TypeError as error:
+            raise TypeError(f"read_kwargs: {error}") from error
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
@@ -51,7 +61,14 @@ class ParquetSource(FileSource):
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
         target = pa.schema([self.schema.field(name) for name in columns])
-        return cut_by_bytes((restore(table.select(target.names), target) for table in self._slices(target.names, max_bytes)), max_bytes)
+        return cut_by_bytes((restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes)), max_bytes)
+
+    def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        if self._filter is None:
+            yield from self._slices(columns, max_bytes)
+            return
+        for table in self._slices(self.schema.names, max_bytes):  # the filter may ask for a column that is not read otherwise
+            yield table.filter(self._filter)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata
@@ -76,12 +93,12 @@ class ParquetSource(FileSource):
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow
 
 
-def _open(uri: str, options: StorageOptions | None) -> pq.ParquetFile:
+def _open(uri: str, options: StorageOptions | None, opening: dict[str, Any]) -> pq.ParquetFile:
     if not is_remote(uri):
-        return pq.ParquetFile(local_path(uri), pre_buffer=False, buffer_size=_READ_BUFFER)
+        return pq.ParquetFile(local_path(uri), **{"pre_buffer": False, "buffer_size": _READ_BUFFER, **opening})
     fs, path = filesystem(uri, options)
     source = pa.PythonFile(fs.open(path, "rb"), mode="r")
-    return pq.ParquetFile(source, pre_buffer=True)
+    return pq.ParquetFile(source, **{"pre_buffer": True, **opening})
 
 
 class InterleavedParquetWriter(InterleavedWriter):

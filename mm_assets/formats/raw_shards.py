@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass
 
 from mm_assets.formats.partitions import plan_partitions, root_of_locations
@@ -22,7 +23,13 @@ class RawShard:
 
     @property
     def uri(self) -> str:
-        return self.files[0]
+        """All its files, one a line: `files_of` takes them apart again."""
+        return "\n".join(self.files)
+
+
+def files_of(uri: str) -> tuple[str, ...]:
+    """The files of a raw shard's `RawShard.uri`; any other URI is one file."""
+    return tuple(uri.split("\n"))
 
 
 class RawLocations:
@@ -32,9 +39,18 @@ class RawLocations:
     deepest common folder of the local locations, and the deepest common prefix of the URLs.
     """
 
-    def __init__(self, text: str, options: StorageOptions | None = None) -> None:
+    def __init__(self, text: str, options: StorageOptions | None = None, excluded: str = "") -> None:
+        """``excluded`` is a folder or URL prefix whose files are no raw shards: the outputs.
+
+        Raises ``ValueError`` for a quotation mark without its partner.
+        """
         self._options = options
-        self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in text.split()]
+        self._excluded = excluded.rstrip("/")
+        try:
+            items = shlex.split(text)
+        except ValueError as error:
+            raise ValueError(f"raw shards {text!r}: {error}") from error
+        self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
         self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], SUFFIXES)
         self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], SUFFIXES)
 
@@ -44,7 +60,8 @@ class RawLocations:
 
     def files(self) -> list[str]:
         """The files themselves, absolute. Raises ``FileNotFoundError`` naming what matches nothing."""
-        return expand_paths(self._items, SUFFIXES, self._options)
+        files = expand_paths(self._items, SUFFIXES, self._options)
+        return [file for file in files if not (self._excluded and file.startswith(self._excluded + "/"))]
 
     def shards(self, files_per_partition: int | None = None) -> dict[str, RawShard]:
         """All raw partitions by key. The version is made of etag, or size and modification time, of each file."""

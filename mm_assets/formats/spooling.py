@@ -10,7 +10,7 @@ import pyarrow.ipc as ipc
 
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets.interleaved.schema import canonical_schema
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
@@ -79,7 +79,7 @@ class _Spool:
         self._starts.append(self._file.tell())
         with ipc.new_stream(self._file, batch.data.schema) as writer:
             writer.write_table(batch.data)
-        self.lineage.append(batch.source_files)
+        self.lineage.append(tuple(batch.source_files))
         if not any(schema.equals(batch.data.schema, check_metadata=True) for schema in self.schemas):
             self.schemas.append(batch.data.schema)
 
@@ -103,15 +103,3 @@ def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:
         spools[name].append(batch)
     for spool in spools.values():
         yield spool.stream()
-
-
-def aligned(stream: BatchStream, schema: pa.Schema) -> BatchStream:
-    """The stream with every batch aligned to another schema (wider, as a table shared by many partitions needs)."""
-    result = BatchStream(
-        stream.partition,
-        schema,
-        lambda: (batch.with_data(align_table(batch.data, schema)) for batch in stream),
-        stream.files,
-    )
-    result.dropped, result.notes = stream.dropped, stream.notes
-    return result

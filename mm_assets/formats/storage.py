@@ -6,6 +6,7 @@ kill or a full disk leaves the previous version and nothing that looks complete.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
 import shutil
@@ -134,8 +135,14 @@ class StagedFile:
             self.path = os.path.join(folder, temporary_name(os.path.basename(target)))
 
     def publish(self) -> int:
-        """Make the file appear under its final name and return its size in bytes."""
+        """Make the file appear under its final name and return its size in bytes.
+
+        A local file that has the very same bytes already is left as it is.
+        """
         size = os.path.getsize(self.path)
+        if self.is_published():
+            self.discard()
+            return size
         _sync(self.path)
         if self._scratch is None:
             target = local_path(self.uri)
@@ -146,6 +153,13 @@ class StagedFile:
             fs.put_file(self.path, path)
             self.discard()
         return size
+
+    def is_published(self) -> bool:
+        """Whether the local file of the final name has the same bytes."""
+        target = local_path(self.uri)
+        if self._scratch is not None or not os.path.isfile(target) or os.path.getsize(target) != os.path.getsize(self.path):
+            return False
+        return filecmp.cmp(self.path, target, shallow=False)
 
     def discard(self) -> None:
         """Remove the temporary file; the final name is not touched."""

@@ -22,7 +22,7 @@ class InterleavedBatch:
     """
 
     data: pa.Table
-    source_files: tuple[str, ...] = ()
+    source_files: Sequence[str] = ()
     partition: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
 
@@ -32,7 +32,7 @@ class InterleavedBatch:
         if not isinstance(self.data, pa.Table):
             raise TypeError(f"InterleavedBatch.data must be a pyarrow.Table, not {type(self.data).__name__}")
         files: Sequence[str] = (self.source_files,) if isinstance(self.source_files, str) else self.source_files
-        object.__setattr__(self, "source_files", tuple(str(file) for file in files))
+        object.__setattr__(self, "source_files", [str(file) for file in files])
 
     @property
     def num_rows(self) -> int:

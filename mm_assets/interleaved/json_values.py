@@ -7,7 +7,7 @@ re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architectu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -76,8 +76,3 @@ def build_column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if is_json(field):
         return pa.array([None if v is None else dumps(v) for v in values], field.type)
     return pa.array(values, field.type)
-
-
-def tally_schema(tallies: Iterable[tuple[str, FieldTally]]) -> pa.Schema:
-    """Passthrough schema from named tallies, in the order given."""
-    return pa.schema([tally.field(name) for name, tally in tallies])

@@ -61,7 +61,10 @@ def sort_items(table: pa.Table) -> pa.Table:
         steps = np.diff(keys)
     twice = within & (steps == 0)
     if twice.any():
-        raise ValueError(f"{_item(table, int(np.argmax(twice)) + 1)}: a second item of this modality at this position")
+        at = int(np.argmax(twice)) + 1
+        if table.column("modality")[at].as_py() == "metadata":
+            raise ValueError(f"sample id {table.column('sample_id')[at].as_py()!r} occurs twice")
+        raise ValueError(f"{_item(table, at)}: a second item of this modality at this position")
     return table
 
 

@@ -38,7 +38,10 @@ def parse_source_ref(text: str | None) -> SourceRef:
 
     Raises ``TypeError`` when the JSON is no object and ``ValueError`` when it is no JSON.
     """
-    parsed = json.loads(text) if text else {}
+    try:
+        parsed = json.loads(text) if text else {}
+    except RecursionError as error:
+        raise ValueError("source_ref is nested too deeply to be a locator") from error
     if not isinstance(parsed, dict):
         raise TypeError(f"source_ref must be a JSON object, not {type(parsed).__name__}: {text!r:.200}")
     return SourceRef(**{key: parsed.get(key) for key in _KEYS})  # type: ignore[typeddict-item]

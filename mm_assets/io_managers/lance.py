@@ -65,8 +65,10 @@ class LanceIOManager(ShardIOManager):
         return [unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
-        self._writer().finish([done.payload for done in dones])
-        return [replace(done, payload=None) for done in dones]
+        complaints = self._writer().commit([done.payload for done in dones])
+        return [
+            replace(done, payload=None, ok=done.key not in complaints, error=complaints.get(done.key)) for done in dones
+        ]
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter

@@ -43,7 +43,7 @@ def rewrite_shard(job: Job) -> Done:
 class _ParquetFolder(ShardIOManager):
     folder: str = Field(description="Folder of the Parquet files below the storage root.")
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
-    max_batch_bytes: str = Field(default="32MiB", description="Bytes of one batch in a worker's memory.")
+    max_batch_bytes: str = Field(default="16MiB", description="Bytes of one batch in a worker's memory.")
 
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")

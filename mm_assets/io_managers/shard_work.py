@@ -7,17 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.checks.findings import materialization_errors, schema_alignment
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
+from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.webdataset.tar_header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.policies import MaterializeError
+from mm_assets.interleaved.schema import SchemaMismatch
+from mm_assets.io_managers.findings import materialization_errors, schema_alignment
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
-
-FILE_SEPARATOR = "\n"  # between the files of one raw partition in `Shard.uri`
 
 
 class _Withheld(Exception):
@@ -28,7 +29,7 @@ def convert_shard(job: Job, reader: InterleavedReader, writer: InterleavedWriter
     """Take one shard through its steps into a writer and say what came of it."""
     side = {name: shard.uri for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
-    partition = Partition(job.key, tuple(job.shard.uri.split(FILE_SEPARATOR)))
+    partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
     conversion = Conversion(reader, partition, writer, (*steps, strip))
     checks: list[Check] = []
@@ -45,7 +46,7 @@ def convert_shard(job: Job, reader: InterleavedReader, writer: InterleavedWriter
     except MaterializeError as error:
         failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
         return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
-    except (ShardError, FileNotFoundError) as error:
+    except (ShardError, TarDamage, SchemaMismatch, FileNotFoundError) as error:
         return Done(job.key, ok=False, error=str(error)), None
     metadata = report_metadata(report)
     if markdown := strip.markdown():

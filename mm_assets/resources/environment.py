@@ -1,9 +1,11 @@
 """All resources of the code location, from environment variables."""
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from mm_assets.formats.storage import is_remote, local_path
+from mm_assets.interleaved.policies import POLICIES
 from mm_assets.io_managers.lance import LanceIOManager
 from mm_assets.io_managers.parquet import IngestIOManager, ParquetIOManager
 from mm_assets.io_managers.raw import RawShardIOManager
@@ -13,6 +15,8 @@ from mm_assets.io_managers.workers import Workers
 from mm_assets.resources.filter_bounds import FilterBounds
 from mm_assets.resources.raw_shards import RawShards
 
+N = TypeVar("N", int, float)
+
 
 def resources_from_environment() -> dict[str, Any]:
     """Resources by key. Read when the code location loads:
@@ -21,17 +25,19 @@ def resources_from_environment() -> dict[str, Any]:
     ``MM_ON_MATERIALIZE_ERROR`` (``error``), ``MM_MIN_ASPECT_RATIO`` (1.0), ``MM_MAX_ASPECT_RATIO`` (2.0),
     ``MM_SAMPLE_ID_FIELD``, ``MM_PER_IMAGE_FIELDS``, ``MM_PER_TEXT_FIELDS`` (comma-separated).
     """
-    raw = RawShards(locations=_get("MM_RAW_SHARDS", "demo/raw"))
-    workers = Workers(processes=int(_get("MM_WORKERS", "0")))
     root = _storage_root(_get("MM_STORAGE", "demo/storage"))
+    raw = RawShards(locations=_get("MM_RAW_SHARDS", "demo/raw"), excluded=root)
+    workers = Workers(processes=_number("MM_WORKERS", 0, int))
     policy = _get("MM_ON_MATERIALIZE_ERROR", "error")
+    if policy not in POLICIES:
+        raise ValueError(f"MM_ON_MATERIALIZE_ERROR must be one of {', '.join(POLICIES)}, not {policy!r}")
+    low, high = _number("MM_MIN_ASPECT_RATIO", 1.0, float), _number("MM_MAX_ASPECT_RATIO", 2.0, float)
+    if low > high:
+        raise ValueError(f"MM_MIN_ASPECT_RATIO is {low:g}, more than MM_MAX_ASPECT_RATIO, which is {high:g}")
     return {
         "raw": raw,
         "workers": workers,
-        "bounds": FilterBounds(
-            min_aspect_ratio=float(_get("MM_MIN_ASPECT_RATIO", "1.0")),
-            max_aspect_ratio=float(_get("MM_MAX_ASPECT_RATIO", "2.0")),
-        ),
+        "bounds": FilterBounds(min_aspect_ratio=low, max_aspect_ratio=high),
         "raw_io_manager": RawShardIOManager(raw=raw),
         "ingest_io_manager": IngestIOManager(
             raw=raw,
@@ -56,6 +62,18 @@ def _get(name: str, default: str) -> str:
 def _storage_root(location: str) -> str:
     """A URL as it is, a folder as absolute path: daemon, runs and workers need not share a working directory."""
     return location.rstrip("/") if is_remote(location) else os.path.abspath(local_path(location))
+
+
+def _number(variable: str, default: N, kind: Callable[[str], N]) -> N:
+    """A variable as a number of a kind, not negative. Raises ``ValueError`` naming the variable."""
+    text = os.environ.get(variable) or str(default)
+    try:
+        value = kind(text)
+    except ValueError as error:
+        raise ValueError(f"{variable} must be a number, not {text!r}") from error
+    if not value >= 0:
+        raise ValueError(f"{variable} must not be negative: {text}")
+    return value
 
 
 def _names(variable: str) -> list[str]:

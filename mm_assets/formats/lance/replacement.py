@@ -99,6 +99,30 @@ def check_distinct(sets: Iterable[FragmentSet]) -> None:
             owner[sample_id] = fragments.partition
 
 
+def find_repeated(
+    snapshot: Snapshot | None, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
+) -> dict[str, str]:
+    """Partition -> complaint for each set with a sample id that an earlier sound set has, or a partition that is not replaced."""
+    replaced = {fragments.partition for fragments in sets}
+    owners = owners_of_fragments(snapshot, records) if snapshot is not None else {}
+    taken: dict[str, str] = {}
+    complaints: dict[str, str] = {}
+    for fragments in sets:
+        ids = fragments.sample_ids()
+        clashes = {id_: taken[id_] for id_ in ids.to_pylist() if id_ in taken}
+        if snapshot is not None and not clashes:
+            for id_, fragment in snapshot.rows_of(ids):
+                owner = owners.get(fragment) or _claimant(id_, snapshot, records, fragments.partition)
+                if owner not in replaced:
+                    clashes[id_] = owner
+        if clashes:
+            sample_id, other = next(iter(clashes.items()))
+            complaints[fragments.partition] = _both(sample_id, other, fragments.partition)
+        else:
+            taken.update(dict.fromkeys(ids.to_pylist(), fragments.partition))
+    return complaints
+
+
 def find_doubles(
     snapshot: Snapshot,
     records: Mapping[str, Sequence[PartitionRecord]],

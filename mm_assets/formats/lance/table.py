@@ -20,7 +20,7 @@ from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
 from mm_assets.formats.lance.location import Location, each
 from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
-from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles
+from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
 from mm_assets.formats.lance.snapshot import SETS, Snapshot
 from mm_assets.formats.lance.storage_types import from_storage_schema
 
@@ -83,6 +83,23 @@ class LanceTable:
         if not fragment_sets:
             return int(self.dataset().version)
         return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt))
+
+    def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:
+        """Partition -> complaint, for each set that repeats a sample id of an earlier set or of a partition not in the list.
+
+        `commit` refuses all sets when one is so; without these the others land.
+        """
+        snapshot = Snapshot(self.dataset()) if self.exists() else None
+        return find_repeated(snapshot, self._records.all() if snapshot is not None else {}, fragment_sets)
+
+    def discard_unused(self, fragment_sets: Sequence[FragmentSet]) -> None:
+        """Delete the data files of sets that the table does not use: it had their rows already, or refused them.
+
+        Only for sets of the caller's own that nobody will commit any more.
+        """
+        used = {name for f in self.dataset().get_fragments() for name in (file.path for file in f.data_files())} if self.exists() else set()
+        unused = [name for fragments in fragment_sets for name in fragments.data_files() if name not in used]
+        each(lambda name: self._location.delete(f"data/{name}"), unused)
 
     def partitions(self) -> dict[str, PartitionFacts]:
         """Every partition in the newest version, by name, sorted. Reads one small record a partition."""

@@ -66,11 +66,25 @@ class InterleavedLanceWriter(InterleavedWriter):
         return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id} for n, f in table.partitions().items()}
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
+        complaints = self.commit(reports)
+        if complaints:
+            raise ValueError("; ".join(complaints.values()))
+
+    def commit(self, reports: Sequence[PartitionReport]) -> dict[str, str]:
+        """Commit all sound partitions at once; returns why others did not land, by partition.
+
+        A partition that repeats a sample id of another is not sound: ids are unique in a table.
+        """
         if not reports:
-            return
+            return {}
         table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
-        table.commit([FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports])
-        table.ensure_indexes()
+        sets = [FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports]
+        complaints = table.repeated_ids(sets)
+        if sound := [fragments for fragments in sets if fragments.partition not in complaints]:
+            table.commit(sound)
+            table.ensure_indexes()
+        table.discard_unused(sets)  # a partition that was there already, unchanged, keeps its old files
+        return complaints
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)

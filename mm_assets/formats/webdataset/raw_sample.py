@@ -74,7 +74,7 @@ class RawDecoder:
                 return stated
             return key
         if fields.get(name) is None:
-            raise SampleError("id", f"{self.path}: {member.name}: field {name!r} (sample_id_field) is missing")
+            raise SampleError("id", f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing")
         value = fields.pop(name)
         if isinstance(value, str):
             return value
@@ -141,14 +141,14 @@ class RawDecoder:
                 continue
             self.spread.add(name)
             if not isinstance(values, list):
-                raise TypeError(f"{self.path}: {member.name}: per-item field {name!r} is no list")
+                raise TypeError(f"{self.index.name}: {member.name}: per-item field {name!r} is no list")
             if len(values) == len(rows):
                 aligned = values
             elif len(values) == len(items) and all(v is None for v, item in zip(values, items, strict=True) if item is None):
                 aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
             else:
                 warn_user(
-                    f"{self.path}: {member.name}: {name!r} has {len(values)} values for {len(rows)} items; "
+                    f"{self.index.name}: {member.name}: {name!r} has {len(values)} values for {len(rows)} items; "
                     "kept whole on the metadata row"
                 )
                 continue

@@ -84,10 +84,10 @@ class InterleavedWebdatasetReader(InterleavedReader):
             texts_field=texts_field,
             images_field=images_field,
             image_member_field=image_member_field,
-            per_image_fields=tuple(per_image_fields),
-            per_text_fields=tuple(per_text_fields),
-            image_extensions=normal_extensions(tuple(image_extensions)),
-            json_extensions=normal_extensions(tuple(json_extensions)),
+            per_image_fields=_names(per_image_fields),
+            per_text_fields=_names(per_text_fields),
+            image_extensions=normal_extensions(_names(image_extensions)),
+            json_extensions=normal_extensions(_names(json_extensions)),
         )
         self.read_bytes = materialize
         self.relative_to = relative_to.rstrip("/") if relative_to else None
@@ -99,3 +99,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         if self.relative_to and uri.startswith(self.relative_to + "/"):
             return uri[len(self.relative_to) + 1 :]
         return uri
+
+
+def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """One name, several, or none."""
+    return (given,) if isinstance(given, str) else tuple(given or ())

@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.blobs import BlobBuilder
 from mm_assets.formats.webdataset.layout import RawLayout, is_own_layout
 from mm_assets.formats.webdataset.own_sample import decode_own
 from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.formats.webdataset.raw_sample import RawDecoder
 from mm_assets.formats.webdataset.rows import Sample, SchemaTally, build_table
-from mm_assets.formats.webdataset.spool import local_tar
+from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import Member, read_members, scan
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import align_table, canonical_schema
@@ -132,8 +132,8 @@ class WebdatasetSource(FileSource):
 
 def _open(uri: str, options: StorageOptions | None, stack: ExitStack) -> Any:
     if is_remote(uri):
-        return local_tar(stack.enter_context(open_binary(uri, options)), uri)
-    return local_tar(local_path(uri), uri)
+        return local_tar(stack.enter_context(open_binary(uri, options)), uri, max_bytes=unpacked_limit(size_of(uri, options)))
+    return local_tar(local_path(uri), uri, max_bytes=unpacked_limit(size_of(uri)))
 
 
 def _estimate(sample: Sample, json_bytes: int, with_bytes: bool) -> int:

@@ -14,8 +14,15 @@ from mm_assets.formats.webdataset.tar_header import TarDamage, damage
 
 _BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
 _INFLATE_STEP = 1 << 16  # fed to zlib at a time: at each gzip member's end zlib copies what is left of a step
+_LEAST_LIMIT = 64 << 20
+_LARGEST_RATIO = 300
 _GZIP = b"\x1f\x8b\x08"
 _GZIP_WINDOW = 31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
+
+
+def unpacked_limit(size: int) -> int:
+    """Bytes that a file of ``size`` may unpack to. Images hardly compress; deflate of nothing but zeros reaches 1,030:1."""
+    return _LEAST_LIMIT + _LARGEST_RATIO * size
 
 
 @contextmanager

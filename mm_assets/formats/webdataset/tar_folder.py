@@ -67,6 +67,9 @@ class TarFolder:
             _sync(tar.path)  # not under the lock: it takes as long as the disk needs for the whole tar
             with self._locked():
                 previous = self._read_facts([final, pending])
+                if previous == [facts] and tar.is_published() and self._read(f"{facts.file}.idx") == idx:
+                    tar.discard()
+                    return
                 self._write(pending, facts.to_json())
                 self._declare(facts)
                 if any(old.samples > facts.samples for old in previous):
