@@ -390,3 +390,9 @@ def test_flipped_bytes_in_a_parquet_column_are_named(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(ShardError, match=r"part-00000\.parquet: damaged Parquet data"):
         read("parquet", tmp_path)
+
+
+def test_a_packed_tar_that_unpacks_beyond_measure_is_refused(tmp_path: Path) -> None:
+    shard = make_tar(tmp_path / "bomb.tar.gz", [("a.json", {}), ("zeros.png", bytes(300 << 20))], mode="w:gz")
+    with pytest.raises(TarDamage, match=r"bomb\.tar\.gz: unpacks to more than"):
+        rows_of(shard)

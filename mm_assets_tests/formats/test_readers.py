@@ -119,9 +119,9 @@ def test_lineage_and_partitions(tmp_path: Path, kind: str) -> None:
     files = [p.files[0] for p in reader.partitions()]
     grouped = reader_for(kind, str(tmp_path), files_per_partition=2)
     assert [(p.name, len(p.files)) for p in grouped.partitions()] == [("p0+1", 2), ("p2+1", 2), ("p4", 1)]
-    assert [batch.source_files for batch in grouped] == [tuple(files[0:2]), tuple(files[2:4]), tuple(files[4:])]
+    assert [list(batch.source_files) for batch in grouped] == [files[0:2], files[2:4], files[4:]]
     split = list(reader_for(kind, str(tmp_path), files_per_partition=5, max_batch_bytes=1 << 20))
-    assert [batch.source_files for batch in split] == [(file,) for file in files]
+    assert [list(batch.source_files) for batch in split] == [[file] for file in files]
     size = max(Path(file).stat().st_size for file in files)
     assert len(reader_for(kind, str(tmp_path), blocksize=size * 3).partitions()) == 2
     assert len(reader_for(kind, str(tmp_path), blocksize="1GiB").partitions()) == 1
@@ -382,6 +382,8 @@ def test_missing_per_item_fields_warn(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "y.tar", [("a.json", {"texts": ["t"], "lang": "en"})])
     with pytest.raises(TypeError, match=r"y\.tar: a\.json: per-item field 'lang' is no list"):
         list(InterleavedWebdatasetReader(str(shard), per_text_fields=["lang"]))
+    (batch,) = InterleavedWebdatasetReader(str(tmp_path / "x.tar"), per_text_fields="lang")
+    assert batch.data["lang"].to_pylist() == [None, "en"]
     with pytest.raises(ValueError, match="content_type is a column of its own"):
         InterleavedWebdatasetReader("x", per_text_fields=["content_type"])
 
@@ -391,3 +393,15 @@ def test_locators_are_relative_to_the_folder_named(tmp_path: Path) -> None:
     found = read("webdataset", shard, relative_to=str(tmp_path / "raw"))
     assert all(ref.startswith('{"path": "sub/x.tar"') for ref in found["source_ref"].to_pylist())
     assert str(tmp_path) not in str(found.to_pylist())
+
+
+def test_read_kwargs_are_those_of_read_table(tmp_path: Path) -> None:
+    write("parquet", tmp_path, batch_of([item("a", n=1), item("b", n=2), item("b", 0)], [pa.field("n", pa.int64())]))
+    filters = [("sample_id", "==", "b")]
+    found = read("parquet", tmp_path, read_kwargs={"filters": filters, "memory_map": True}, fields=())
+    assert found["sample_id"].to_pylist() == ["b", "b"]
+    assert found.column_names == INTERLEAVED_SCHEMA.names
+    found = read("parquet", tmp_path, read_kwargs={"filters": [("n", ">", 1)]}, fields=(), max_batch_bytes=1000)
+    assert found["sample_id"].to_pylist() == ["b"]
+    with pytest.raises(TypeError, match="read_kwargs"):
+        read("parquet", tmp_path, read_kwargs={"nonsense": 1})

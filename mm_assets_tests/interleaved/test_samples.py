@@ -56,7 +56,7 @@ def test_types_of_others() -> None:
     [
         ([item("s"), item("s", 0), item("s", 0)], "sample 's', position 0, modality 'text': a second item"),
         ([item("s", 3, "image"), item("s"), item("s", 3, "image")], "sample 's', position 3, modality 'image': a second item"),
-        ([item("s"), item("s")], "a second item"),
+        ([item("s"), item("s")], "sample id 's' occurs twice"),
         ([item("s", 0, "video")], "modality is none of metadata, text, image"),
         ([item("s", 0, "metadata")], "metadata rows have position -1"),
         ([item("s", -1, "text")], "metadata rows have position -1"),

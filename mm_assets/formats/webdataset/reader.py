@@ -63,9 +63,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
-        spread = [*per_image_fields, *per_text_fields]
-        if isinstance(per_image_fields, str) or isinstance(per_text_fields, str):
-            raise TypeError("per_image_fields and per_text_fields must be lists of field names, not one string")
+        spread = [*_names(per_image_fields), *_names(per_text_fields)]
         if reserved := sorted(set(spread) & {*RESERVED_COLUMNS, SOURCE}):
             raise ValueError(f"per-item fields become columns; {', '.join(reserved)} is a column of its own")
         super().__init__(
