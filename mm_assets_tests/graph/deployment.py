@@ -11,7 +11,7 @@ import dagster as dg
 
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
 from mm_assets.partitions import SHARDS
-from mm_assets.resources.raw_shards import RawShards
+from mm_assets.resources.environment import resources_from_environment
 
 ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
 
@@ -28,7 +28,7 @@ class Deployment:
     def run(self, keys: list[str] | None = None) -> dg.ExecuteInProcessResult:
         """Materialize every asset for some neighbouring shards (default: all) in one run."""
         with self._configured():
-            self.instance.add_dynamic_partitions(str(SHARDS.name), list(RawShards(locations=self.raw).listing()))
+            self.instance.add_dynamic_partitions(str(SHARDS.name), list(resources_from_environment()["raw"].listing()))
             known = list(self.instance.get_dynamic_partitions(str(SHARDS.name)))
             first, last = (keys[0], keys[-1]) if keys else (known[0], known[-1])
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}

@@ -102,7 +102,7 @@ def write_tiff(pages: list[Page], order: str = "<", big: bool = False) -> bytes:
 def _write_page(out: bytearray, page: Page, order: str, big: bool, link: int) -> int:
     pointer, width = ("Q", 8) if big else ("I", 4)
     wide = page.offsets_type or (16 if big else 4)
-    tags = {tag: value for tag, value in page.tags.items()}
+    tags = dict(page.tags.items())
     for tag, pieces in page.payload.items():
         places = []
         for piece in pieces:

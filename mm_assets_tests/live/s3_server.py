@@ -94,8 +94,7 @@ def _start(folder: Path, base: int, key: str, secret: str) -> subprocess.Popen[b
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
     command += [f"-s3.config={folder / 's3.json'}", "-master.telemetry=false"]
     with open(folder / "weed.log", "wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
-    return process
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder)
 
 
 def _remove_sockets(base: int) -> None:

@@ -107,6 +107,8 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
     if pa.types.is_map(type_):
         entries = pa.map_(_child(type_.key_field, name), _child(type_.item_field, name), keys_sorted=type_.keys_sorted)
         return _same_unless_changed(type_, entries)
+    if pa.types.is_fixed_size_list(type_) and not pa.types.is_primitive(type_.value_type):
+        return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
     if pa.types.is_fixed_size_list(type_):
         return _same_unless_changed(type_, pa.list_(_child(type_.value_field, name), type_.list_size))
     if pa.types.is_list(type_):
