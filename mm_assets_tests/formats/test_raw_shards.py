@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mm_assets.interleaved import InterleavedBatch
+from mm_assets.interleaved import RESERVED_COLUMNS, InterleavedBatch, InterleavedWebdatasetReader
 from mm_assets_tests.clients.pictures import KINDS
 from mm_assets_tests.formats.datasets import read, write
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads, tar_members
@@ -60,7 +60,7 @@ def hostile() -> Iterator[tuple[str, Any]]:
     yield "many.json", {"texts": [None] * 40, "images": many, "n": 1}
     yield "none.json", {"texts": ["only text"], "images": [], "n": 2.5}
     yield "bare.json", {}
-    yield "a/x.json", {"texts": [], "images": [], "sample_id": "a/x"}
+    yield "a/x.json", {"texts": [], "images": []}
     yield "b/x.JSON", {"texts": None, "images": None}
     yield "c.json", {"texts": "no list", "images": {"no": "list"}, "sample_id": 5}
     yield "d.json", {"texts": ["", None, "x", None, None], "images": [None, "d.png", None], "sample_id": "dots.in.it/ü " + "x" * 300}
@@ -258,3 +258,10 @@ def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
     assert equal(told["k2.meta"], {**payload, "doc": 7, "pdf": None})
     first = next(row for row in table.to_pylist() if row["modality"] == "image")
     assert first["binary_content"] == tar_members(shard)["scan.tiff"]
+
+
+def test_a_stated_id_that_is_the_key_needs_no_bookkeeping(tmp_path: Path) -> None:
+    shard = make_tar(tmp_path / "ids.tar", [("k.json", {"sample_id": "k", "texts": ["t"], "images": [None], "url": "u"})])
+    (batch,) = InterleavedWebdatasetReader(str(shard))
+    assert batch.data.column_names == [*RESERVED_COLUMNS, "url"]
+    assert batch.data["sample_id"].to_pylist() == ["k", "k"]

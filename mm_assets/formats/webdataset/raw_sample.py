@@ -69,8 +69,6 @@ class RawDecoder:
             stated = fields.get(SAMPLE_ID)
             if isinstance(stated, str):
                 del fields[SAMPLE_ID]
-                if stated == key:  # an id that is not the key was stated, of this one nobody could tell
-                    residue.setdefault("fields", {})[SAMPLE_ID] = stated
                 return stated
             return key
         if fields.get(name) is None:
