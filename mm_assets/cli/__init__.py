@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from mm_assets import __version__
-
-
-class CommandError(Exception):
-    """Something the user can mend; printed as one line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("mm-assets: interrupted; nothing half-written was published", file=sys.stderr)
         return 130
-    except (CommandError, ValueError, OSError, TypeError) as error:
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ValueError, OSError, TypeError) as error:
         print(f"mm-assets: {_one_line(error)}", file=sys.stderr)
         return 1
 

@@ -79,15 +79,24 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.aspect_ratio import AspectRatioFilter
     from mm_assets.filters.readable import ReadableImages
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
-    from mm_assets.formats.registry import detect_format, reader_for, writer_for
+    from mm_assets.formats.partitions import root_of_locations
+    from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
 
     source = options.src if is_remote(options.src) else os.path.abspath(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
-    arguments: dict[str, Any] = {"fields": options.fields, "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES}
+    root = root_of_locations([source], SUFFIXES)
+    roots = [*_raw_roots(), root]  # relative locators are below the first: the raw root where one is configured
+    arguments: dict[str, Any] = {
+        "fields": options.fields,
+        "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES,
+        "roots": roots,
+        "materialize": True,
+    }
     if kind == "webdataset":
         arguments |= {
+            "relative_to": None if is_remote(source) else root,
             "sample_id_field": options.sample_id_field,
             "per_image_fields": options.per_image_fields,
             "per_text_fields": options.per_text_fields,
@@ -95,12 +104,6 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     elif options.sample_id_field or options.per_image_fields or options.per_text_fields:
         raise ValueError(f"--sample-id-field, --per-image-fields and --per-text-fields are for tars, not for {kind}")
     reader = reader_for(kind, source, **arguments)
-    roots = [*_raw_roots(), reader.root()]  # relative locators are below the first: the raw root where one is configured
-    reader.roots = tuple(roots)
-    if kind == "webdataset":
-        reader.relative_to = None if is_remote(source) else reader.root()  # type: ignore[attr-defined]
-    else:
-        reader.materialize = True
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
     steps: list[Any] = [ReadableImages()]
     if options.min_aspect_ratio is not None or options.max_aspect_ratio is not None:

@@ -11,6 +11,7 @@ from mm_assets.formats.writer import InterleavedWriter
 
 FORMATS = ("parquet", "webdataset", "lance")
 _SUFFIXES = {".parquet": "parquet", ".tar": "webdataset", ".tar.gz": "webdataset", ".tgz": "webdataset", ".lance": "lance"}
+SUFFIXES = tuple(_SUFFIXES)
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:

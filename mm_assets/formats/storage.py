@@ -189,13 +189,6 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
         fs.rm_file(path)
 
 
-def write_text(uri: str, text: str, options: StorageOptions | None = None) -> None:
-    """Write a small file in one atomic step."""
-    with staged(uri, options) as file:
-        Path(file.path).write_text(text, encoding="utf-8")
-        file.publish()
-
-
 def temporary_name(name: str) -> str:
     """A dot-prefixed name no client reads, telling which process made it, so that `sweep` can tell what is stale."""
     short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
