@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from mm_assets.formats.storage import write_text
+from mm_assets.formats.storage import staged
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
 from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
@@ -75,7 +75,9 @@ class ToyTableIOManager(ShardIOManager):
         if os.path.exists(f"{self.root}/refuse-commit"):
             raise OSError("the table refuses the commit")
         uri = dones[0].uri
-        write_text(uri, json.dumps(self.rows(uri) | {done.key: done.payload for done in dones}))
+        with staged(uri) as file:
+            Path(file.path).write_text(json.dumps(self.rows(uri) | {done.key: done.payload for done in dones}))
+            file.publish()
         return [replace(done, metadata={**done.metadata, "commit": len(dones)}) for done in dones]
 
 
