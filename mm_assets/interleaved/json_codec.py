@@ -40,6 +40,7 @@ def decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def is_json_text(field: pa.Field) -> bool:
+    """True for a column of JSON text, made by `json_values.json_field` or read back from any of our outputs."""
     return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
 
 

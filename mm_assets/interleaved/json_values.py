@@ -23,9 +23,7 @@ def json_field(name: str, nullable: bool = True) -> pa.Field:
     return pa.field(name, pa.string(), nullable=nullable, metadata=JSON_ENCODING)
 
 
-def is_json(field: pa.Field) -> bool:
-    """True for a column made by `json_field` (or read back from any of our outputs)."""
-    return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
+is_json = json_codec.is_json_text
 
 
 def dumps(value: Any) -> str:
