@@ -249,6 +249,7 @@ def _work(pipe: Connection) -> None:
     """Main function of a worker: jobs in, results out, until the parent is gone."""
     # Ctrl-C goes to the whole group; the parent alone decides what becomes of the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever started us may ignore it, and that is inherited
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     while True:

@@ -1,5 +1,6 @@
 """What the README tells people to type does what it says."""
 
+import json
 import os
 import re
 import shlex
@@ -8,7 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+
+from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA
+from mm_assets_tests.clients.environment import clients_bin
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -49,11 +54,33 @@ def test_make_targets_exist() -> None:
 
 def test_command_lines_work_in_the_order_given(folder: Path) -> None:
     lines = [line for block in _blocks("sh") for line in block.splitlines() if line.startswith("mm-assets ")]
-    assert len(lines) == 4
-    outputs = [_run([sys.executable, "-m", "mm_assets.cli", *shlex.split(line)[1:]], folder).stdout for line in lines]
+    assert len(lines) == 6
+    (lost, *_) = pq.read_table(folder / "demo/storage/ledger/items/filtered_parquet/web-00000.parquet").to_pylist()
+    words = [shlex.split(line.replace("SAMPLE_ID", lost["sample_id"]), comments=True) for line in lines]
+    outputs = [_run([sys.executable, "-m", "mm_assets.cli", *line[1:]], folder).stdout for line in words]
+    said = {line.split()[1]: output for line, output in zip(lines, outputs, strict=True)}
     assert "5 partitions, 60 samples" in outputs[0]
-    assert "lance, 5 partitions, 60 samples" in outputs[3]
+    assert "lance, 5 partitions, 60 samples" in said["inspect"]
+    assert said["verify"].splitlines()[-1] == "equal"
+    (row,) = [line for line in said["explain"].splitlines() if line.split()[:2] == [str(lost["position"]), "image"]]
+    assert "filtered by aspect_ratio" in row
     assert (folder / "out" / "tars" / "index.json").exists()
+
+
+@pytest.mark.clients
+def test_sql_works_in_duckdb(folder: Path) -> None:
+    (block,) = _blocks("sql")
+    balance, filtered, quarantined = [statement for statement in block.split(";") if statement.strip()]
+    code = "import duckdb, json, sys; print(json.dumps(duckdb.sql(sys.argv[1]).fetchall()))"
+    python = str(clients_bin("python"))
+    entries = {(asset, entry): items for asset, entry, _, items in json.loads(_run([python, "-c", code, balance], folder).stdout)}
+    assert entries["curated_parquet", "in"] == entries["curated_parquet", "out"] == entries["filtered_parquet", "in"]
+    assert entries["filtered_parquet", "in"] == entries["filtered_parquet", "out"] + entries["filtered_parquet", "filtered"]
+    assert len(json.loads(_run([python, "-c", code, filtered], folder).stdout)) == entries["filtered_parquet", "filtered"]
+    # The demo has nothing in quarantine: an empty table of the same columns stands for a shard's.
+    (folder / "demo/storage/quarantine").mkdir(exist_ok=True)
+    pq.write_table(QUARANTINE_SCHEMA.empty_table(), folder / "demo/storage/quarantine/none.parquet")
+    assert json.loads(_run([python, "-c", code, quarantined], folder).stdout) == []
 
 
 def test_python_blocks_work(folder: Path) -> None:

@@ -37,6 +37,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
     assert parents == {
         "raw_shards": [],
         "curated_parquet": ["raw_shards"],
+        "quarantine": ["curated_parquet", "raw_shards"],
         "image_scores": ["curated_parquet"],
         "filtered_parquet": ["curated_parquet", "image_scores"],
         "final_tars": ["filtered_parquet"],
@@ -45,7 +46,15 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}
     rows = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table")
-    assert checks == {(asset, check) for asset in rows for check in ("schema_alignment", "materialization_errors", "landed")} | {
-        ("image_scores", "images_readable"),
+    of_rows = ("schema_alignment", "materialization_errors", "ledger_balance", "landed", "zero_loss")
+    assert checks == {(asset, check) for asset in rows for check in of_rows} | {
+        ("raw_shards", "integrity"),
+        ("raw_shards", "unique_sample_ids"),
+        ("raw_shards", "schema_contract"),
+        ("curated_parquet", "images_decode"),
+        ("quarantine", "empty"),
+        ("quarantine", "landed"),
+        ("image_scores", "dimensions_agree"),
+        ("image_scores", "ledger_balance"),
         ("image_scores", "landed"),
     }

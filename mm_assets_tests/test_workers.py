@@ -230,8 +230,14 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str
     file = tmp_path / "main_program.py"
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    # Tests started in the background inherit ignored signals; a program of its own has the default ones.
+    restored = "import signal, os, sys; [signal.signal(s, signal.SIG_DFL) for s in (2, 15)]; os.execv(sys.executable, sys.argv[1:])"
     return subprocess.Popen(
-        [sys.executable, str(file), repr(jobs)], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", restored, sys.executable, str(file), repr(jobs)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 

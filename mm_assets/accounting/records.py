@@ -22,7 +22,7 @@ from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 # Object stores answer in ~50 ms; a chunk of 100 shards is asked for at once instead of in a row.
 _REMOTE_THREADS = 16
 
@@ -31,7 +31,7 @@ _REMOTE_THREADS = 16
 class ShardRecord:
     """One published shard. `metadata` and `checks` are what was reported with it, so that it can be reported again.
 
-    `stat` is `stat_output(uri)` right after publication.
+    `stat` is `stat_output(uri)` right after publication. `account` is what a proof needs to know: counts, digests, the options in force.
     """
 
     asset: str
@@ -42,6 +42,7 @@ class ShardRecord:
     stat: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
+    account: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ShardRecords:
@@ -72,6 +73,21 @@ class ShardRecords:
             except (ValueError, TypeError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return found
+
+    def keys(self, asset: str) -> list[str]:
+        """The shards of an asset that have a record, sorted."""
+        folder = f"{self._ledger}/{partition_filename(asset)}"
+        if not self._fs.isdir(folder):
+            return []
+        self._fs.invalidate_cache(folder)
+        paths = [path for path in self._fs.ls(folder, detail=False) if path.endswith(".json")]
+        keys = []
+        for path, data in self._contents(paths):
+            try:
+                keys.append(str(json.loads(data)["key"]))
+            except (ValueError, TypeError, LookupError) as error:
+                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
+        return sorted(keys)
 
     def write(self, record: ShardRecord) -> None:
         """Publish a record in one step: readers see the old one or the new one."""
@@ -116,6 +132,13 @@ class ShardRecords:
             return bytes(self._fs.cat_file(path))
         except FileNotFoundError:
             return None
+
+
+def own_folders(root: str, asset: str) -> list[str]:
+    """The local folders in which accounts of an asset are written: where a process that died may have left a temporary file."""
+    ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
+    below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
+    return [*(os.path.join(ledger, folder) for folder in below), os.path.join(root, "proof"), os.path.join(root, "proof", name)]
 
 
 def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:

@@ -1,27 +1,42 @@
 """From raw shards to filtered Parquet."""
 
-from mm_assets.checks.row_checks import ROW_CHECKS
+from mm_assets.checks.row_checks import BALANCED, ROW_CHECKS
 from mm_assets.filters.aspect_ratio import SCORES, AspectRatioFilter
 from mm_assets.filters.readable import ReadableImages
+from mm_assets.io_managers.findings import IMAGES_DECODE
+from mm_assets.io_managers.quarantine import RAW
+from mm_assets.io_managers.scores import DIMENSIONS_AGREE
 from mm_assets.io_managers.sharded import ShardCheck, sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.resources.filter_bounds import FilterBounds
+from mm_assets.resources.image_looks import ImageLooks
 
 
 @sharded(
-    code_version="1",
-    checks=ROW_CHECKS,
+    code_version="2",
+    checks=(*ROW_CHECKS, ShardCheck(IMAGES_DECODE, "Every image could be read; a sample was decoded in full.")),
     io_manager_key="ingest_io_manager",
     group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
-def curated_parquet(raw_shards: ShardSet) -> Plan:
-    return Plan(raw_shards, (ReadableImages(),))
+def curated_parquet(raw_shards: ShardSet, looks: ImageLooks) -> Plan:
+    return Plan(raw_shards, (ReadableImages(looks.decode_fraction, looks.max_pixels),))
 
 
 @sharded(
     code_version="1",
-    checks=(ShardCheck("images_readable", "Every image has a readable header."),),
+    checks=(ShardCheck("empty", "Nothing of the shard is in quarantine."),),
+    io_manager_key="quarantine_io_manager",
+    group_name="interleaved",
+    description="What could not be read, with its class, its place and its raw bytes. Mend the raw shard, and its records close.",
+)
+def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
+    return Plan(curated_parquet, side={RAW: raw_shards})
+
+
+@sharded(
+    code_version="2",
+    checks=(ShardCheck(DIMENSIONS_AGREE, "Images have the dimensions that their documents declare."), BALANCED),
     io_manager_key="scores_io_manager",
     group_name="interleaved",
     description="Width, height, format and byte size of every image, from its header.",
@@ -31,7 +46,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
 
 
 @sharded(
-    code_version="1",
+    code_version="2",
     checks=ROW_CHECKS,
     io_manager_key="parquet_io_manager",
     group_name="interleaved",

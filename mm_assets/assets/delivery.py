@@ -6,7 +6,7 @@ from mm_assets.io_managers.shards import Plan, ShardSet
 
 
 @sharded(
-    code_version="1",
+    code_version="2",
     checks=ROW_CHECKS,
     io_manager_key="webdataset_io_manager",
     group_name="interleaved",
@@ -17,7 +17,7 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
 
 
 @sharded(
-    code_version="1",
+    code_version="2",
     checks=ROW_CHECKS,
     io_manager_key="lance_io_manager",
     group_name="interleaved",

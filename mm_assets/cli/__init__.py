@@ -31,13 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from mm_assets.cli import convert, inspect
+    from mm_assets.cli import convert, explain, inspect, verify
 
-    parser = argparse.ArgumentParser(prog="mm-assets", description="Interleaved image-text datasets: convert and inspect.")
+    parser = argparse.ArgumentParser(prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     convert.add_to(commands)
     inspect.add_to(commands)
+    explain.add_to(commands)
+    verify.add_to(commands)
     return parser
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from mm_assets.cli import losses
 from mm_assets.cli.progress import Progress
 
 # What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
@@ -45,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
     sweep(options.dst)
+    sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
     failures: list[str] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
@@ -58,8 +60,15 @@ def run(options: argparse.Namespace) -> int:
                     failures.append(result.message if result.type in _CONTENT_FAILURES else str(result))
                     progress.add(0, 0)
     reports.sort(key=lambda report: report.partition)
-    writer.finish(reports)
-    _print(WriteReport(options.dst, tuple(reports)), time.monotonic() - started)
+    try:
+        writer.finish(reports)
+    except ValueError as error:  # some partitions were refused: what was lost of the others is told all the same
+        failures.append(str(error))
+    losses.publish(writer, reports)
+    report = WriteReport(options.dst, tuple(reports))
+    _print(report, time.monotonic() - started)
+    if report.losses:
+        print(f"  lost items are listed in {losses.folder(writer)}")
     for message in failures:
         print(f"mm-assets: {' '.join(message.split())}", file=sys.stderr)
     return 1 if failures else 0
@@ -97,6 +106,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     if kind == "webdataset":
         arguments |= {
             "relative_to": None if is_remote(source) else root,
+            "set_aside": options.on_materialize_error != "error",
             "sample_id_field": options.sample_id_field,
             "per_image_fields": options.per_image_fields,
             "per_text_fields": options.per_text_fields,
@@ -147,8 +157,8 @@ def _print(report: Any, seconds: float) -> None:
         f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, {report.images} images, "
         f"{report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
-    if report.filtered:
-        print(f"  filtered: {len(report.filtered)} images")
+    for line in losses.summary(report.losses):
+        print(f"  {line}")
     kinds: dict[str, int] = {}
     for error in report.errors:
         kinds[error.outcome] = kinds.get(error.outcome, 0) + 1

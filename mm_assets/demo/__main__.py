@@ -39,7 +39,7 @@ def _materialize(is_own_home: bool) -> int:
 
     warnings.simplefilter("ignore", dg.BetaWarning)
     from mm_assets.definitions import defs
-    from mm_assets.demo.summary import print_summary
+    from mm_assets.demo.summary import is_proven, print_summary
     from mm_assets.partitions import SHARDS
     from mm_assets.resources.environment import resources_from_environment
 
@@ -58,7 +58,7 @@ def _materialize(is_own_home: bool) -> int:
         )
         print_summary(instance, result, raw.locations)
         print(f"whole run: {time.monotonic() - started:.1f} s")
-    return 0 if result.success else 1
+    return 0 if result.success and is_proven(result) else 1
 
 
 if __name__ == "__main__":

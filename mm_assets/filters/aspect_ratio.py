@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.image_scores import ImageScore, ScoreBook, score_rows
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.steps import Dropped, StepResult
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 NAME = "aspect_ratio"
 SCORES = "scores"  # side input: where the measured image scores of the shard are
@@ -46,18 +48,22 @@ class AspectRatioFilter:
             return StepResult(batch)
         rows = images.to_pylist()
         scores = self.book.of(table, rows) if self.book else score_rows(table, rows)
-        dropped: list[Dropped] = []
+        gone: list[int] = []
+        losses: list[Loss] = []
         errors: dict[int, str] = {}
         for row, score in zip(rows, scores, strict=True):
             if score.error is not None:
                 errors[row] = score.error
             elif (reason := self._verdict(score)) is not None:
-                dropped.append(self._dropped(table, row, score, reason))
+                gone.append(row)
+                losses.append(self._loss(table, row, score, reason))
         table = with_errors(table, errors)
-        if dropped:
-            gone = {(item.sample_id, item.position) for item in dropped}
-            table = table.filter(_mask(table, rows, gone))
-        return StepResult(batch.with_data(table), tuple(dropped))
+        counts = {ROWS_CHANGED: len(errors)} if errors else {}
+        if not gone:
+            return StepResult(batch.with_data(table), counts=counts)
+        keep = np.ones(table.num_rows, bool)
+        keep[gone] = False
+        return StepResult(batch.with_data(table.filter(pa.array(keep))), tuple(losses), table.take(pa.array(gone)), counts)
 
     def _verdict(self, score: ImageScore) -> str | None:
         ratio = score.aspect_ratio
@@ -65,19 +71,10 @@ class AspectRatioFilter:
             return "narrower than min_ratio"
         return "wider than max_ratio" if ratio > self.max_ratio else None
 
-    def _dropped(self, table: pa.Table, row: int, score: ImageScore, reason: str) -> Dropped:
+    def _loss(self, table: pa.Table, row: int, score: ImageScore, reason: str) -> Loss:
         sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
         threshold = f"{self.min_ratio:g}..{self.max_ratio:g}"
-        return Dropped(sample_id, position, "image", NAME, reason, score.aspect_ratio, threshold)
-
-
-def _mask(table: pa.Table, image_rows: list[int], gone: set[tuple[str, int]]) -> pa.Array:
-    ids = table.column("sample_id").take(pa.array(image_rows)).to_pylist()
-    positions = table.column("position").take(pa.array(image_rows)).to_pylist()
-    keep = [True] * table.num_rows
-    for row, place in zip(image_rows, zip(ids, positions, strict=True), strict=True):
-        keep[row] = place not in gone
-    return pa.array(keep)
+        return Loss(sample_id, position, "image", "filtered", NAME, reason, score.aspect_ratio, threshold)
 
 
 def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:

@@ -54,10 +54,15 @@ def score_image(data: memoryview | bytes | None) -> ImageScore:
     return ImageScore(info.display_width, info.display_height, info.format, info.orientation, len(data))
 
 
+def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]:
+    """The bytes of some rows of an interleaved table, not copied; None for null."""
+    views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
+    return [views[row] for row in rows]
+
+
 def score_rows(table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
     """Scores of some rows of an interleaved table."""
-    views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
-    return [score_image(views[row]) for row in rows]
+    return [score_image(view) for view in image_views(table, rows)]
 
 
 def score_table(table: pa.Table) -> pa.Table:
@@ -104,6 +109,10 @@ class ScoreBook:
         """The scores file of a shard."""
         with open_binary(uri) as file:
             return cls(pq.read_table(file))
+
+    def get(self, sample_id: str, position: int) -> ImageScore | None:
+        """The score of one image; None for one that was never scored."""
+        return self._scores.get((sample_id, position))
 
     def of(self, table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
         """Scores of some rows. Raises ``ValueError`` for an image that was never scored: the two do not belong together."""

@@ -56,7 +56,7 @@ class ParquetSource(FileSource):
         if missing:
             self._file.close()
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
-        super().__init__(uri, schema)
+        super().__init__(uri, schema, self._file.metadata.num_rows if filters is None else None)
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         # Selected by name again: Parquet takes "x.y" for a part of "x" as well.

@@ -6,26 +6,25 @@ but goes by it only in part. Lists and structs of nulls come back as broken arra
 
 from __future__ import annotations
 
-import base64
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SCHEMA_VERSION = "1"
 _VERSION = "mm_assets:schema_version"
-_SHARD = "mm_assets:shard"
+SHARD = "mm_assets:shard"  # the partition's name, of which the file's may be only a digest
 _ORIGINAL = "mm_assets:arrow_schema"  # the schema before the nulls inside were replaced, in a file that has such
 _ARROW = "ARROW:schema"
 
 
 def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
     """What a file of these columns is written with: types Parquet holds, and which schema version and shard it is of."""
-    metadata = {**(schema.metadata or {}), _VERSION: SCHEMA_VERSION, _SHARD: shard}
+    metadata = {**(schema.metadata or {}), _VERSION: SCHEMA_VERSION, SHARD: shard}
     fields = [field.with_type(_without_nulls_inside(field.type)) for field in schema]
     if fields != list(schema):
-        metadata[_ORIGINAL] = base64.b64encode(schema.serialize()).decode()
+        metadata[_ORIGINAL] = schema_to_text(schema)
     return pa.schema(fields, metadata=metadata)
 
 
@@ -35,7 +34,7 @@ def original_schema(file: pq.ParquetFile) -> pa.Schema:
     text = metadata.get(_ORIGINAL.encode()) or metadata.get(_ARROW.encode())
     if _VERSION.encode() not in metadata or text is None:
         return file.schema_arrow
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
+    return schema_from_text(text)
 
 
 def restore(table: pa.Table, target: pa.Schema) -> pa.Table:

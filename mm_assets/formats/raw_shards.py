@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mm_assets.formats.partitions import plan_partitions, root_of_locations
@@ -23,13 +25,13 @@ class RawShard:
 
     @property
     def uri(self) -> str:
-        """All its files, one a line: `files_of` takes them apart again."""
-        return "\n".join(self.files)
+        """Its one file, or a JSON list of several: `files_of` takes them apart again."""
+        return self.files[0] if len(self.files) == 1 and not self.files[0].startswith("[") else json.dumps(self.files)
 
 
 def files_of(uri: str) -> tuple[str, ...]:
     """The files of a raw shard's `RawShard.uri`; any other URI is one file."""
-    return tuple(uri.split("\n"))
+    return tuple(json.loads(uri)) if uri.startswith("[") else (uri,)
 
 
 class RawLocations:
@@ -76,9 +78,17 @@ class RawLocations:
         return self.remote_root if is_remote(file) else self.local_root
 
 
+def local_root(roots: Sequence[str]) -> str | None:
+    """The root among them that is a folder of this machine: local locators are relative to it."""
+    return next((root for root in roots if not is_remote(root)), None)
+
+
 def _stamp(file: str, options: StorageOptions | None) -> str:
     if not is_remote(file):
-        found = os.stat(local_path(file))
+        try:
+            found = os.stat(local_path(file))
+        except FileNotFoundError:  # a link that leads nowhere, or a file just gone: its shard fails, alone, when it is read
+            return "missing"
         return f"{found.st_size}:{found.st_mtime_ns}"
     fs, path = filesystem(file, options)
     fs.invalidate_cache(os.path.dirname(path))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +15,7 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.samples import sample_offsets, sort_items
 from mm_assets.interleaved.schema import (
@@ -39,11 +40,17 @@ class ShardError(ValueError):
 
 
 class FileSource(ABC):
-    """One input file, opened: its schema is known, its tables are read on demand."""
+    """One input file, opened: its schema is known, its tables are read on demand.
 
-    def __init__(self, uri: str, schema: pa.Schema) -> None:
+    ``items`` is how many items it holds by its own account (None: it does not say), found without building tables; ``losses`` are those
+    that will not be in the tables, and stretches of the file that cannot be read.
+    """
+
+    def __init__(self, uri: str, schema: pa.Schema, items: int | None) -> None:
         self.uri = uri
         self.schema = schema
+        self.items = items
+        self.losses: list[Loss] = []
         self.notes: dict[str, Any] = {}
 
     @abstractmethod
@@ -109,9 +116,17 @@ class InterleavedReader(ABC):
         self.materialize = materialize
         self.roots = tuple(roots) if roots is not None else None
         self.storage_options = storage_options
+        self._kept: dict[Partition, FileSource] = {}  # at most one: opened for its schema, and not read yet
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
 
     @abstractmethod
     def _open_file(self, uri: str, partition: Partition) -> FileSource: ...
+
+    def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
+        """What opens the files of a partition one after the other; a new one each time they are read."""
+        return lambda uri: self._open_file(uri, partition)
 
     def partitions(self) -> list[Partition]:
         """The partitions this reader yields, in order. Raises ``FileNotFoundError`` for a path that matches nothing."""
@@ -127,14 +142,40 @@ class InterleavedReader(ABC):
         return root_of_locations([os.fspath(item) for item in given], self.suffixes)
 
     def open(self, partition: Partition) -> BatchStream:
-        """The stream of one partition; its files are scanned for their schema now and read when iterated."""
-        schema = self._partition_schema([self._schema_of(file, partition) for file in partition.files])
-        stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files)
+        """The stream of one partition; its files are scanned for their schema now and read when iterated.
+
+        What was scanned stays open for the stream if the partition is one file, until it is read or the reader opens another partition.
+        """
+        schemas: list[pa.Schema] = []
+        items: int | None = 0
+        losses: list[Loss] = []
+        self._close_kept()
+        open_file = self._opener(partition)
+        for file in partition.files:
+            source = open_file(file)
+            schemas.append(source.schema)
+            items = None if items is None or source.items is None else items + source.items
+            losses += source.losses
+            if len(partition.files) == 1:
+                self._kept[partition] = source
+            else:
+                source.close()
+        schema = self._partition_schema(schemas)
+        stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files, items)
+        stream.losses += losses
         return stream
 
-    def _schema_of(self, file: str, partition: Partition) -> pa.Schema:
-        with closing(self._open_file(file, partition)) as source:
-            return source.schema
+    def _close_kept(self) -> None:
+        while self._kept:
+            self._kept.popitem()[1].close()
+
+    def _sources(self, partition: Partition) -> Iterator[FileSource]:
+        """The files of a partition, each open for its turn."""
+        open_file = self._opener(partition)
+        for file in partition.files:
+            kept = self._kept.pop(partition, None)
+            with closing(kept or open_file(file)) as source:
+                yield source
 
     def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
         """The schema of a partition, and tables of some columns only: nothing else is read from storage."""
@@ -143,10 +184,9 @@ class InterleavedReader(ABC):
 
     def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
-        for file in partition.files:
-            with closing(self._open_file(file, partition)) as source:
-                for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
-                    yield align_table(table, target)
+        for source in self._sources(partition):
+            for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
+                yield align_table(table, target)
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         for partition in self.partitions():
@@ -154,16 +194,15 @@ class InterleavedReader(ABC):
 
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         whole: list[pa.Table] = []
-        for file in partition.files:
-            with closing(self._open_file(file, partition)) as source:
-                for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
-                    for part in self._finish(table, stream.schema, file):
-                        if self.max_batch_bytes is not None:
-                            yield InterleavedBatch(part, (file,), partition.name)
-                        else:
-                            whole.append(part)
-                if source.notes:
-                    stream.notes[file] = source.notes
+        for source in self._sources(partition):
+            for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
+                for part in self._finish(table, stream.schema, source.uri):
+                    if self.max_batch_bytes is not None:
+                        yield InterleavedBatch(part, (source.uri,), partition.name)
+                    else:
+                        whole.append(part)
+            if source.notes:
+                stream.notes[source.uri] = source.notes
         if whole:
             yield InterleavedBatch(pa.concat_tables(whole), partition.files, partition.name)
 

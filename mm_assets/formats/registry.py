@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem
+from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside
 from mm_assets.formats.writer import InterleavedWriter
 
 FORMATS = ("parquet", "webdataset", "lance")
@@ -77,12 +77,12 @@ def _by_suffix(name: str) -> str | None:
 
 
 def _entries(fs: Any, path: str) -> list[str]:
-    """Names below a folder, not looking into Lance datasets or hidden folders."""
+    """Names below a folder, not looking into Lance datasets or folders beside the data."""
     names: list[str] = []
     for folder, folders, files in fs.walk(path):
         names.extend(files)
         names.extend(name for name in list(folders) if name.endswith(".lance"))
-        for name in [n for n in list(folders) if n.endswith(".lance") or n.startswith(".")]:
+        for name in [n for n in list(folders) if n.endswith(".lance") or is_beside(n)]:
             if isinstance(folders, dict):
                 folders.pop(name)
             else:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
-from mm_assets.interleaved.steps import Dropped
 
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is never written)."""
+    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is never written).
+
+    ``items`` is how many items the input holds by its own account (None: it does not say); each of them is among the ``rows`` or
+    the ``losses``. ``digest`` is of the rows as written, ``source_digest`` of the same rows before their columns took the output's types,
+    ``lost_digest`` of the rows that steps and the policy took out.
+    """
 
     partition: str
     uri: str | None
@@ -26,12 +32,25 @@ class PartitionReport:
     schema: pa.Schema
     digest: str
     source_files: tuple[str, ...] = ()
-    filtered: tuple[Dropped, ...] = ()
+    items: int | None = None
+    source_digest: str = ""
+    lost_digest: str = ""
+    losses: tuple[Loss, ...] = ()
     errors: tuple[ItemError, ...] = ()
-    policy_dropped_rows: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
     dropped_columns: tuple[str, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def filtered(self) -> tuple[Loss, ...]:
+        """Items that filters took out."""
+        return tuple(loss for loss in self.losses if loss.outcome == "filtered")
+
+    @property
+    def quarantined(self) -> tuple[Loss, ...]:
+        """Items set aside for a fault, theirs or their sample's, and damaged stretches of files."""
+        return tuple(loss for loss in self.losses if loss.outcome == "quarantined")
 
 
 @dataclass(frozen=True)
@@ -69,8 +88,8 @@ class WriteReport:
         return tuple(error for report in self.partitions for error in report.errors)
 
     @property
-    def filtered(self) -> tuple[Dropped, ...]:
-        return tuple(item for report in self.partitions for item in report.filtered)
+    def losses(self) -> tuple[Loss, ...]:
+        return tuple(loss for report in self.partitions for loss in report.losses)
 
     @property
     def dropped_columns(self) -> tuple[str, ...]:

@@ -54,14 +54,18 @@ def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
 def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
     schema = unify_schemas([stream.schema for stream in streams] or [canonical_schema(pa.schema([]))])
     files = tuple(dict.fromkeys(file for stream in streams for file in stream.files))
-    result = BatchStream(name, schema, lambda: _chained(streams, result), files)
+    counts = [stream.items for stream in streams]
+    items = None if None in counts else sum(count for count in counts if count is not None)
+    result = BatchStream(name, schema, lambda: _chained(streams, result), files, items)
     return result
 
 
 def _chained(streams: list[BatchStream], result: BatchStream) -> Iterator[InterleavedBatch]:
     for stream in streams:
         yield from stream
-        result.dropped.extend(stream.dropped)  # known, as the notes are, when the part has been read
+        result.losses.extend(stream.losses)  # known, as the notes are, when the part has been read
+        result.removed = result.removed.plus(stream.removed)
+        result.counts.update(stream.counts)
         result.notes.update(stream.notes)
 
 

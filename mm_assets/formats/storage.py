@@ -24,6 +24,9 @@ from braceexpand import braceexpand
 
 StorageOptions = dict[str, Any]
 
+# Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an underscore are the user's.
+LEDGER_BESIDE = "_ledger"
+
 _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{12}\.tmp$")
 _GLOB = re.compile(r"[*?\[]")
@@ -81,8 +84,9 @@ def expand_paths(
 ) -> list[str]:
     """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
 
-    A folder gives all its files with one of ``suffixes`` (any case), at any depth, hidden ones left out. A name that exists is taken
-    literally before it is read as a pattern. Raises ``FileNotFoundError`` naming what matches nothing.
+    A folder gives all its files with one of ``suffixes`` (any case), at any depth. Hidden files and folders are left out, and what
+    `is_beside` the data. A name that exists is taken literally before it is read as a pattern.
+    Raises ``FileNotFoundError`` naming what matches nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files: list[str] = []
@@ -110,8 +114,14 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
     return names
 
 
+def is_beside(folder: str) -> bool:
+    """Whether a folder of this name holds no data: a hidden one, or the ledger that lies beside converted data."""
+    return folder.startswith(".") or folder == LEDGER_BESIDE
+
+
 def _is_hidden(name: str, root: str) -> bool:
-    return any(part.startswith(".") for part in name[len(root) :].split("/"))
+    *folders, file = name[len(root) :].split("/")
+    return file.startswith(".") or any(map(is_beside, folders))
 
 
 def _restore(item: str, fs: fsspec.AbstractFileSystem, name: str) -> str:

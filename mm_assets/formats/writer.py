@@ -19,6 +19,8 @@ from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.json_values import is_json
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy
 from mm_assets.interleaved.samples import UniqueSamples, sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
@@ -118,7 +120,7 @@ class InterleavedWriter(ABC):
         """
         schema, left_out = self._output_schema(stream.schema)
         sink = self._open_sink(stream.partition, schema, stream.files)
-        tally = _Tally()
+        tally = _Tally(is_retyped=not _keeps_columns(stream.schema, schema))
         try:
             sink.write(self._tables(stream, schema, tally))
             report = tally.report(stream, schema, left_out)
@@ -154,7 +156,8 @@ class InterleavedWriter(ABC):
         outcome = apply_policy(table, self.on_materialize_error, source)
         tally.errors.extend(outcome.errors)
         if outcome.dropped is not None:
-            tally.policy_dropped_rows += outcome.dropped.num_rows
+            tally.losses.extend(outcome.losses)
+            tally.lost.observe(outcome.dropped)
         try:
             tally.unique.observe(outcome.table)
         except ValueError as error:
@@ -177,11 +180,15 @@ class InterleavedWriter(ABC):
 class _Tally:
     """Counts and digest of what goes into a sink."""
 
-    def __init__(self) -> None:
-        self.rows = self.samples = self.images = self.texts = self.image_bytes = self.policy_dropped_rows = 0
+    def __init__(self, is_retyped: bool) -> None:
+        self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
         self.errors: list[ItemError] = []
+        self.losses: list[Loss] = []
+        self.lost = ContentDigest()
         self.unique = UniqueSamples()
         self._digest = ContentDigest()
+        # Other types, other digest: the rows are digested as they came, too, so that the input can be told to be all there.
+        self._source = ContentDigest() if is_retyped else self._digest
 
     def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         """Count a table and return it as it is to be written."""
@@ -192,9 +199,11 @@ class _Tally:
             elif entry["values"] == "text":
                 self.texts += entry["counts"]
         self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
-        table = align_table(table, schema)
-        self._digest.observe(table)
-        return table
+        aligned = align_table(table, schema)
+        self._digest.observe(aligned)
+        if self._source is not self._digest:
+            self._source.observe(table)
+        return aligned
 
     def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
         return PartitionReport(
@@ -208,13 +217,26 @@ class _Tally:
             image_bytes=self.image_bytes,
             schema=schema,
             digest=self._digest.hexdigest(),
+            source_digest=self._source.hexdigest(),
             source_files=stream.files,
-            filtered=tuple(stream.dropped),
+            items=stream.items,
+            lost_digest=stream.removed.plus(self.lost).hexdigest(),
+            losses=(*stream.losses, *self.losses),
             errors=tuple(self.errors),
-            policy_dropped_rows=self.policy_dropped_rows,
+            counts=dict(stream.counts),
             dropped_columns=left_out,
             notes=stream.notes,
         )
+
+
+def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
+    """Whether every column of ``found`` is written in its own type."""
+    return all(
+        field.name in written.names
+        and written.field(field.name).type == field.type
+        and is_json(written.field(field.name)) == is_json(field)
+        for field in canonical_schema(found)
+    )
 
 
 def _located(error: ValueError, source: str) -> ValueError:

@@ -2,53 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.json_values import dumps, is_json
 
+TEXTS, BLOBS = "text_content", "binary_content"
+Blob = bytes | memoryview
+
 _MODULUS = 1 << 128
-_HAS_BLOB = b"\0"  # no JSON text ends in it
+_CONTENTS = {TEXTS: "text", BLOBS: "bytes"}  # long: their bytes are hashed where they lie
+_LARGE = (pa.large_string(), pa.large_binary())
 
 
 class ContentDigest:
-    """Sum modulo 2^128 of one xxh3-128 per row over every column's name, type and value (nulls left out).
+    """Sum modulo 2^128 of the `row_digests` of all rows.
 
-    The order of columns does not count, nor does a column without values: formats and tables of many shards differ there.
     A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an attacker.
     """
 
     def __init__(self) -> None:
         self._total = 0
 
-    def observe(self, table: pa.Table) -> None:
-        """Add the rows of a table."""
-        heads = _row_heads(table)
-        blobs = table.column("binary_content") if "binary_content" in table.column_names else None
-        row = 0
-        for chunk in blobs.chunks if blobs is not None else [pa.nulls(table.num_rows, pa.large_binary())]:
-            for view in binary_views(chunk):
-                digest = xxhash.xxh3_128(heads[row])
-                if view is not None:
-                    digest.update(_HAS_BLOB)  # null and no bytes are two values
-                    digest.update(view)
-                self._total += digest.intdigest()
-                row += 1
-        self._total %= _MODULUS
+    def observe(self, table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> None:
+        """Add the rows of a table (see `row_digests`)."""
+        self.add(row_digests(table, blobs))
+
+    def add(self, digests: Iterable[int]) -> None:
+        """Add rows by their digests."""
+        self._total = (self._total + sum(digests)) % _MODULUS
+
+    def plus(self, other: ContentDigest) -> ContentDigest:
+        """The digest of the rows of both."""
+        result = ContentDigest()
+        result._total = (self._total + other._total) % _MODULUS
+        return result
 
     def hexdigest(self) -> str:
         return f"{self._total:032x}"
 
 
-def _row_heads(table: pa.Table) -> list[bytes]:
-    names = sorted(name for name in table.column_names if name != "binary_content")
-    fields = [table.schema.field(name) for name in names]
-    encoded = [json_codec.encode(table.column(name), field) for name, field in zip(names, fields, strict=True)]
-    labels = [f"{field.name}:{'json' if is_json(field) else field.type}" for field in fields]
-    heads = []
-    for values in zip(*encoded, strict=True):
-        present = [(label, value) for label, value in zip(labels, values, strict=True) if value is not None]
-        heads.append(dumps(present).encode("utf-8", "surrogatepass"))
-    return heads
+def row_digests(table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> list[int]:
+    """One xxh3-128 per row over every column's name, type and value, nulls left out.
+
+    The order of columns does not count, nor does a column without values: formats and tables of many shards differ there. What is hashed
+    are the columns by name, each as ``<length>:<name><length>:<type>=`` and then ``<length>:<text>`` or ``<number>;`` (lengths in
+    characters, all in UTF-8). Of `_CONTENTS` this has the number of bytes only; the bytes follow at the end.
+
+    ``blobs`` has the values of the column `BLOBS`, for a table without it. Each is hashed before the next is asked for. The table's rows
+    are the first of them; no more are taken. Raises ``ValueError`` when they are fewer.
+    """
+    names = sorted(table.column_names)
+    if blobs is None:
+        blobs = _views(table, BLOBS)
+        names = [name for name in names if name != BLOBS or not _is_content(table.schema.field(name))]
+    befores, afters = (_heads(table, [name for name in names if (name <= BLOBS) == is_before]) for is_before in (True, False))
+    digests = []
+    for before, after, text, blob in zip(befores, afters, _views(table, TEXTS), islice(blobs, table.num_rows), strict=True):
+        if blob is None:
+            head = (before + after).encode("utf-8", "surrogatepass")
+            digests.append(xxhash.xxh3_128_intdigest(head if text is None else head + text))
+            continue
+        digest = xxhash.xxh3_128(f"{before}{_BLOB_LABEL}{len(blob)};{after}".encode("utf-8", "surrogatepass"))
+        if text is not None:
+            digest.update(text)
+        digest.update(blob)
+        digests.append(digest.intdigest())
+    return digests
+
+
+def _views(table: pa.Table, name: str) -> list[memoryview | None]:
+    if name not in table.column_names or not _is_content(table.schema.field(name)):
+        return [None] * table.num_rows
+    column = table.column(name)
+    column = column.cast(pa.large_binary() if column.type in _LARGE else pa.binary())
+    return [view for chunk in column.chunks for view in binary_views(chunk)]
+
+
+def _is_content(field: pa.Field) -> bool:
+    return field.name in _CONTENTS and field.type in (pa.string(), pa.binary(), *_LARGE)
+
+
+def _heads(table: pa.Table, names: Sequence[str]) -> list[str]:
+    """What these columns add to each row's head."""
+    columns = []
+    for name in names:
+        column = table.column(name)
+        if column.null_count < len(column):
+            columns.append(_entries(column, table.schema.field(name)))
+    if not columns:
+        return [""] * table.num_rows
+    return list(map("".join, zip(*columns, strict=True)))
+
+
+def label(field: pa.Field) -> str:
+    """What comes before a value of this column in its row's head."""
+    if _is_content(field):
+        kind = _CONTENTS[field.name]
+    else:
+        kind = "json" if is_json(field) else str(field.type)
+    return f"{len(field.name)}:{field.name}{len(kind)}:{kind}="
+
+
+_BLOB_LABEL = label(pa.field(BLOBS, pa.large_binary()))
+
+
+def _entries(column: pa.ChunkedArray, field: pa.Field) -> list[str]:
+    """What each value of a column adds to its row's head; nothing for null. No entry can be taken for two, or for a part of one."""
+    numbers = pc.binary_length(column).to_pylist() if _is_content(field) else _numbers(column)
+    start = label(field)
+    if numbers is not None:
+        return ["" if number is None else f"{start}{number!r};" for number in numbers]
+    return ["" if text is None else f"{start}{len(text)}:{text}" for text in _texts(column, field)]
+
+
+def _numbers(column: pa.ChunkedArray) -> list[bool | int | float | None] | None:
+    """The values, when they are truth values, numbers, or times, which are integers of their unit."""
+    type_ = column.type
+    if pa.types.is_float16(type_):
+        return column.cast(pa.float32()).to_pylist()
+    if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return column.to_pylist()
+    if pa.types.is_temporal(type_) and not pa.types.is_interval(type_):
+        integers = pa.int32() if type_.bit_width == 32 else pa.int64()
+        return [value for chunk in column.chunks for value in chunk.view(integers).to_pylist()]
+    return None
+
+
+def _texts(column: pa.ChunkedArray, field: pa.Field) -> list[str | None]:
+    """The values as text, different for different values of the type."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        try:
+            return column.to_pylist()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
+    return [None if value is None else dumps(value) for value in json_codec.encode(column, field)]

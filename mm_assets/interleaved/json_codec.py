@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from mm_assets.interleaved.json_times import RAW, decode_times, encode_times
 
 _MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
+_MAX_EXPONENT = 76  # of Arrow's widest decimal
 _SPARE_DEPTH = 300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
 
 
@@ -74,6 +75,9 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if is_json_text(field):
         return pa.array([None if v is None else _json_text(v) for v in values], type_)
     if _is_natural(type_):
+        # Arrow would leave out what is behind a point, and make numbers of truth values.
+        if (pa.types.is_integer(type_) and float in map(type, values)) or (pa.types.is_floating(type_) and bool in map(type, values)):
+            raise ValueError(f"column {field.name!r}: not all values are of type {type_}")
         return pa.array(values, type_)
     if isinstance(type_, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(type_, _decode(values, pa.field(field.name, type_.storage_type)))
@@ -113,7 +117,9 @@ def _is_binary(type_: pa.DataType) -> bool:
 
 
 def _is_list(type_: pa.DataType) -> bool:
-    return pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+    if pa.types.is_fixed_size_list(type_):
+        return bool(type_.list_size)  # Arrow divides by it, and dies
+    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def is_too_deep(text: str) -> bool:
@@ -155,7 +161,11 @@ def _to_dictionary(array: pa.Array, type_: pa.DictionaryType) -> pa.Array:
 def _decimal(text: str) -> Any:
     from decimal import Decimal
 
-    return Decimal(text)
+    value = Decimal(text)
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int) or abs(exponent) > _MAX_EXPONENT:  # Arrow reads beyond its table of powers, and dies
+        raise ValueError(f"{text!r:.100} is no number of a decimal column")
+    return value
 
 
 def _encode_struct(array: pa.StructArray, name: str) -> list[Any]:

@@ -7,7 +7,7 @@ re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architectu
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,9 @@ from mm_assets.interleaved import json_codec
 
 JSON_ENCODING = {b"mm_assets:encoding": b"json"}
 EXACT_FLOAT_INT = 2**53  # largest magnitude up to which every integer is a float64
+_BEYOND_INT64 = 2**63  # one magnitude further is like any other, and Python writes no integer of more than 4,300 digits
+_KINDS: dict[str, type] = {"null": type(None), "bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def json_field(name: str, nullable: bool = True) -> pa.Field:
@@ -54,6 +57,31 @@ class FieldTally:
                 self._largest_int = magnitude
         self._kinds.add(kind)
 
+    def merge(self, other: FieldTally) -> None:
+        """Add all values that ``other`` has seen."""
+        self._kinds |= other._kinds
+        self._largest_int = max(self._largest_int, other._largest_int)
+
+    @property
+    def ints_fit_float(self) -> bool:
+        """Whether every integer seen is exact as float64."""
+        return self._largest_int <= EXACT_FLOAT_INT
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FieldTally) and self.to_json() == other.to_json()
+
+    def to_json(self) -> dict[str, Any]:
+        """The tally as plain values, for `from_json`."""
+        return {"kinds": sorted(_NAMES[kind] for kind in self._kinds), "largest_int": min(self._largest_int, _BEYOND_INT64)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> FieldTally:
+        """The tally that ``values`` were made from. Raises ``LookupError`` or ``TypeError`` for what `to_json` does not make."""
+        tally = cls()
+        tally._kinds = {_KINDS[name] for name in values["kinds"]}
+        tally._largest_int = int(values["largest_int"])
+        return tally
+
     def field(self, name: str) -> pa.Field:
         kinds = self._kinds - {type(None)}
         if not kinds:
@@ -62,9 +90,9 @@ class FieldTally:
             return pa.field(name, pa.bool_())
         if kinds == {str}:
             return pa.field(name, pa.string())
-        if kinds == {int} and self._largest_int < 2**63:
+        if kinds == {int} and self._largest_int < _BEYOND_INT64:
             return pa.field(name, pa.int64())
-        if kinds == {float} or (kinds == {int, float} and self._largest_int <= EXACT_FLOAT_INT):
+        if kinds == {float} or (kinds == {int, float} and self.ints_fit_float):
             return pa.field(name, pa.float64())
         return json_field(name)
 

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.interleaved.faults import INCOMPLETE_SAMPLE, fault_of
+from mm_assets.interleaved.losses import Loss, located
 from mm_assets.interleaved.notices import warn_user
 
 MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
@@ -31,11 +33,12 @@ class ItemError:
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """The rows that stay, every error met, and the identity of all rows that were dropped (``sample_id, position, modality``)."""
+    """The rows that stay, every error met, the rows that were dropped, and why each of them was, in the same order."""
 
     table: pa.Table
     errors: tuple[ItemError, ...] = ()
     dropped: pa.Table | None = None
+    losses: tuple[Loss, ...] = ()
 
 
 def check_policy(policy: str) -> MaterializeErrorPolicy:
@@ -63,8 +66,24 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
     if policy == "drop_sample":
         bad_samples = pc.unique(table.column("sample_id").filter(failed))
         failed = pc.is_in(table.column("sample_id"), bad_samples)
-    identity = ["sample_id", "position", "modality"]
-    return PolicyOutcome(table.filter(pc.invert(failed)), errors, table.filter(failed).select(identity))
+    dropped = table.filter(failed)
+    return PolicyOutcome(table.filter(pc.invert(failed)), errors, dropped, _losses(dropped, errors))
+
+
+def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...]:
+    first: dict[str, ItemError] = {}
+    for error in errors:
+        first.setdefault(error.sample_id, error)
+    losses = []
+    for row in dropped.select(["sample_id", "position", "modality", "materialize_error"]).to_pylist():
+        message = row.pop("materialize_error")
+        if message is not None:
+            losses.append(Loss(**row, outcome="quarantined", kind=fault_of(message), reason=message))
+        else:
+            cause = first[row["sample_id"]]
+            reason = f"its sample has an error at position {cause.position}: {cause.message}"
+            losses.append(Loss(**row, outcome="quarantined", kind=INCOMPLETE_SAMPLE, reason=reason, is_cause=False))
+    return tuple(located(losses, dropped))
 
 
 def _describe(error: ItemError, source: str) -> str:

@@ -58,11 +58,12 @@ def _reconcile_field(field: pa.Field) -> pa.Field:
 
 
 def resolve_schema(
-    schema: pa.Schema | None = None, schema_overrides: Mapping[str, pa.DataType] | None = None
+    schema: pa.Schema | None = None, schema_overrides: Mapping[str, pa.DataType | pa.Field] | None = None
 ) -> pa.Schema | None:
     """Merge the two schema arguments of readers and writers: ``schema`` wins (with a warning when both are given).
 
-    ``schema_overrides`` replaces or appends single types on top of `INTERLEAVED_SCHEMA`. Returns None when neither is set.
+    ``schema_overrides`` replaces or appends single types (or fields, for what a type does not say: `json_values.json_field`) on top of
+    `INTERLEAVED_SCHEMA`. Returns None when neither is set.
     """
     if schema is not None:
         if schema_overrides:
@@ -71,8 +72,11 @@ def resolve_schema(
     if not schema_overrides:
         return None
     merged = {field.name: field for field in INTERLEAVED_SCHEMA}
-    for name, type_ in schema_overrides.items():
-        merged[name] = merged[name].with_type(type_) if name in merged else pa.field(name, type_)
+    for name, given in schema_overrides.items():
+        if isinstance(given, pa.Field):
+            merged[name] = given
+        else:
+            merged[name] = merged[name].with_type(given) if name in merged else pa.field(name, given)
     return pa.schema(list(merged.values()))
 
 

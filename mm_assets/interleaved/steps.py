@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.losses import Loss, located
 
-
-@dataclass(frozen=True)
-class Dropped:
-    """One item a filter took out: which filter, why, the measured score and the threshold it missed."""
-
-    sample_id: str
-    position: int
-    modality: str
-    filter: str
-    reason: str
-    score: float | None = None
-    threshold: str | None = None
+# The count of rows that steps changed, by setting an error: those rows have another digest than they came with.
+ROWS_CHANGED = "rows_changed"
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves of a batch, and each item it took out."""
+    """What a step leaves of a batch; the rows it took out, whole, and why each went, in the same order; what it counted."""
 
     batch: InterleavedBatch
-    dropped: tuple[Dropped, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    removed: pa.Table | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 class Step(Protocol):
@@ -39,15 +34,28 @@ class Step(Protocol):
 
 
 class BatchStream:
-    """The batches of one partition: schema known before the first, read once, one batch in memory at a time."""
+    """The batches of one partition: schema known before the first, read once, one batch in memory at a time.
+
+    ``items`` is how many items the source holds by its own account (headers, json, footers), None when it does not say. ``losses`` are
+    those that are not among the batches, ``removed`` digests the rows that steps took out, ``counts`` sums what steps counted; they are
+    complete once the stream is read.
+    """
 
     def __init__(
-        self, partition: str, schema: pa.Schema, batches: Callable[[], Iterable[InterleavedBatch]], files: tuple[str, ...] = ()
+        self,
+        partition: str,
+        schema: pa.Schema,
+        batches: Callable[[], Iterable[InterleavedBatch]],
+        files: tuple[str, ...] = (),
+        items: int | None = None,
     ) -> None:
         self.partition = partition
         self.schema = schema
         self.files = files
-        self.dropped: list[Dropped] = []
+        self.items = items
+        self.losses: list[Loss] = []
+        self.removed = ContentDigest()
+        self.counts: Counter[str] = Counter()
         self.notes: dict[str, Any] = {}
         self._batches = batches
 
@@ -55,12 +63,13 @@ class BatchStream:
         return iter(self._batches())
 
     def through(self, steps: Iterable[Step]) -> BatchStream:
-        """The same stream after some steps; items they drop are collected in ``dropped``."""
+        """The same stream after some steps; what they take out is collected in ``losses`` and ``removed``."""
         steps = tuple(steps)
         if not steps:
             return self
-        result = BatchStream(self.partition, self.schema, lambda: _run(self, steps, result), self.files)
-        result.dropped, result.notes = self.dropped, self.notes  # of all steps, however many calls added them
+        result = BatchStream(self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items)
+        # Of all steps, however many calls added them.
+        result.losses, result.removed, result.counts, result.notes = self.losses, self.removed, self.counts, self.notes
         return result
 
 
@@ -68,6 +77,9 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
     for batch in source:
         for step in steps:
             outcome = step(batch)
-            result.dropped.extend(outcome.dropped)
+            removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
+            result.losses.extend(located(outcome.losses, removed))
+            result.removed.observe(removed)
+            result.counts.update(outcome.counts)
             batch = outcome.batch
         yield batch

@@ -16,10 +16,9 @@ def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
     """
     if first.type == second.type and is_json(first) == is_json(second):
         return first if first.nullable or not second.nullable else second
-    if pa.types.is_null(first.type):
-        return second
-    if pa.types.is_null(second.type):
-        return first
+    for one, other in ((first, second), (second, first)):
+        if pa.types.is_null(one.type):
+            return other.with_nullable(True)
     if is_json(first) or is_json(second):
         return json_field(first.name)
     common = _common_type(first.type, second.type)

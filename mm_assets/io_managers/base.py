@@ -4,6 +4,7 @@ Which hook is called when (a format supplies those marked *):
 
     handle_output(plan)     parent   fingerprints; unchanged shards are reported at once, without work
       locate*                 parent   the place of each output
+      settle                  parent   what all shards together decide for each of them (types of columns, whose a sample id is)
       stat_outputs            parent   how each output looks, to see whether it is still the recorded one
       prepare_chunk           parent   a last look at all jobs together (unify schemas)
       run_job*                worker   one shard: read, transform, check, publish in one step
@@ -29,7 +30,9 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting import records
-from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.proof import damaged_shards
+from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
 from mm_assets.formats.storage import is_remote, local_path, sweep
 from mm_assets.io_managers import events
 from mm_assets.io_managers.reports import ShardReports
@@ -74,6 +77,13 @@ class ShardIOManager(dg.ConfigurableIOManager):
         found = records.stat_outputs(dests.values())
         return {key: found[uri] for key, uri in dests.items()}
 
+    def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+        """Options of single shards that follow from all shards together; part of the fingerprint. Same keys, any order.
+
+        Asked for every shard of the run, also for those that turn out unchanged. A `Done` in the place of a job fails its shard.
+        """
+        return jobs
+
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
         """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any order.
 
@@ -115,7 +125,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
         if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
             raise dg.Failure(
-                f"{len(reports.failed)} shard(s) of {context.asset_key.to_user_string()} failed: {', '.join(reports.failed)}",
+                f"{len(reports.failed)} shard(s) of {context.asset_key.to_user_string()} failed: {', '.join(sorted(reports.failed))}",
                 metadata={"shards": dg.MetadataValue.json(reports.failed)},
                 allow_retries=False,
             )
@@ -149,18 +159,25 @@ class ShardIOManager(dg.ConfigurableIOManager):
         sources = plan.source.by_key()
         sides = {name: shards.by_key() for name, shards in plan.side.items()}
         inputs = [(plan.source, sources), *((plan.side[name], shards) for name, shards in sides.items())]
-        tasks: dict[str, Task] = {}
+        jobs: list[Job] = []
         for key in sorted(context.asset_partition_keys):
             missing = [shards.why_absent(key) for shards, by_key in inputs if key not in by_key]
             if missing:
                 reports.failure(Done(key, ok=False, error="input missing: " + "; ".join(missing)))
                 continue
-            source, side = sources[key], {name: shards[key] for name, shards in sides.items()}
-            parents = {plan.source.asset: source} | {plan.side[name].asset: shard for name, shard in side.items()}
-            versions = {name: [plan.side[name].asset, shard.version] for name, shard in side.items()}
-            job = Job(source, self.locate(asset, key), side, plan.steps, options, reports.blocking)
-            fingerprint = digest([made_by, ledger.relative(job.dest), plan.source.asset, source.version, versions])
-            tasks[key] = Task(job, fingerprint, parents)
+            side = {name: shards[key] for name, shards in sides.items()}
+            dest = self.locate(asset, key)
+            jobs.append(Job(sources[key], dest, side, plan.steps, options, reports.blocking, asset, self.root))
+        tasks: dict[str, Task] = {}
+        for job in _same_keys(jobs, self.settle(plan, jobs) if jobs else [], "settle"):
+            if isinstance(job, Done):
+                reports.failure(replace(job, ok=False))
+                continue
+            parents = {plan.source.asset: job.shard} | {plan.side[name].asset: shard for name, shard in job.side.items()}
+            versions = {name: [plan.side[name].asset, shard.version] for name, shard in job.side.items()}
+            settled = {name: value for name, value in job.options.items() if name not in options}
+            made_from = [made_by, ledger.relative(job.dest), plan.source.asset, job.shard.version, versions]
+            tasks[job.key] = Task(job, digest([*made_from, settled] if settled else made_from), parents, made_by)
         return tasks
 
     def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
@@ -168,17 +185,27 @@ class ShardIOManager(dg.ConfigurableIOManager):
         records = ledger.read(reports.asset.to_user_string(), tasks)
         known = {key: record for key, record in records.items() if tasks[key].is_done(record, reports.checks)}
         stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
-        return {key: record for key, record in known.items() if is_intact(record, stats[key])}
+        asset = reports.asset.to_user_string()
+        damaged = damaged_shards(self.root, asset, known)
+        entries = Ledger(self.root).sizes(asset, known)
+        return {
+            key: record
+            for key, record in known.items()
+            if is_intact(record, stats[key]) and key not in damaged and record.account.get("ledger", entries[key]) == entries[key]
+        }
 
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
         if not tasks:
             return
         for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
-            sweep(folder)
-        prepared = list(self.prepare_chunk([task.job for task in tasks.values()]))
-        if sorted(item.key for item in prepared) != sorted(tasks):
-            raise ValueError(f"{type(self).__name__}.prepare_chunk must return one item for each job it was given")
+            for below in ("", ".mm_assets", ".nv-meta"):
+                sweep(os.path.join(folder, below))
+        if not is_remote(self.root):
+            for folder in own_folders(local_path(self.root), next(iter(tasks.values())).job.asset):
+                sweep(folder)
+        jobs = [task.job for task in tasks.values()]
+        prepared = _same_keys(jobs, self.prepare_chunk(jobs), "prepare_chunk")
         for item in prepared:
             if isinstance(item, Done):
                 yield [replace(item, ok=False)]
@@ -219,3 +246,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 except (OSError, TypeError, ValueError) as error:
                     done = replace(done, ok=False, error=f"published, but its record could not be written: {error}")
             yield done
+
+
+def _same_keys(jobs: Sequence[Job], items: Sequence[Job | Done], hook: str) -> list[Job | Done]:
+    if sorted(item.key for item in items) != sorted(job.key for job in jobs):
+        raise ValueError(f"{hook} must return one item for each job it was given")
+    return list(items)

@@ -170,6 +170,11 @@ def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
     return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)
 
 
+def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> bool:
+    """Whether this run also materializes the asset that a check is about."""
+    return any(asset in data.assets_def.keys for data in context.job_def.asset_layer.data if data.assets_def.is_executable)
+
+
 def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     run = instance.get_run_by_id(run_id)
     return run is None or run.is_finished

@@ -1,30 +1,38 @@
 """Parquet in, one Lance table out: workers write fragments, the parent commits a chunk of shards at once."""
 
-import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import Field
 
+from mm_assets.accounting.proof import damaged_shards
 from mm_assets.formats.storage import join
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.shards import Done, Job
 
 
+@dataclass(frozen=True)
+class Fragments:
+    """What a worker hands to the commit: the shard's report, the asset it is of, and the digest of the rows that went in."""
+
+    asset: str
+    report: Any
+    in_digest: str
+
+
 def fragment_shard(job: Job) -> Done:
     """Write one filtered shard as fragments of the table; nobody sees them before the commit."""
-    import pyarrow as pa
-
     from mm_assets.formats.lance.writer import InterleavedLanceWriter
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     writer = InterleavedLanceWriter(job.dest, on_materialize_error=job.options["on_materialize_error"], roots=())
-    planned = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(job.options["planned"])))
-    done, report = convert_shard(job, reader, writer.planned_as(planned))
-    return done if report is None else replace(done, payload=report)
+    planned = schema_from_text(job.options["planned"])
+    done, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
+    return done if report is None else replace(done, payload=Fragments(job.asset, report, job.shard.version))
 
 
 class LanceIOManager(ShardIOManager):
@@ -61,14 +69,24 @@ class LanceIOManager(ShardIOManager):
             return list(unreadable.values())
         planned = self._writer().prepared(list(schemas.values())).planned
         assert planned is not None
-        text = base64.b64encode(planned.serialize()).decode()
+        text = schema_to_text(planned)
         return [unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
-        complaints = self._writer().commit([done.payload for done in dones])
+        assets = {done.key: done.payload.asset for done in dones}
+        damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
+        complaints = self._writer().commit([done.payload.report for done in dones], damaged)
         return [
-            replace(done, payload=None, ok=done.key not in complaints, error=complaints.get(done.key)) for done in dones
+            replace(done, payload=None, ok=False, error=complaints[done.key]) if done.key in complaints else self._entered(done)
+            for done in dones
         ]
+
+    def _entered(self, done: Done) -> Done:
+        """A committed shard, entered in the ledger: before the commit nothing of it has happened."""
+        from mm_assets.io_managers.shard_work import enter
+
+        sizes = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
+        return replace(done, payload=None, account={**done.account, "ledger": sizes})
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter

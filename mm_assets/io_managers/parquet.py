@@ -1,33 +1,56 @@
 """Raw shards or Parquet in, interleaved Parquet out."""
 
-from pydantic import Field
+from collections.abc import Sequence
+from dataclasses import replace
 
+import dagster as dg
+import pyarrow as pa
+from pydantic import Field, PrivateAttr
+
+from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.storage import is_remote, join
+from mm_assets.formats.raw_shards import local_root
+from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.raw_gate import Examined, RawGate, unreadable
 from mm_assets.io_managers.raw_input import RawInput
-from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.reports import evaluation
+from mm_assets.io_managers.shards import Check, Done, Job, Plan
 
 
 def ingest_shard(job: Job) -> Done:
-    """Read one raw shard and write it as Parquet."""
+    """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to fail."""
+    from mm_assets.accounting.contract import Published
+    from mm_assets.accounting.surveys import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
     from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+    from mm_assets.interleaved.faults import DUPLICATE_ID
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     options = job.options
-    local_root = next((root for root in options["raw_roots"] if not is_remote(root)), None)
+    policy = options["on_materialize_error"]
     reader = InterleavedWebdatasetReader(
         (),
-        sample_id_field=options["sample_id_field"] or None,
-        per_image_fields=options["per_image_fields"],
-        per_text_fields=options["per_text_fields"],
-        relative_to=local_root,
+        **options["layout"],
+        set_aside=policy != "error",
+        taken_ids=options["taken_ids"],
+        schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
+        relative_to=local_root(options["raw_roots"]),
         **reader_arguments(options),
     )
-    writer = InterleavedParquetWriter(job.dest, on_materialize_error=options["on_materialize_error"], roots=options["raw_roots"])
-    return convert_shard(job, reader, writer)[0]
+    writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
+    done, report = convert_shard(job, reader, writer)
+    if report is not None:
+        store = SurveyStore(job.root)
+        survey = store.read(job.key, job.shard.version)
+        if survey is not None:
+            absent = {loss.sample_id for loss in report.losses if loss.kind != DUPLICATE_ID and loss.modality == "metadata"}
+            absent |= set(options["taken_ids"])
+            ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
+            store.write_published(job.key, Published(report.schema, survey.columns), ids)
+    return done
 
 
 def rewrite_shard(job: Job) -> Done:
@@ -37,7 +60,7 @@ def rewrite_shard(job: Job) -> Done:
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=job.options["on_materialize_error"], roots=())
-    return convert_shard(job, reader, writer)[0]
+    return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
 class _ParquetFolder(ShardIOManager):
@@ -53,14 +76,81 @@ class _ParquetFolder(ShardIOManager):
 
 
 class IngestIOManager(RawInput, _ParquetFolder):
-    """Writes curated Parquet from raw shards."""
+    """Writes curated Parquet from raw shards that passed the gate."""
 
     folder: str = "curated"
-    sample_id_field: str = Field(default="", description="Json field with the sample id; empty: see the reader's default.")
-    per_image_fields: list[str] = Field(default=[], description="Json lists with one value per image.")
-    per_text_fields: list[str] = Field(default=[], description="Json lists with one value per text.")
+    gate: dg.ResourceDependency[RawGate]
 
     run_job = staticmethod(ingest_shard)
+
+    _checks: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
+
+    def options(self) -> dict[str, object]:
+        return {**super().options(), "layout": self.gate.layout()}
+
+    def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+        """Ids that other shards keep and the types of columns, from the survey of this shard and all others."""
+        examined = self.gate.examine([job.shard for job in jobs])
+        is_strict = self.on_materialize_error == "error"
+        before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
+        settled: list[Job | Done] = []
+        for job in jobs:
+            found = examined[job.key]
+            checks = unreadable(found) if isinstance(found, str) else found.checks
+            refusal = _refusal(found, is_strict) or _wipe_out(found, before.get(job.key))
+            if refusal is not None:
+                self._log(plan.source.asset, job.key, checks)
+                settled.append(Done(job.key, ok=False, error=refusal))
+                continue
+            assert isinstance(found, Examined)
+            self._checks[job.key] = checks
+            orders = {
+                "source_asset": plan.source.asset,
+                "columns": schema_to_text(_in_own_order(found)),
+                "taken_ids": sorted(found.taken),
+            }
+            settled.append(replace(job, options={**job.options, **orders}))
+        return settled
+
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Before compute, log the verdicts of the gate on the raw shards that are about to be read."""
+        for job in jobs:
+            self._log(job.options["source_asset"], job.key, self._checks.pop(job.key))
+        return super().prepare_chunk(jobs)
+
+    def _log(self, asset: str, key: str, checks: Sequence[Check]) -> None:
+        run = dg.AssetExecutionContext.get()
+        for check in checks:
+            run.log_event(evaluation(dg.AssetCheckKey(dg.AssetKey.from_user_string(asset), check.name), key, check))
+
+
+def _refusal(found: Examined | str, is_strict: bool) -> str | None:
+    """Why a shard may not be read at all."""
+    if isinstance(found, str):
+        return found
+    if found.admission.refused:
+        return "; ".join(found.admission.refused.values())
+    if is_strict and found.taken:
+        sample_id, keeper = next(iter(sorted(found.taken.items())))
+        return f"sample id {sample_id!r} is already in shard {keeper!r}"
+    return None
+
+
+def _in_own_order(found: Examined) -> pa.Schema:
+    """The shard's columns in the order it has them itself: another shard must not change the bytes of this one's output."""
+    fields = {field.name: field for field in found.admission.fields}
+    return pa.schema([fields[name] for name in found.survey.columns.needs()])
+
+
+def _wipe_out(found: Examined | str, before: ShardRecord | None) -> str | None:
+    """Why a file in which nothing can be read may not replace samples that were published; an empty tar may."""
+    if isinstance(found, str) or found.survey.samples.num_rows or before is None or not before.account["written"]["samples"]:
+        return None
+    damage = [loss.reason for losses in found.survey.losses.values() for loss in losses.first if not loss.is_item]
+    if not damage:
+        return None
+    kept = before.account["written"]["samples"]
+    return f"{damage[0]}. No sample can be read: the {kept} published before stay (an empty tar would remove them)"
 
 
 class ParquetIOManager(_ParquetFolder):

@@ -56,7 +56,7 @@ class ShardReports:
         for check in done.checks:
             spec = self._specs.get(check.name)
             if spec is not None:
-                self._run.log_event(_evaluation(spec, done.key, check))
+                self._run.log_event(evaluation(spec.key, done.key, check, spec.blocking))
 
 
 def metadata_values(plain: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
@@ -90,13 +90,14 @@ def _metadata_value(name: str, value: Any) -> dg.MetadataValue:
     raise ValueError(f"metadata {name!r} has a value no rule covers: {value!r}")
 
 
-def _evaluation(spec: dg.AssetCheckSpec, key: str, check: Check) -> dg.AssetCheckEvaluation:
+def evaluation(check_key: dg.AssetCheckKey, key: str, check: Check, blocking: bool = False) -> dg.AssetCheckEvaluation:
+    """The event for one check of one shard."""
     return dg.AssetCheckEvaluation(
-        asset_key=spec.asset_key,
-        check_name=spec.name,
+        asset_key=check_key.asset_key,
+        check_name=check_key.name,
         passed=check.passed,
         partition=key,
         severity=dg.AssetCheckSeverity[check.severity],
-        blocking=spec.blocking,
+        blocking=blocking,
         metadata=metadata_values(check.metadata),
     )

@@ -1,11 +1,19 @@
 """Image scores: one small Parquet file per shard."""
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.shards import Check, Done, Job
+from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
+
+if TYPE_CHECKING:
+    from mm_assets.filters.dimensions import DimensionTally
+
+DIMENSIONS_AGREE = "dimensions_agree"
+_LISTED = 20
 
 
 def score_shard(job: Job) -> Done:
@@ -13,21 +21,35 @@ def score_shard(job: Job) -> Done:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from mm_assets.filters.image_scores import SCORES_SCHEMA, score_table
+    from mm_assets.accounting.ledger import Balance, Ledger
+    from mm_assets.filters.dimensions import COLUMNS, DimensionTally
+    from mm_assets.filters.image_scores import SCORES_SCHEMA, ScoreBook, score_table
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
     from mm_assets.formats.tables import publish_table
     from mm_assets.interleaved.digest import ContentDigest
+    from mm_assets.io_managers.findings import ledger_balance
     from mm_assets.io_managers.shard_work import column_schema, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    columns = ["sample_id", "position", "modality", "binary_content", "materialize_error"]
-    _, tables = reader.project(Partition(job.key, (job.shard.uri,)), columns)
-    scores = pa.concat_tables([SCORES_SCHEMA.empty_table(), *(score_table(table) for table in tables)])
+    _, tables = reader.project(Partition(job.key, (job.shard.uri,)), [*COLUMNS, "binary_content", "materialize_error"])
+    dimensions = DimensionTally()
+    parts = [SCORES_SCHEMA.empty_table()]
+    images = 0
+    for table in tables:
+        images += pc.sum(pc.equal(table.column("modality"), "image")).as_py() or 0
+        parts.append(score_table(table))
+        dimensions.observe(table, ScoreBook(parts[-1]))
+    scores = pa.concat_tables(parts)
+    balance = Balance(images, len(scores), {}, {})
     digest = ContentDigest()
     digest.observe(scores)
     errors = len(scores) - scores.column("error").null_count
+    checks = (dimensions_agree(dimensions), ledger_balance(balance))
+    if (reason := blocked_by(checks, job.blocking)) is not None:
+        return Done(job.key, ok=False, checks=checks, error=reason)
     nbytes = publish_table(job.dest, scores)
+    Ledger(job.root).write(job.asset, job.key, (balance, ()))
     metadata = {
         "dagster/partition_row_count": len(scores),
         "images": len(scores),
@@ -36,8 +58,23 @@ def score_shard(job: Job) -> Done:
         "unreadable": errors,
         "dagster/column_schema": {"table_schema": column_schema(SCORES_SCHEMA)},
     }
-    check = Check("images_readable", errors == 0, "WARN", {"unreadable": errors, "images": len(scores)})
-    return Done(job.key, ok=True, uri=job.dest, version=digest.hexdigest(), metadata=metadata, checks=(check,))
+    return Done(job.key, ok=True, uri=job.dest, version=digest.hexdigest(), metadata=metadata, checks=checks)
+
+
+def dimensions_agree(tally: "DimensionTally") -> Check:
+    """Images have the size that their documents declare, where they declare one."""
+    listed = [
+        {"sample_id": m.sample_id, "position": m.position, "declared": list(m.declared), "measured": list(m.measured)}
+        for m in tally.mismatches[:_LISTED]
+    ]
+    metadata = {
+        "compared": tally.compared,
+        "undeclared": tally.undeclared,
+        "mismatches": len(tally.mismatches),
+        "first": {"json": listed},
+        "summary": f"{len(tally.mismatches)} images of other dimensions than declared" if tally.mismatches else "",
+    }
+    return Check(DIMENSIONS_AGREE, not tally.mismatches, "WARN", metadata)
 
 
 class ScoresIOManager(ShardIOManager):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.raw_shards import files_of
+from mm_assets.formats.raw_shards import files_of, local_root
 from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.webdataset.reader import ref_path
 from mm_assets.formats.webdataset.tar_header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
+from mm_assets.interleaved.faults import UNREFERENCED_MEMBER
 from mm_assets.interleaved.json_values import is_json
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import SchemaMismatch
-from mm_assets.io_managers.findings import materialization_errors, schema_alignment
+from mm_assets.interleaved.schema_text import schema_to_text
+from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.interleaved.steps import ROWS_CHANGED
+from mm_assets.io_managers.findings import images_decode, ledger_balance, materialization_errors, schema_alignment
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
 
 
@@ -25,8 +32,14 @@ class _Withheld(Exception):
     """A blocking check failed: what was written is not published."""
 
 
-def convert_shard(job: Job, reader: InterleavedReader, writer: InterleavedWriter) -> tuple[Done, PartitionReport | None]:
-    """Take one shard through its steps into a writer and say what came of it."""
+def convert_shard(
+    job: Job, reader: InterleavedReader, writer: InterleavedWriter, in_digest: str | None = None, enters: bool = True
+) -> tuple[Done, PartitionReport | None]:
+    """Take one shard through its steps into a writer, enter it in the ledger, and say what came of it.
+
+    ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is lost must add up to it.
+    Without ``enters`` the entry is left to whoever publishes the shard (`enter`).
+    """
     side = {name: shard.uri for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
@@ -35,7 +48,9 @@ def convert_shard(job: Job, reader: InterleavedReader, writer: InterleavedWriter
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
-        checks.extend([schema_alignment(report), materialization_errors(report, writer.on_materialize_error)])
+        policy = writer.on_materialize_error
+        checks.extend([schema_alignment(report), materialization_errors(report, policy), images_decode(report)])
+        checks.append(ledger_balance(_balance(report, in_digest)))
         if (reason := blocked_by(checks, job.blocking)) is not None:
             raise _Withheld(reason)
 
@@ -48,17 +63,59 @@ def convert_shard(job: Job, reader: InterleavedReader, writer: InterleavedWriter
         return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
     except (ShardError, TarDamage, SchemaMismatch, FileNotFoundError) as error:
         return Done(job.key, ok=False, error=str(error)), None
+    account = _account(report)
+    if enters:
+        account["ledger"] = enter(job.root, job.asset, report, in_digest, _unreferenced(report, job))
     metadata = report_metadata(report)
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
-    done = Done(job.key, ok=True, uri=report.uri or "", version=report.digest, metadata=metadata, checks=tuple(checks))
-    return done, report
+    return (
+        Done(
+            job.key,
+            ok=True,
+            uri=report.uri or "",
+            version=report.digest,
+            metadata=metadata,
+            checks=tuple(checks),
+            account=account,
+        ),
+        report,
+    )
+
+
+def enter(root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()) -> dict[str, Any]:
+    """Enter a published shard in the ledger; returns the sizes of its files, by which a later run knows them again."""
+    ledger = Ledger(root)
+    ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
+    return ledger.sizes(asset, [report.partition])[report.partition]
+
+
+def _balance(report: PartitionReport, in_digest: str | None) -> Balance:
+    # Rows that a step changed are not the ones that went in; their number still is.
+    return Balance.of(report, None if report.counts.get(ROWS_CHANGED) else in_digest)
+
+
+def _account(report: PartitionReport) -> dict[str, Any]:
+    """What a later proof compares the output with."""
+    written = {name: getattr(report, name) for name in ("rows", "samples", "images", "texts", "digest")}
+    lost = {"rows": sum(loss.is_item for loss in report.losses), "digest": report.lost_digest}
+    return {"written": written, "lost": lost, "schema": schema_to_text(report.schema), "nbytes": report.nbytes}
+
+
+def _unreferenced(report: PartitionReport, job: Job) -> Iterator[Loss]:
+    """Members that no sample refers to: no items, so nothing that must balance, but listed all the same."""
+    root = local_root(job.options.get("raw_roots", ()))
+    for file, notes in report.notes.items():
+        for name in notes.get("unreferenced_members", ()):
+            ref = build_source_ref(ref_path(file, root), name)
+            yield Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, "no sample refers to this member", source_ref=ref)
 
 
 def report_metadata(report: PartitionReport) -> dict[str, Any]:
     """The counts of a report as plain values for an event."""
     metadata: dict[str, Any] = {
         "dagster/partition_row_count": report.rows,
+        **({"items_in": report.items} if report.items is not None else {}),
         "samples": report.samples,
         "images": report.images,
         "texts": report.texts,
@@ -67,7 +124,11 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
         "dagster/column_schema": {"table_schema": column_schema(report.schema)},
     }
     if report.filtered:
-        metadata["filtered"] = {"json": _count(item.filter + ": " + item.reason for item in report.filtered)}
+        metadata["filtered"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.filtered)}
+    if report.quarantined:
+        metadata["quarantined"] = {"json": _count(loss.kind for loss in report.quarantined if loss.is_item)}
+        if stretches := sum(not loss.is_item for loss in report.quarantined):
+            metadata["damaged_stretches"] = stretches
     if report.errors:
         metadata["errors"] = {"json": _count(error.outcome for error in report.errors)}
     if report.dropped_columns:

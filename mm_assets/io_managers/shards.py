@@ -90,7 +90,8 @@ class Check:
 class Job:
     """Everything a worker needs for one shard: read `shard` and `side`, apply `steps`, publish at `dest` in one step.
 
-    `options` are the IO manager's (compression, error policy …). `blocking` names the checks that forbid to publish when they fail with
+    `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's (compression, error policy …)
+    and what `settle` found for this shard. `blocking` names the checks that forbid to publish when they fail with
     severity ERROR: the worker then leaves what is at `dest` alone and answers `ok=False`.
     """
 
@@ -100,6 +101,8 @@ class Job:
     steps: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     blocking: frozenset[str] = frozenset()
+    asset: str = ""
+    root: str = ""
 
     @property
     def key(self) -> str:
@@ -113,6 +116,7 @@ class Done:
     `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps names to plain values:
     int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema": [[name, type], …]} {"path": text} {"url": text}`.
     `error` is one line (only if not `ok`), `detail` more of it (a traceback). `payload` goes to `publish_chunk` and nowhere else.
+    `account` is kept in the shard's record and shown nowhere: plain values that a later proof needs.
     """
 
     key: str
@@ -124,6 +128,7 @@ class Done:
     error: str | None = None
     detail: str = ""
     payload: Any = None
+    account: Mapping[str, Any] = field(default_factory=dict)
 
 
 def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:

@@ -11,11 +11,14 @@ from mm_assets.workers import WorkerFailure
 
 @dataclass(frozen=True)
 class Task:
-    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its provenance."""
+    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its provenance, and what identifies
+    code and configuration (`made_by`, part of the fingerprint).
+    """
 
     job: Job
     fingerprint: str
     parents: Mapping[str, Shard]
+    made_by: str = ""
 
     @property
     def key(self) -> str:
@@ -35,7 +38,8 @@ class Task:
     def record(self, asset: str, done: Done, stat: Mapping[str, Any] | None) -> ShardRecord:
         """What to remember of the published shard."""
         checks = [asdict(check) for check in done.checks]
-        return ShardRecord(asset, self.key, self.fingerprint, done.version, done.uri, stat, dict(done.metadata), checks)
+        account = {**done.account, "made_by": self.made_by}
+        return ShardRecord(asset, self.key, self.fingerprint, done.version, done.uri, stat, dict(done.metadata), checks, account)
 
     def is_done(self, record: ShardRecord, asked_for: frozenset[str]) -> bool:
         """Whether the record is of the same work, with a result for each check asked for and none that forbids to publish."""

@@ -19,7 +19,7 @@ def pack_shard(job: Job) -> Done:
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     folder = job.dest.rpartition("/")[0]
     writer = InterleavedWebdatasetWriter(folder, on_materialize_error=job.options["on_materialize_error"], roots=())
-    return convert_shard(job, reader, writer)[0]
+    return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
 class WebdatasetIOManager(ShardIOManager):

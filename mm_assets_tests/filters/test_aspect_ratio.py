@@ -41,7 +41,7 @@ def test_bounds_are_inclusive_and_positions_keep_their_gaps(kind: str) -> None:
     shapes = [(20, 20), (40, 20), (41, 20), (19, 20), (30, 20)]
     result = AspectRatioFilter(1.0, 2.0)(batch(*[image(w, h, kind) for w, h in shapes]))
     assert kept(result.batch) == [0, 2, 8]
-    assert [(d.sample_id, d.position, d.modality, d.filter, d.reason, d.score, d.threshold) for d in result.dropped] == [
+    assert [(d.sample_id, d.position, d.modality, d.kind, d.reason, d.score, d.threshold) for d in result.losses] == [
         ("s", 4, "image", "aspect_ratio", "wider than max_ratio", 2.05, "1..2"),
         ("s", 6, "image", "aspect_ratio", "narrower than min_ratio", 0.95, "1..2"),
     ]
@@ -59,7 +59,7 @@ def test_unreadable_images_become_error_rows_with_their_bytes() -> None:
     broken = [b"", b"nonsense", image(20, 20)[:12], None]
     result = AspectRatioFilter(1, 2)(batch(*broken, image(20, 20)))
     assert kept(result.batch) == [0, 2, 4, 6, 8]
-    assert result.dropped == ()
+    assert result.losses == ()
     rows = [row for row in result.batch.data.to_pylist() if row["modality"] == "image"]
     assert [row["binary_content"] for row in rows[:4]] == broken
     assert all(row["materialize_error"].startswith("unreadable image: ") for row in rows[:3])
@@ -71,7 +71,7 @@ def test_rows_with_an_error_wait_for_the_policy() -> None:
     source = batch(None, image(90, 10), materialize_error="gone")
     result = AspectRatioFilter(1, 2)(source)
     assert result.batch is source
-    assert result.dropped == ()
+    assert result.losses == ()
 
 
 def test_only_images_are_dropped_even_where_a_text_has_their_position() -> None:
@@ -104,7 +104,7 @@ def test_scores_measured_before_give_the_same_and_read_no_bytes(tmp_path: Path) 
     direct = AspectRatioFilter(1, 2)(source)
     without = source.data.set_column(5, "binary_content", pa.nulls(source.num_rows, pa.large_binary()))
     scored = bound(InterleavedBatch(without))
-    assert scored.dropped == direct.dropped
+    assert scored.losses == direct.losses
     assert scored.batch.data.drop_columns("binary_content").equals(direct.batch.data.drop_columns("binary_content"))
     assert AspectRatioFilter(1, 2).bind({}) == AspectRatioFilter(1, 2)
     assert pickle.loads(pickle.dumps(AspectRatioFilter(1, 2))) == AspectRatioFilter(1, 2)  # noqa: S301

@@ -20,6 +20,7 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.tar_scan import TarDamage
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
+from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -57,18 +58,18 @@ def test_lost_member_next_to_a_tiff_is_no_frame_of_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "kind", "said"),
     [
-        (b'{"texts": [', "json", "not JSON"),
-        (b"", "json", "not JSON"),
-        (b'{"texts": ["\xff\xfe"]}', "encoding", "not UTF-8"),
-        (b'{"texts": ["\\ud800"]}', "encoding", "lone surrogate"),
-        (b'{"\\udfff": 1}', "encoding", "lone surrogate"),
-        (b"[1, 2]", "json", "no object but list"),
-        (b"null", "json", "no object but NoneType"),
-        (b'{"a": 1, "texts": [], "a": 2}', "json", "'a' occurs twice"),
-        (b'{"n": {"a": 1, "a": 2}}', "json", "'a' occurs twice"),
-        (b'{"n": ' + b"[" * 900 + b"]" * 900 + b"}", "json", "nested too deeply"),
-        (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "json", "nested too deeply"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "json", "not JSON"),
+        (b'{"texts": [', BAD_JSON, "not JSON"),
+        (b"", BAD_JSON, "not JSON"),
+        (b'{"texts": ["\xff\xfe"]}', NOT_UTF8, "not UTF-8"),
+        (b'{"texts": ["\\ud800"]}', LONE_SURROGATE, "lone surrogate"),
+        (b'{"\\udfff": 1}', LONE_SURROGATE, "lone surrogate"),
+        (b"[1, 2]", NOT_AN_OBJECT, "no object but list"),
+        (b"null", NOT_AN_OBJECT, "no object but NoneType"),
+        (b'{"a": 1, "texts": [], "a": 2}', BAD_JSON, "'a' occurs twice"),
+        (b'{"n": {"a": 1, "a": 2}}', BAD_JSON, "'a' occurs twice"),
+        (b'{"n": ' + b"[" * 900 + b"]" * 900 + b"}", BAD_JSON, "nested too deeply"),
+        (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", BAD_JSON, "nested too deeply"),
+        (b'{"n": ' + b"9" * 5000 + b"}", BAD_JSON, "not JSON"),
     ],
     ids=lambda v: str(v)[:25],
 )
@@ -131,7 +132,7 @@ def test_fewer_frames_than_references(tmp_path: Path) -> None:
     first, second, third = images_of(shard)
     assert first["binary_content"] != second["binary_content"]
     assert third["binary_content"] is None
-    assert third["materialize_error"] == "failed to extract frame 2 from 'a.tiff': it has 2 frames for 3 references"
+    assert third["materialize_error"] == "dangling reference: frame 2 of 'a.tiff': it has 2 frames for 3 references"
 
 
 def test_more_frames_than_references_are_reported(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def linked(path: Path, links: list[tuple[str, str, bytes]], members: list[tuple[
 def test_links_that_lead_nowhere(tmp_path: Path, links: list[tuple[str, str, bytes]], said: str) -> None:
     (row,) = images_of(linked(tmp_path / "x.tar", links, [("a.json", {"images": ["a.png"]})]))
     assert row["binary_content"] is None
-    assert row["materialize_error"].startswith("member 'a.png' ")
+    assert row["materialize_error"].startswith("dangling reference: member 'a.png': ")
     assert said in row["materialize_error"]
 
 

@@ -63,3 +63,15 @@ def test_formats_are_told_by_names(tmp_path: Path) -> None:
     for make in (reader_for, writer_for):
         with pytest.raises(ValueError, match="one of parquet, webdataset, lance, not 'csv'"):
             make("csv", "x")
+
+
+def test_folders_beside_the_data_are_no_data(tmp_path: Path) -> None:
+    write("parquet", tmp_path / "data" / "sub", batch_of([item("a")]))
+    for folder in ("_ledger", ".hidden", "sub/_ledger", "sub/.y"):
+        write("parquet", tmp_path / "data" / folder, batch_of([item("b")]))
+        make_tar(tmp_path / "data" / folder / "x.tar", [])
+    (tmp_path / "data" / "sub" / "part-00000.parquet").rename(tmp_path / "data" / "sub" / "_a.parquet")
+    assert detect_format(str(tmp_path / "data")) == "parquet"
+    assert [p.files for p in reader_for("parquet", str(tmp_path / "data")).partitions()] == [(f"{tmp_path}/data/sub/_a.parquet",)]
+    (named,) = reader_for("parquet", str(tmp_path / "data" / "_ledger")).partitions()
+    assert named.files == (f"{tmp_path}/data/_ledger/part-00000.parquet",)

@@ -380,7 +380,7 @@ def test_missing_per_item_fields_warn(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         list(InterleavedWebdatasetReader(str(shard), per_text_fields=["lang"]))
     shard = make_tar(tmp_path / "y.tar", [("a.json", {"texts": ["t"], "lang": "en"})])
-    with pytest.raises(TypeError, match=r"y\.tar: a\.json: per-item field 'lang' is no list"):
+    with pytest.raises(ShardError, match=r"y\.tar: a\.json: per-item field 'lang' is no list"):
         list(InterleavedWebdatasetReader(str(shard), per_text_fields=["lang"]))
     (batch,) = InterleavedWebdatasetReader(str(tmp_path / "x.tar"), per_text_fields="lang")
     assert batch.data["lang"].to_pylist() == [None, "en"]

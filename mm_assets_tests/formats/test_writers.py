@@ -26,8 +26,9 @@ from mm_assets.interleaved import (
     build_source_ref,
 )
 from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import POLICIES
-from mm_assets.interleaved.steps import BatchStream, Dropped
+from mm_assets.interleaved.steps import BatchStream
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -90,8 +91,8 @@ def test_policies_after_fetch(tmp_path: Path, kind: str, policy: str) -> None:
         ("earlier", 1, "was bad"),
     ]
     part = report.partitions[0]
-    assert part.rows + part.policy_dropped_rows == 8
-    assert part.policy_dropped_rows == {"warn": 0, "drop_row": 2, "drop_sample": 4}[policy]
+    assert part.rows + len(part.losses) == 8
+    assert len(part.losses) == {"warn": 0, "drop_row": 2, "drop_sample": 4}[policy]
     if policy == "warn":
         assert found["lost", 3]["materialize_error"] == "missing member 'gone.png'"
         assert found["lost", 3]["binary_content"] is None
@@ -217,7 +218,7 @@ def test_one_file_takes_all_partitions_and_their_notes(tmp_path: Path, kind: str
         batch = batch_of(rows(name, n=1), [N], source_files=(name,))
         made = BatchStream(name, batch.data.schema, lambda: [batch], (name,))
         made.notes[name] = {"seen": 1}
-        made.dropped.append(Dropped(name, 9, "image", "f", "r"))
+        made.losses.append(Loss(name, 9, "image", "filtered", "f", "r"))
         return made
 
     target = tmp_path / ("one" + (".parquet" if kind == "parquet" else ".tar"))
@@ -341,6 +342,7 @@ def test_gaps_stay_gaps(tmp_path: Path, kind: str) -> None:
 _SLOW = """
 import sys, time, pyarrow as pa
 from mm_assets.formats.registry import writer_for
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets_tests.formats.datasets import batch_of, item
 kind, target = sys.argv[1:]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import dagster as dg
 
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.environment import resources_from_environment
+from mm_assets_tests.formats.raw_tars import make_tar
 
 ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
 
@@ -40,6 +43,19 @@ class Deployment:
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
 
+    def check(self, asset: str, name: str) -> dg.ExecuteInProcessResult:
+        """Run one check alone, over all shards there are."""
+        with self._configured():
+            self.instance.add_dynamic_partitions(str(SHARDS.name), list(resources_from_environment()["raw"].listing()))
+            key = dg.AssetCheckKey(dg.AssetKey(asset), name)
+            alone = dg.Definitions(jobs=[dg.define_asset_job("alone", selection=dg.AssetSelection.checks(key))])
+            job = dg.Definitions.merge(build_definitions(), alone).resolve_job_def("alone")
+            return job.execute_in_process(
+                instance=self.instance,
+                raise_on_error=False,
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            )
+
     @contextmanager
     def _configured(self) -> Iterator[None]:
         before = dict(os.environ)
@@ -49,6 +65,11 @@ class Deployment:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    """A raw shard of these members, in place of the one that may be there."""
+    make_tar(path, members.items(), kind=tarfile.USTAR_FORMAT)
 
 
 def materialized(result: dg.ExecuteInProcessResult) -> dict[str, dict[str, dg.AssetMaterialization]]:

@@ -1,6 +1,5 @@
 """Bad shards, bad samples and odd configuration in the graph: each costs what it must and nothing else."""
 
-import io
 import json
 import shutil
 import tarfile
@@ -14,18 +13,9 @@ import pytest
 from mm_assets.definitions import build_definitions
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized
+from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
-
-
-def _tar(path: Path, members: dict[str, bytes]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def _document(sample: str, images: list[str | None] | None = None) -> bytes:
@@ -37,21 +27,17 @@ def _errors(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
     return "\n".join(r.event_log_entry.user_message for r in records)
 
 
-def test_repeated_id_fails_only_the_later_shard(tmp_path: Path, deploy: Deploy) -> None:
+def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=0, samples=3)
-    _tar(tmp_path / "raw" / "xa.tar", {"1.json": _document("twin")})
-    _tar(tmp_path / "raw" / "xb.tar", {"1.json": _document("twin")})
-    deployment = deploy()
+    write_tar(tmp_path / "raw" / "xa.tar", {"1.json": _document("twin")})
+    write_tar(tmp_path / "raw" / "xb.tar", {"1.json": _document("twin")})
+    deployment = deploy(MM_ON_MATERIALIZE_ERROR="error")
     result = deployment.run()
     assert not result.success
     events = materialized(result)
-    assert sorted(events["lance_table"]) == ["web-00000", "web-00001", "xa"]
-    assert ("lance_table", "landed", None) in failed_checks(result)
-    assert "sample id 'twin' of partition 'xb' is already in partition 'xa'" in _errors(result, deployment)
-    ids = [i for b in reader_for("lance", str(tmp_path / "storage" / "lance")) for i in b.data["sample_id"].to_pylist()]
-    assert len(set(ids)) == 7
-    data = tmp_path / "storage" / "lance" / "items.lance" / "data"
-    assert len(list(data.iterdir())) == 3, "the refused shard leaves no file behind"
+    assert sorted(events["lance_table"]) == sorted(events["curated_parquet"]) == ["web-00000", "web-00001", "xa"]
+    assert ("curated_parquet", "landed", None) in failed_checks(result)
+    assert "sample id 'twin' is already in shard 'xa'" in _errors(result, deployment)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +50,7 @@ def test_unreadable_image_is_an_error_row(tmp_path: Path, deploy: Deploy, policy
         picture = next(tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith((".jpg", ".png")))  # type: ignore[union-attr]
     good = {"g.json": _document("good", ["g.0.png"]), "g.0.png": picture}
     bad = {"b.json": _document("bad", ["b.0.png"]), "b.0.png": b"no picture at all"}
-    _tar(tmp_path / "raw" / "mixed.tar", good | bad)
+    write_tar(tmp_path / "raw" / "mixed.tar", good | bad)
     deployment = deploy(MM_ON_MATERIALIZE_ERROR=policy, MM_MIN_ASPECT_RATIO="0", MM_MAX_ASPECT_RATIO="100")
     result = deployment.run()
     events = materialized(result)

@@ -43,9 +43,9 @@ def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(tmp_path
     outcome = AspectRatioFilter(1.0, 2.0)(InterleavedBatch(curated))
     filtered = _read(InterleavedParquetReader(str(storage / "filtered")))
     assert filtered.equals(outcome.batch.data.combine_chunks())
-    assert len(outcome.dropped) > 0
+    assert len(outcome.losses) > 0
     counts = {shard: made.metadata["filtered"].value for shard, made in events["filtered_parquet"].items()}
-    assert sum(n for reasons in counts.values() for n in reasons.values()) == len(outcome.dropped)
+    assert sum(n for reasons in counts.values() for n in reasons.values()) == len(outcome.losses)
 
     assert _read(InterleavedLanceReader(str(storage / "lance"))).equals(filtered)
     assert _read(InterleavedWebdatasetReader(str(storage / "webdataset"))).equals(filtered)

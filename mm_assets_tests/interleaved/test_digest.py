@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.digest import ContentDigest, row_digests
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.interleaved.arrow_values import columns
@@ -77,6 +80,14 @@ def test_names_and_types_count(one: pa.Field, other: pa.Field) -> None:
     assert digest(table_of([item("a", c=1, d=1)], [one])) != digest(table_of([item("a", c=1, d=1)], [other]))
 
 
+@pytest.mark.parametrize(
+    "types", [[pa.string(), pa.large_string()], [pa.date32(), pa.int32()], [pa.timestamp("s"), pa.timestamp("ms"), pa.duration("s")]]
+)
+def test_equal_texts_and_numbers_of_other_types_differ(types: list[pa.DataType]) -> None:
+    value = "x" if types[0] == pa.string() else 5
+    assert len({digest(table_of([item("a", c=value)], [pa.field("c", type_)])) for type_ in types}) == len(types)
+
+
 def test_text_is_not_the_json_text_that_holds_it() -> None:
     text, json_text = pa.field("c", pa.string()), json_field("c")
     assert digest(table_of([item("a", c="x")], [text])) != digest(table_of([item("a", c='"x"')], [json_text]))
@@ -85,6 +96,58 @@ def test_text_is_not_the_json_text_that_holds_it() -> None:
 def test_values_do_not_slip_from_column_to_column() -> None:
     fields = [pa.field("p", pa.string()), pa.field("q", pa.string())]
     assert digest(table_of([item("a", p="x")], fields)) != digest(table_of([item("a", q="x")], fields))
+
+
+def test_what_is_hashed() -> None:
+    """As documented, so that anyone can do it again."""
+    row = {"sample_id": "ü", "position": 7, "modality": "image", "text_content": "é", "binary_content": b"\0\1", "score": 1.5, "j": "[1]"}
+    head = (
+        "14:binary_content5:bytes=2;1:j4:json=3:[1]8:modality6:string=5:image8:position5:int32=7;"
+        "9:sample_id6:string=1:ü5:score6:double=1.5;12:text_content4:text=2;"
+    )
+    assert row_digests(table_of([row], EXTRAS)) == [xxhash.xxh3_128_intdigest(head.encode() + "é".encode() + b"\0\1")]
+    assert row_digests(TABLE.slice(0, 0)) == []
+    total = ContentDigest()
+    total.add(row_digests(TABLE))
+    assert total.hexdigest() == digest(TABLE) == f"{sum(row_digests(TABLE)) % 2**128:032x}"
+
+
+def test_content_in_large_columns_and_slices_is_the_same() -> None:
+    large = TABLE.set_column(4, "text_content", TABLE.column("text_content").cast(pa.large_string()))
+    large = large.set_column(5, "binary_content", large.column("binary_content").cast(pa.binary()))
+    assert row_digests(large) == row_digests(TABLE)
+    assert row_digests(TABLE.slice(2, 3)) == row_digests(TABLE)[2:5]
+
+
+def test_content_that_comes_apart_is_hashed_as_it_comes() -> None:
+    blobs = TABLE.column("binary_content").to_pylist()
+    narrow = TABLE.drop_columns(["binary_content"])
+    memory = bytearray(5)
+
+    def reused() -> Iterator[memoryview | None]:
+        for blob in [*blobs, b"more"]:
+            memory[:] = bytes(5)  # what was given before is gone
+            memory[: len(blob or b"")] = blob or b""
+            yield None if blob is None else memoryview(memory)[: len(blob)]
+
+    values = reused()
+    assert row_digests(narrow, values) == row_digests(TABLE)
+    assert [bytes(value) for value in values if value is not None] == [b"more"]  # of the next table
+    assert digest(TABLE) == digest_apart(narrow, blobs) != digest_apart(narrow, [None] * 6)
+    with pytest.raises(ValueError, match="shorter"):
+        row_digests(narrow, blobs[:5])
+
+
+def digest_apart(table: pa.Table, blobs: list[bytes | None]) -> str:
+    total = ContentDigest()
+    total.observe(table, blobs)
+    return total.hexdigest()
+
+
+def test_text_that_is_not_utf8_is_named() -> None:
+    broken = pa.array([b"\xff"]).view(pa.string())
+    with pytest.raises(ValueError, match="column 'c': text that is not UTF-8"):
+        digest(table_of([item("a")]).append_column("c", broken))
 
 
 @settings(max_examples=60, deadline=None)

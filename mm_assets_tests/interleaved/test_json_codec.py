@@ -135,9 +135,28 @@ def test_chunked_columns() -> None:
         pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]),
         pa.array([[1]], pa.list_view(pa.int64())),
         pa.RunEndEncodedArray.from_arrays([2], [1]),
+        pa.array([[]], pa.list_(pa.int8(), 0)),
     ],
     ids=lambda c: str(c.type)[:20],
 )
 def test_types_without_exact_form_are_refused_by_name(column: pa.Array) -> None:
     with pytest.raises(NotEncodable, match="the_column"):
         encode(column, pa.field("the_column", column.type))
+
+
+@pytest.mark.parametrize(
+    ("type_", "value"),
+    [
+        (pa.int64(), 5.5),
+        (pa.int64(), 5.0),
+        (pa.float64(), True),
+        (pa.decimal128(5, 2), "1e-999999999"),
+        (pa.decimal128(5, 2), "0e999"),
+        (pa.decimal128(5, 2), "NaN"),
+        (pa.list_(pa.int8(), 0), []),
+    ],
+    ids=str,
+)
+def test_values_that_arrow_would_change_or_die_of(type_: pa.DataType, value: Any) -> None:
+    with pytest.raises(ValueError, match="the_column|'.*' is no number of a decimal column"):
+        decode([None, value], pa.field("the_column", type_))

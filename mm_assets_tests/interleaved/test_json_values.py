@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mm_assets.interleaved.json_values import FieldTally, build_column, is_json
@@ -59,11 +60,51 @@ def test_the_chosen_type_holds_every_value_exactly(values: list[Any]) -> None:
     column = build_column(values, field)
     assert column.type == field.type
     if is_json(field):
-        import json
-
         assert [None if text is None else json.loads(text) for text in column.to_pylist()] == values
     else:
         assert column.to_pylist() == values
+
+
+def tally_of(*values: Any) -> FieldTally:
+    tally = FieldTally()
+    for value in values:
+        tally.observe(value)
+    return tally
+
+
+@given(st.lists(json_values, max_size=5), st.lists(json_values, max_size=5))
+@example([1], [2**53 + 1])
+@example([2**53 + 1], [0.5])
+def test_tallies_merge_as_if_one_had_seen_all(first: list[Any], second: list[Any]) -> None:
+    merged, other = tally_of(*first), tally_of(*second)
+    merged.merge(other)
+    assert merged == tally_of(*first, *second)
+    assert other == tally_of(*second)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), (None,), (True, False), (1, -7), (2**53,), (-(2**53) - 1,), (2**63,), (-(2**20000),), (1.5,), ("a", [], {})],
+)
+def test_a_tally_survives_json(values: tuple[Any, ...]) -> None:
+    tally = tally_of(*values)
+    found = FieldTally.from_json(json.loads(json.dumps(tally.to_json())))
+    assert found == tally
+    assert found.field("f").equals(tally.field("f"), check_metadata=True)
+    assert found.ints_fit_float == tally.ints_fit_float == all(abs(v) <= 2**53 for v in values if type(v) is int)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [((), (None,)), ((1,), (True,)), ((1,), (2,)), ((1,), (1.5,)), (("a",), ([],))], ids=str
+)
+def test_tallies_of_other_values_differ(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    assert tally_of(*one) != tally_of(*other)
+
+
+@pytest.mark.parametrize("values", [{}, {"kinds": ["int"]}, {"kinds": ["set"], "largest_int": 1}, {"kinds": ["int"], "largest_int": None}])
+def test_what_is_no_tally_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises((LookupError, TypeError)):
+        FieldTally.from_json(values)
 
 
 def test_json_text_is_compact_and_unescaped() -> None:

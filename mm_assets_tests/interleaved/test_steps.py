@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.interleaved.steps import BatchStream, Dropped, StepResult
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.steps import BatchStream, StepResult
 from mm_assets_tests.formats.datasets import item, table_of
 
 
@@ -13,8 +15,8 @@ class Drop:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         first = batch.data.slice(0, 1).to_pylist()[0]
-        gone = Dropped(first["sample_id"], first["position"], first["modality"], self.name, "first")
-        return StepResult(batch.with_data(batch.data.slice(1)), (gone,))
+        gone = Loss(first["sample_id"], first["position"], first["modality"], "filtered", self.name, "first")
+        return StepResult(batch.with_data(batch.data.slice(1)), (gone,), batch.data.slice(0, 1))
 
 
 def test_steps_run_in_order_and_everything_they_drop_is_collected() -> None:
@@ -23,7 +25,10 @@ def test_steps_run_in_order_and_everything_they_drop_is_collected() -> None:
     source.notes["f"] = {"n": 1}
     stream = source.through([Drop("x")]).through([Drop("y")])
     assert [b.num_rows for b in stream] == [1]
-    assert [(d.filter, d.position) for d in stream.dropped] == [("x", -1), ("y", 0)]
+    assert [(d.kind, d.position) for d in stream.losses] == [("x", -1), ("y", 0)]
+    expected = ContentDigest()
+    expected.observe(batch.data.slice(0, 2))
+    assert stream.removed.hexdigest() == expected.hexdigest()
     assert (stream.partition, stream.files, stream.notes) == ("p", ("f",), {"f": {"n": 1}})
 
 

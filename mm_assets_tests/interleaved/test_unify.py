@@ -39,6 +39,12 @@ def test_pairs(one: pa.DataType, other: pa.DataType, expected: pa.DataType | str
         assert is_json(found) if expected == JSON else found.type == expected and not is_json(found)
 
 
+def test_a_column_that_is_null_somewhere_may_be_null() -> None:
+    nulls, strict = pa.field("f", pa.null()), pa.field("f", pa.int64(), nullable=False, metadata={"unit": "m"})
+    for first, second in ((nulls, strict), (strict, nulls)):
+        assert unify_fields(first, second).equals(strict.with_nullable(True), check_metadata=True)
+
+
 def test_json_text_meets_text_and_null() -> None:
     assert is_json(unify_fields(json_field("f"), pa.field("f", pa.string())))
     assert is_json(unify_fields(pa.field("f", pa.string()), json_field("f")))

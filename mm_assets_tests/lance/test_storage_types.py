@@ -101,6 +101,24 @@ def test_round_trip(tmp_path: Path, name: str) -> None:
     assert from_storage(table.dataset().to_table()).column("x").to_pylist() == original.column("x").to_pylist()
 
 
+NESTED = pa.array([{"a": {"b": n, "s": [str(n)]}} for n in range(12)])
+SLICES = {
+    "slice": NESTED.slice(6),
+    "slice of a child": pa.StructArray.from_arrays([NESTED.slice(6)], ["c"]),
+    "list of a slice": pa.ListArray.from_arrays(pa.array(range(7), pa.int32()), NESTED.slice(6)),
+    "map to a slice": pa.MapArray.from_arrays(pa.array(range(7), pa.int32()), pa.array(range(6)), NESTED.slice(6)),
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_of_nested_columns(tmp_path: Path, name: str) -> None:
+    """As they are, Lance 14 panics on most."""
+    original = rows(names("p")).append_column("x", SLICES[name])
+    table = LanceTable(tmp_path / "t.lance")
+    table.commit([write(table.uri, "p", original)])
+    assert table.dataset().to_table().column("x").to_pylist() == SLICES[name].to_pylist()
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_by_name(tmp_path: Path, name: str) -> None:
     data = pa.table({"sample_id": ["a"] * len(REFUSED[name]), "odd one": REFUSED[name]})

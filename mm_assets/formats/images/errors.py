@@ -7,6 +7,10 @@ class ImageError(ValueError):
     """The bytes are no image that we can read: damaged, cut short, empty or of an unknown format."""
 
 
+class DecompressionBomb(ImageError):
+    """Decoding would cost more than the image is worth: it was not tried."""
+
+
 class LosslessSplitError(ImageError):
     """The TIFF may be sound, but a frame of it cannot be taken out without losing something."""
 

@@ -14,7 +14,8 @@ class PartitionFacts:
 
     ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process died before it
     could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no others; they are empty when there
-    are no such fragments: compaction merged or rewrote some, or rows were deleted by hand.
+    are no such fragments: compaction merged or rewrote some, or rows were deleted by hand. ``is_whole`` tells the latter: whether all
+    rows are there, in whichever fragments.
     """
 
     partition: str
@@ -25,6 +26,7 @@ class PartitionFacts:
     set_id: str
     version: int | None
     fragment_ids: tuple[int, ...]
+    is_whole: bool
 
 
 def facts_of(live: PartitionRecord, snapshot: Snapshot) -> PartitionFacts:
@@ -40,4 +42,5 @@ def facts_of(live: PartitionRecord, snapshot: Snapshot) -> PartitionFacts:
         set_id=live.set_id,
         version=live.version,
         fragment_ids=tuple(snapshot.fragment_ids(live)) if complete else (),
+        is_whole=complete or snapshot.is_whole(live),
     )

@@ -166,7 +166,7 @@ class _Source:
                 for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):
                     if batch.num_rows:
                         stored = to_storage(self._checked(batch))
-                        yield pa.RecordBatch.from_arrays(stored.columns, schema=written_as)
+                        yield pa.RecordBatch.from_arrays([_whole(column) for column in stored.columns], schema=written_as)
         except Exception as error:
             self.error = error
             raise
@@ -180,6 +180,11 @@ class _Source:
         self.ids.update(dict.fromkeys(pc.unique(ids).to_pylist()))
         self.rows += batch.num_rows
         return batch
+
+
+def _whole(column: pa.Array) -> pa.Array:
+    """A nested column without offsets, at any depth: on a slice of a struct in a struct Lance 14 panics."""
+    return pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column
 
 
 def pack_ids(ids: pa.Array) -> bytes:

@@ -72,7 +72,7 @@ class Location:
 
     def has_table(self) -> bool:
         """Is there a committed version? Asked of the folder, because Lance prints a warning when there is none."""
-        return bool(self.names("_versions"))
+        return any(name.endswith(".manifest") for name in self.names("_versions"))  # a killed first commit leaves "….manifest#1"
 
     def names(self, folder: str) -> list[str]:
         """Names of the finished files directly in a folder, sorted; none when it does not exist."""

@@ -84,7 +84,7 @@ class LanceSource(FileSource):
         fragments = self._dataset.get_fragments()
         wanted = set(partition.fragments)
         self._fragments = [f for f in fragments if not wanted or f.fragment_id in wanted]
-        super().__init__(uri, schema)
+        super().__init__(uri, schema, sum(fragment.count_rows() for fragment in self._fragments))
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)

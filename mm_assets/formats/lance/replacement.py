@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import lance
@@ -19,11 +19,19 @@ class Replacement:
     """The difference between one version of the table and the partitions as they shall be.
 
     ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed`` the
-    fragments to take out, ``obsolete`` the records that stand for nothing once this is done.
+    fragments to take out, ``obsolete`` the records that stand for nothing once this is done. What the version has of partitions
+    named in ``afresh`` counts for nothing.
     """
 
-    def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        records: Mapping[str, Sequence[PartitionRecord]],
+        sets: Sequence[FragmentSet],
+        afresh: Collection[str] = (),
+    ) -> None:
         self.snapshot = snapshot
+        self._afresh = afresh
         self.pending: list[FragmentSet] = []
         self.kept: list[PartitionRecord] = []
         self.removed: set[int] = set()
@@ -37,7 +45,8 @@ class Replacement:
     def _compare(self, fragments: FragmentSet, records: Sequence[PartitionRecord]) -> None:
         live = self.snapshot.live(records)
         present = {id_ for record in records for id_ in self.snapshot.all_fragment_ids(record)}
-        if live is not None and live.holds(fragments) and self.snapshot.surely_has(live):
+        is_trusted = fragments.partition not in self._afresh
+        if live is not None and is_trusted and live.holds(fragments) and self.snapshot.surely_has(live):
             self.kept.append(live)
             present -= set(self.snapshot.fragment_ids(live))
         elif live is not None or fragments.rows:

@@ -7,7 +7,7 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import lance
@@ -66,12 +66,15 @@ class LanceTable:
         """Columns in their original types (`storage_types`), which `dataset().schema` has in storage types."""
         return from_storage_schema(self.dataset().schema)
 
-    def commit(self, fragment_sets: Sequence[FragmentSet], *, properties: Mapping[str, str] | None = None) -> int:
+    def commit(
+        self, fragment_sets: Sequence[FragmentSet], *, properties: Mapping[str, str] | None = None, afresh: Collection[str] = ()
+    ) -> int:
         """Replace exactly these partitions, in one commit, and return the table's version that has them.
 
         A set without rows removes its partition. Sets that the table has already (same set, or same digest, row count
         and schema) are left alone: when all are, no version is made. If the sets have columns, or wider types, that the
         table lacks, its schema is evolved first, in one version more. ``properties`` are kept in the Lance transaction.
+        Partitions named in ``afresh`` are replaced although the table has the same: its rows are known to be damaged.
 
         Raises ValueError for a sample id that two partitions would have and for a partition named twice,
         `SchemaNotPlanned`, `SchemaMismatch`, FileNotFoundError when a set's data files are gone,
@@ -82,7 +85,7 @@ class LanceTable:
         attempt = uuid.uuid4().hex
         if not fragment_sets:
             return int(self.dataset().version)
-        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt))
+        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
 
     def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:
         """Partition -> complaint, for each set that repeats a sample id of an earlier set or of a partition not in the list.
@@ -120,11 +123,13 @@ class LanceTable:
         """
         return self._until_no_conflict(lambda: cover_all_rows(self.dataset()))
 
-    def _commit_once(self, sets: Sequence[FragmentSet], properties: Mapping[str, str], attempt: str) -> int:
+    def _commit_once(
+        self, sets: Sequence[FragmentSet], properties: Mapping[str, str], attempt: str, afresh: Collection[str]
+    ) -> int:
         self._create(sets)
         snapshot, records = self._consistent(lambda: self._records.of([fragments.partition for fragments in sets]))
         dataset = snapshot.dataset
-        replacement = Replacement(snapshot, records, sets)
+        replacement = Replacement(snapshot, records, sets, afresh)
         if not replacement.pending and not replacement.removed:
             self._settle(replacement, int(dataset.version), attempt)
             return int(dataset.version)
@@ -135,7 +140,7 @@ class LanceTable:
         self._records.put(PartitionRecord.intent(fragments, int(dataset.version), attempt) for fragments in replacement.pending)
         if evolution.differs(dataset.schema, target):
             dataset = evolution.evolve(dataset, target)
-            replacement = Replacement(Snapshot(dataset), records, sets)
+            replacement = Replacement(Snapshot(dataset), records, sets, afresh)
             self._resolve_rows(replacement)
         new = [
             evolution.adopt(text, fragments.arrow_schema(), dataset) for fragments in replacement.pending for text in fragments.fragments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Self
 
 import pyarrow as pa
@@ -59,21 +59,22 @@ class InterleavedLanceWriter(InterleavedWriter):
         return writer
 
     def partition_facts(self) -> dict[str, dict[str, object]] | None:
-        """Rows, digest and commit of every partition the table holds; None without a table."""
+        """Rows, digest and commit of every partition the table holds, and whether its rows are all there; None without a table."""
         table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
         if not table.exists():
             return None
-        return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id} for n, f in table.partitions().items()}
+        return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole} for n, f in table.partitions().items()}
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         complaints = self.commit(reports)
         if complaints:
             raise ValueError("; ".join(complaints.values()))
 
-    def commit(self, reports: Sequence[PartitionReport]) -> dict[str, str]:
+    def commit(self, reports: Sequence[PartitionReport], afresh: Collection[str] = ()) -> dict[str, str]:
         """Commit all sound partitions at once; returns why others did not land, by partition.
 
-        A partition that repeats a sample id of another is not sound: ids are unique in a table.
+        A partition that repeats a sample id of another is not sound: ids are unique in a table. Partitions ``afresh`` are replaced even by
+        equal rows: what the table has of them is known to be damaged.
         """
         if not reports:
             return {}
@@ -81,7 +82,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         sets = [FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports]
         complaints = table.repeated_ids(sets)
         if sound := [fragments for fragments in sets if fragments.partition not in complaints]:
-            table.commit(sound)
+            table.commit(sound, afresh=afresh)
             table.ensure_indexes()
         table.discard_unused(sets)  # a partition that was there already, unchanged, keeps its old files
         return complaints

@@ -96,12 +96,23 @@ class BlobBuilder:
         elif plans and isinstance(plans[-1], ImageError):  # the chain of frames is broken there
             plan = plans[-1]
         else:
-            plan = ImageError(f"it has {len(plans)} frames for {row.content.frames} references")
+            row.error = surplus_reference(name, frame, len(plans), row.content.frames)
+            return None
         if isinstance(plan, ImageError):
-            row.error = f"failed to extract frame {frame} from {name!r}: {plan}"
+            row.error = lost_frame(name, frame, plan)
             return None
         alone = not isinstance(plans, ImageError) and len(plans) == 1
         return row.content.member if alone else plan  # a file of one frame stays untouched
+
+
+def lost_frame(member: str, frame: int, error: ImageError) -> str:
+    """The error of an item whose frame is damaged."""
+    return f"failed to extract frame {frame} from {member!r}: {error}"
+
+
+def surplus_reference(member: str, frame: int, frames: int, references: int) -> str:
+    """The error of an item whose frame is not there."""
+    return f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references"
 
 
 def _size(piece: _Piece | None) -> int:

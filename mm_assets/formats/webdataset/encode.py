@@ -24,12 +24,12 @@ from mm_assets.formats.webdataset.layout import (
     TEXT_TYPE,
     TEXTS,
 )
-from mm_assets.formats.webdataset.own_sample import write_schema
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
+from mm_assets.interleaved.schema_text import schema_to_text
 
 _PLAIN = ("sample_id", "position", "modality", "content_type", "text_content", "source_ref", "materialize_error")
 
@@ -62,7 +62,7 @@ class SampleEncoder:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.extras = pa.schema([f for f in schema if f.name not in RESERVED_COLUMNS])
-        self._declared = write_schema(self.extras)
+        self._declared = schema_to_text(self.extras)
 
     def encode(self, table: pa.Table) -> Iterator[EncodedSample]:
         """The samples of a table of whole samples. Payload views stay valid as long as the table lives.

@@ -19,8 +19,12 @@ OWN_KEYS = frozenset({SAMPLE_ID, TEXTS, IMAGES, IMAGE_MEMBERS, ROW_EXTRA, ROW_ER
 METADATA_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
 
+MAX_MEMBER_BYTES = 1 << 30  # of an image; a larger member is an attack or a mistake
+MAX_JSON_BYTES = 256 << 20  # of a json member, likewise
+
 # A list in the json is as long as the largest position: beyond this a single hostile number would exhaust memory.
 MAX_POSITION = 1_000_000
+MAX_FIELDS = 10_000  # passthrough columns of one sample, and what their types are made of, likewise
 
 DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "gif")
 DEFAULT_JSON_EXTENSIONS = ("json",)

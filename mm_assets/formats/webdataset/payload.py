@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mm_assets.formats.reader import ShardError
+from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class SampleError(ShardError):
-    """One sample cannot be read; ``kind`` says why in one word, the message names file, member and field."""
+    """One sample cannot be read; ``kind`` is its class of `mm_assets.interleaved.faults`, the message names file, member and field.
+
+    ``sample_id`` is the id it states, where that much could be read.
+    """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+        self.sample_id: str | None = None
+
+
+@contextmanager
+def naming(sample_id: str) -> Iterator[None]:
+    """Errors of the block are those of this sample."""
+    try:
+        yield
+    except SampleError as error:
+        error.sample_id = sample_id
+        raise
 
 
 def parse_payload(data: bytes, where: str) -> dict[str, Any]:
@@ -25,22 +42,22 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SampleError("encoding", f"{where}: not UTF-8: {error}") from error
+        raise SampleError(NOT_UTF8, f"{where}: not UTF-8: {error}") from error
     try:
         if is_too_deep(text):  # what cannot be written again must not be taken in
             raise RecursionError
         payload = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
-        raise SampleError("json", f"{where}: JSON is nested too deeply") from error
+        raise SampleError(BAD_JSON, f"{where}: JSON is nested too deeply") from error
     except ValueError as error:
-        raise SampleError("json", f"{where}: not JSON: {error}") from error
+        raise SampleError(BAD_JSON, f"{where}: not JSON: {error}") from error
     if not isinstance(payload, dict):
-        raise SampleError("json", f"{where}: JSON is no object but {type(payload).__name__}")
+        raise SampleError(NOT_AN_OBJECT, f"{where}: JSON is no object but {type(payload).__name__}")
     if _SURROGATE.search(data):
         try:
             json.dumps(payload, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise SampleError("encoding", f"{where}: lone surrogate in JSON: {error.object[error.start]!a}") from error
+            raise SampleError(LONE_SURROGATE, f"{where}: lone surrogate in JSON: {error.object[error.start]!a}") from error
     return payload
 
 
@@ -48,5 +65,5 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(n for n in names if names.count(n) > 1)!r} occurs twice in one object")
+        raise ValueError(f"key {next(n for n in names if names.count(n) > 1)!r:.200} occurs twice in one object")
     return made

@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_assets.formats.images.probe import CONTENT_TYPES
 from mm_assets.formats.webdataset.layout import (
+    MAX_POSITION,
     METADATA_TYPE,
     SAMPLE_ID,
     SOURCE,
@@ -15,10 +16,11 @@ from mm_assets.formats.webdataset.layout import (
     RawLayout,
     extension,
 )
-from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -29,21 +31,30 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 class RawDecoder:
     """Decodes the raw samples of one tar. ``path`` is what ``source_ref`` calls the tar."""
 
-    def __init__(self, path: str, index: TarIndex, layout: RawLayout) -> None:
+    def __init__(self, path: str, index: TarIndex, layout: RawLayout, max_member_bytes: int) -> None:
         self.path = path
         self.index = index
         self.layout = layout
+        self.max_member_bytes = max_member_bytes  # a larger image is not read
         self.spread: set[str] = set()  # per-item fields that some sample had
+        self.referenced: set[str] = set()  # names of the members that some sample's images are
 
     def decode(self, payload: dict[str, Any], member: Member) -> Sample:
-        """The rows of one json. Raises `SampleError` when it states no usable sample id."""
-        layout = self.layout
+        """The rows of one json. Raises `SampleError` when it states no usable sample id, or a per-item field is no list."""
         key = sample_stem(member.name)
         fields = dict(payload)
         residue: dict[str, Any] = {}
         sample_id = self._sample_id(fields, key, member, residue)
-        texts = self._list(fields, layout.texts_field, residue)
-        images = self._list(fields, layout.images_field, residue)
+        with naming(sample_id):
+            return Sample(sample_id, self._rows(payload, fields, key, member, residue))
+
+    def _rows(
+        self, payload: dict[str, Any], fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]
+    ) -> list[Row]:
+        layout = self.layout
+        where = f"{self.index.name}: {member.name}"
+        texts = self._list(fields, layout.texts_field, where, residue)
+        images = self._list(fields, layout.images_field, where, residue)
         default_member = None
         if layout.image_member_field in fields:
             default_member = fields.pop(layout.image_member_field)
@@ -53,15 +64,15 @@ class RawDecoder:
             images, resolve_raw(images, key, layout, self.index, default_member)
         )
         text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
-        self._spread(fields, layout.per_text_fields, texts, text_rows, member, residue)
-        self._spread(fields, layout.per_image_fields, images, image_rows, member, residue)
+        self._spread(fields, layout.per_text_fields, texts, text_rows, where, residue)
+        self._spread(fields, layout.per_image_fields, images, image_rows, where, residue)
         metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
         metadata.extras = self._passthrough(fields, residue)
         self._keep_lengths(payload, rows, residue)
         if residue:
             metadata.extras[SOURCE] = residue
         rows.sort(key=lambda row: (row.position, row.modality == "image"))
-        return Sample(sample_id, [metadata, *rows])
+        return [metadata, *rows]
 
     def _sample_id(self, fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]) -> str:
         name = self.layout.sample_id_field
@@ -72,19 +83,19 @@ class RawDecoder:
                 return stated
             return key
         if fields.get(name) is None:
-            raise SampleError("id", f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing")
+            raise SampleError(BAD_SAMPLE_ID, f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing")
         value = fields.pop(name)
         if isinstance(value, str):
             return value
         residue.setdefault("fields", {})[name] = value
         return json.dumps(value, ensure_ascii=False)
 
-    def _list(self, fields: dict[str, Any], name: str, residue: dict[str, Any]) -> list[Any]:
+    def _list(self, fields: dict[str, Any], name: str, where: str, residue: dict[str, Any]) -> list[Any]:
         if name not in fields:
             return []
         value = fields.pop(name)
         if isinstance(value, list):
-            return value
+            return checked_length(value, name, where)
         residue.setdefault("fields", {})[name] = value  # no list: kept as it stands, it has no items
         return []
 
@@ -109,7 +120,12 @@ class RawDecoder:
                 continue
             row = Row(position, "image")
             if isinstance(found, Content):
-                row.content = found
+                size, most = found.member.size, self.max_member_bytes
+                if size > most:
+                    row.error = f"oversized member {found.member.name!r}: {size} bytes, at most {most}"
+                else:
+                    row.content = found
+                self.referenced.add(found.member.name)
                 row.content_type = _MIME.get(extension(found.member.name))
                 row.source_ref = member_ref(self.path, found.member, found.frame)
                 implied = found.frame is None and found.member.name == token
@@ -129,7 +145,7 @@ class RawDecoder:
         names: tuple[str, ...],
         items: list[Any],
         rows: list[Row],
-        member: Member,
+        where: str,
         residue: dict[str, Any],
     ) -> None:
         """Put lists with one value per item on the item rows; what the rows cannot say of a list goes to ``residue``."""
@@ -139,14 +155,14 @@ class RawDecoder:
                 continue
             self.spread.add(name)
             if not isinstance(values, list):
-                raise TypeError(f"{self.index.name}: {member.name}: per-item field {name!r} is no list")
+                raise SampleError(BAD_LAYOUT, f"{where}: per-item field {name!r} is no list")
             if len(values) == len(rows):
                 aligned = values
             elif len(values) == len(items) and all(v is None for v, item in zip(values, items, strict=True) if item is None):
                 aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
             else:
                 warn_user(
-                    f"{self.index.name}: {member.name}: {name!r} has {len(values)} values for {len(rows)} items; "
+                    f"{where}: {name!r} has {len(values)} values for {len(rows)} items; "
                     "kept whole on the metadata row"
                 )
                 continue
@@ -178,6 +194,13 @@ class RawDecoder:
                 lengths[name] = None
         if lengths:
             residue["lengths"] = lengths
+
+
+def checked_length(items: list[Any], name: str, where: str) -> list[Any]:
+    """A list of texts or images as it is. Raises `SampleError` for one that no tar of ours could hold."""
+    if len(items) > MAX_POSITION:
+        raise SampleError(BAD_LAYOUT, f"{where}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}")
+    return items
 
 
 def sample_stem(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +14,14 @@ from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
+    MAX_MEMBER_BYTES,
     SOURCE,
     TEXTS,
     RawLayout,
     normal_extensions,
 )
 from mm_assets.formats.webdataset.source import WebdatasetSource
+from mm_assets.formats.webdataset.tar_samples import SampleIds
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 
@@ -35,6 +37,10 @@ class InterleavedWebdatasetReader(InterleavedReader):
         per_image_fields, per_text_fields: json lists with one value per image (text), spread over the item rows.
         materialize: read image bytes (default); False leaves locators only.
         relative_to: folder or URL prefix; locators below it are stored relative to it, so that no path of this machine leaks.
+        set_aside: what cannot be read (a bad json, a duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
+            else is read; by default it raises.
+        max_member_bytes: a larger image is not read but an error row.
+        taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
     """
 
     suffixes = (".tar", ".tar.gz", ".tgz")
@@ -60,6 +66,9 @@ class InterleavedWebdatasetReader(InterleavedReader):
         per_text_fields: Sequence[str] = (),
         materialize: bool = True,
         relative_to: str | None = None,
+        set_aside: bool = False,
+        max_member_bytes: int = MAX_MEMBER_BYTES,
+        taken_ids: Collection[str] = (),
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
@@ -89,14 +98,23 @@ class InterleavedWebdatasetReader(InterleavedReader):
         )
         self.read_bytes = materialize
         self.relative_to = relative_to.rstrip("/") if relative_to else None
+        self.set_aside = set_aside
+        self.max_member_bytes = max_member_bytes
+        self.taken_ids = frozenset(taken_ids)
+
+    def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
+        ids = SampleIds(self.taken_ids) if self.set_aside else None
+        return lambda uri: WebdatasetSource(
+            uri, self.layout, ref_path(uri, self.relative_to), self.read_bytes, self.storage_options, self.max_member_bytes, ids
+        )
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
-        return WebdatasetSource(uri, self.layout, self._ref_path(uri), self.read_bytes, self.storage_options)
+        return self._opener(partition)(uri)
 
-    def _ref_path(self, uri: str) -> str:
-        if self.relative_to and uri.startswith(self.relative_to + "/"):
-            return uri[len(self.relative_to) + 1 :]
-        return uri
+
+def ref_path(uri: str, relative_to: str | None) -> str:
+    """What locators call a tar: its path below ``relative_to``, or as it is."""
+    return uri.removeprefix(f"{relative_to.rstrip('/')}/") if relative_to else uri
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def resolve_raw(
     When no reference names a member, the k-th one is frame k of ``default_member`` or of ``<key>.tiff``. A reference that
     looks like a file name is never taken for a frame: a lost member would come back as another image.
     """
-    found = [None if token is None else _by_name(token, key, index) for token in references]
+    found = [None if token is None else _by_name(token, key, layout, index) for token in references]
     opaque = [i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)]
     if opaque and len(opaque) == sum(token is not None for token in references):
         tiff = _frame_member(key, index, default_member)
@@ -77,23 +77,24 @@ def _frame_member(key: str, index: TarIndex, default_member: object) -> Member |
     return candidates[0] if candidates else None
 
 
-def _by_name(token: object, key: str, index: TarIndex) -> Resolved:
+def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
-        return f"missing member: the reference is no member name: {token!r:.100}"
+        return _no_name(token)
     bare = token.removeprefix("./")
     names = dict.fromkeys([bare, _beside(bare, key), f"{key}.{token}"])
     matches = {name: found for name in names if (found := lookup(name, index)) is not None}
     if len(matches) > 1:
         return f"ambiguous reference {token!r}: members {', '.join(map(repr, matches))}"
     if not matches:
-        return f"missing member {token!r}"
+        is_name = layout.is_image(token)
+        return f"missing member {token!r}" if is_name else f"dangling reference {token!r}: no member, and no frame of a TIFF"
     found = next(iter(matches.values()))
     return Content(found) if isinstance(found, Member) else found
 
 
 def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
-        return f"missing member: the reference is no member name: {token!r:.100}"
+        return _no_name(token)
     # A full member name is taken only when it is one of the sample's own: another's "3.png" must not stand in for ours.
     names = [f"{key}.{token}", *([token] if token.startswith(f"{key}.") else [])]
     for name in names:
@@ -101,6 +102,10 @@ def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
         if found is not None:
             return Content(found) if isinstance(found, Member) else found
     return f"missing member {names[0]!r}"
+
+
+def _no_name(token: object) -> str:
+    return f"dangling reference: no member name: {token!r:.100}"
 
 
 def _beside(token: str, key: str) -> str:
@@ -114,4 +119,4 @@ def lookup(name: str, index: TarIndex) -> Member | str | None:
         return None
     if isinstance(found, Ambiguous):
         return f"ambiguous: {len(found.members)} members are called {name!r}"
-    return f"member {name!r} {found.broken}" if found.broken else found
+    return f"dangling reference: member {name!r}: {found.broken}" if found.broken else found

@@ -32,6 +32,7 @@ def local_tar(
     *,
     max_bytes: int | None = None,
     temporary_folder: str | None = None,
+    damaged: list[TarDamage] | None = None,
 ) -> Iterator[int]:
     """A read-only descriptor of an uncompressed tar, closed at the end of the block.
 
@@ -41,10 +42,11 @@ def local_tar(
     tar.
 
     Raises `TarDamage` for gzip that is cut or corrupt, for anything but zeros after its last member and for more than
-    ``max_bytes``.
+    ``max_bytes``. With ``damaged`` the error is put in there instead, and the descriptor has what can still be trusted:
+    everything up to a cut, else the gzip members before the one whose checksum fails, nothing of what is too large.
     """
     if not isinstance(source, str | os.PathLike):
-        with _spooled(source, name, max_bytes, temporary_folder) as fd:
+        with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
             yield fd
         return
     with open(source, "rb", buffering=0) as file:
@@ -52,21 +54,32 @@ def local_tar(
         if stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_GZIP), 0) != _GZIP:
             yield fd
         else:
-            with _spooled(file, name, max_bytes, temporary_folder) as spooled:
+            with _spooled(file, name, max_bytes, temporary_folder, damaged) as spooled:
                 yield spooled
 
 
 @contextmanager
-def _spooled(stream: IO[bytes], name: str, max_bytes: int | None, folder: str | None) -> Iterator[int]:
+def _spooled(
+    stream: IO[bytes], name: str, max_bytes: int | None, folder: str | None, damaged: list[TarDamage] | None
+) -> Iterator[int]:
     with tempfile.TemporaryFile(buffering=0, prefix="mm-assets-", dir=folder) as file:
-        total = 0
-        for block in _plain_blocks(stream, name):
-            total += len(block)
-            if max_bytes is not None and total > max_bytes:
-                raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes")
-            view = memoryview(block)
-            while view:
-                view = view[file.write(view) :]
+        total = checked = 0
+        try:
+            for block in _plain_blocks(stream, name):
+                if not block:
+                    checked = total
+                total += len(block)
+                if max_bytes is not None and total > max_bytes:
+                    checked = 0
+                    raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes", max_bytes)
+                view = memoryview(block)
+                while view:
+                    view = view[file.write(view) :]
+        except TarDamage as error:
+            if damaged is None:
+                raise
+            damaged.append(error.with_traceback(None))
+            file.truncate(total if error.is_cut else checked)
         yield file.fileno()
 
 
@@ -86,6 +99,7 @@ def _chain(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
+    """Unpacked blocks; an empty one says that what came before it has passed its checksum."""
     inflator: zlib._Decompress | None = None  # None between gzip members
     read = 0
     for block in blocks:
@@ -106,8 +120,9 @@ def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
                     yield plain
                 if inflator.eof:
                     data, inflator = inflator.unused_data, None
+                    yield b""
                 else:
                     data = inflator.unconsumed_tail
         read += len(block)
     if inflator is not None:
-        raise damage(name, read, "the gzip stream is cut here")
+        raise damage(name, read, "the gzip stream is cut here", is_cut=True)

@@ -15,7 +15,15 @@ _LONGEST_NUMBER = 20  # digits; beyond 4,300 Python refuses to convert
 
 
 class TarDamage(ValueError):
-    """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and reason."""
+    """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and reason.
+
+    ``at`` is that offset, of the file that is damaged (the packed one where gzip is). ``is_cut`` where the file just ends too early.
+    """
+
+    def __init__(self, message: str, at: int = 0, is_cut: bool = False) -> None:
+        super().__init__(message)
+        self.at = at
+        self.is_cut = is_cut
 
 
 class Extended:
@@ -92,13 +100,13 @@ def check_header(header: bytes, name: str, at: int) -> None:
     """Raise `TarDamage` unless these are 512 bytes whose checksum is right, as signed or unsigned characters."""
     if len(header) < BLOCK:
         if not header and at == 0:
-            raise damage(name, at, "the file is empty, not even an empty tar")
+            raise damage(name, at, "the file is empty, not even an empty tar", is_cut=True)
         cut = (
             f"cut within a header, after {len(header)} bytes"
             if header
             else "the end blocks are missing: the file was cut here"
         )
-        raise damage(name, at, cut)
+        raise damage(name, at, cut, is_cut=True)
     try:
         stored = _number(header[148:156])
     except ValueError:
@@ -174,6 +182,6 @@ def padded(size: int) -> int:
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def damage(name: str, at: int, what: str) -> TarDamage:
+def damage(name: str, at: int, what: str, is_cut: bool = False) -> TarDamage:
     """The error for something wrong at a byte offset of the tar called ``name``."""
-    return TarDamage(f"{name}: byte {at}: {what if len(what) <= 1000 else what[:1000] + '…'}")
+    return TarDamage(f"{name}: byte {at}: {what if len(what) <= 1000 else what[:1000] + '…'}", at, is_cut)

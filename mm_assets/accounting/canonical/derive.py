@@ -1,0 +1,90 @@
+"""Counts and digest of rows, derived from what lies there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical.parts import Part
+from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.types import retyped
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.unify import unify_schemas
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a canonical reader finds. ``samples`` are runs of rows of one sample id, ``schema`` the columns, each in one type for all."""
+
+    rows: int = 0
+    samples: int = 0
+    images: int = 0
+    texts: int = 0
+    digest: str = ContentDigest().hexdigest()
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
+
+
+def derive(
+    kind: str, uri: str | None, partition: str | None = None, schema: pa.Schema | None = None, *, options: dict[str, Any] | None = None
+) -> Derived:
+    """What one partition of an output holds; an empty ``uri`` holds nothing.
+
+    With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since they were written.
+    Raises as `Place.tables` does, and `SchemaMismatch` for a column that does not fit.
+    """
+    _keep_freed_memory()
+    if kind == "webdataset" and uri and schema is None:
+        from mm_assets.accounting.canonical.tar_digest import derive_tar
+
+        found = derive_tar(uri, options)
+        if found is not None:
+            return found
+    tally = Tally()
+    for part in Place(kind, uri, partition, options=options).parts():
+        tally.add(part if schema is None else replace(part, table=retyped(part.table, schema)))
+    return tally.derived()
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Until glibc has seen a block as large freed, it gives back the memory of each image, and page faults cost more than reading."""
+    bytes(16 << 20)
+
+
+class Tally:
+    """Counts rows as they come."""
+
+    def __init__(self) -> None:
+        self.schemas: list[pa.Schema] = []
+        self.digest = ContentDigest()
+        self.rows = self.samples = 0
+        self._counts: Counter[str] = Counter()  # by modality
+        self._last: str | None = None  # sample id: a sample may go on in the next table
+
+    def observe(self, table: pa.Table) -> None:
+        """Add the rows of a table, in the types it has."""
+        self.add(Part(table))
+
+    def add(self, part: Part) -> None:
+        """Add rows as they are read."""
+        table, schema = part.table, part.schema
+        if not any(schema.equals(known, check_metadata=True) for known in self.schemas):
+            self.schemas.append(schema)
+        if table.num_rows == 0:
+            return
+        self.digest.observe(table, part.values())
+        self.rows += table.num_rows
+        ids = table.column("sample_id").to_pylist()
+        self.samples += sum(1 for _ in groupby(ids)) - (ids[0] == self._last)
+        self._last = ids[-1]
+        self._counts.update(table.column("modality").to_pylist())
+
+    def derived(self) -> Derived:
+        """What has been seen so far."""
+        schema = unify_schemas(self.schemas) if self.schemas else pa.schema([])
+        return Derived(self.rows, self.samples, self._counts["image"], self._counts["text"], self.digest.hexdigest(), schema)

@@ -1,0 +1,130 @@
+"""Read interleaved Lance tables with the scanner of `lance` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.formats.reader import ShardError
+from mm_assets.formats.storage import StorageOptions
+from mm_assets.interleaved.digest import BLOBS
+
+_BYTES_AT_ONCE = 6 << 20  # a scanner reads all its rows ahead, up to hundreds of megabytes, so that each is given no more than these
+_BATCHES = 3  # of a scan of blobs: the processor's cache has the last one when it is digested
+_ROWS_AT_ONCE = 4096
+_IDS_PER_QUERY = 10_000
+_LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYTES_AT_ONCE}
+_ATTEMPTS = 5
+
+
+def lance_parts(uri: str, partition: str | None = None, options: StorageOptions | None = None) -> Iterator[Part]:
+    """The rows of a table, or of one of its partitions, in the types it states.
+
+    Which rows are a partition's its records say (`mm_assets.formats.lance.partitions`). One that the table does not have has no rows.
+    """
+    import lance
+
+    from mm_assets.formats.lance.location import Location
+    from mm_assets.formats.lance.reader import lance_options
+
+    location = Location(uri, lance_options(uri, options))
+    if not location.has_table():
+        raise FileNotFoundError(f"{uri}: no Lance table here")
+    with _naming(uri):
+        dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
+        schema = _original(dataset.schema.empty_table()).schema
+        yield Part(schema.empty_table())
+        fragments, ids = _rows_of(dataset, location, partition)
+        for start in range(0, len(ids), _IDS_PER_QUERY):
+            yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
+        for fragment in fragments:
+            yield from _fragment(dataset, fragment, schema, uri)
+
+
+def stray_rows(uri: str, options: StorageOptions | None = None) -> int:
+    """Rows of a table beyond those that its partitions have by its own records, less those they lack; 0 without a table."""
+    from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.table import LanceTable
+
+    table = LanceTable(uri, lance_options(uri, options))
+    if not table.exists():
+        return 0
+    for _ in range(_ATTEMPTS):  # another run may commit between the two
+        version = table.dataset().version
+        rows = table.dataset().count_rows() - sum(facts.rows for facts in table.partitions().values())
+        if table.dataset().version == version:
+            break
+    return rows
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise ShardError(f"{uri}: lance cannot read it: {error}") from error
+
+
+def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[Any], Any]:
+    """The fragments that have the rows, or, where other rows are among them, the sample ids."""
+    from mm_assets.formats.lance.partitions import PartitionRecords
+    from mm_assets.formats.lance.snapshot import Snapshot
+
+    if partition is None:
+        return dataset.get_fragments(), []
+    snapshot = Snapshot(dataset)
+    live = snapshot.live(PartitionRecords(location).of([partition])[partition])
+    if live is None:
+        return [], []
+    if snapshot.present_rows(live) != live.rows:  # compaction, or someone's deletion, has moved them
+        return [], live.sample_ids()
+    return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
+
+
+def _matching(dataset: Any, ids: list[str]) -> Iterator[Part]:
+    from mm_assets.formats.lance.snapshot import ids_predicate
+
+    rows = _rows_at_once(dataset.get_fragments())
+    for batch in dataset.scanner(filter=ids_predicate(ids), batch_size=rows, **_LIMITS).to_batches():
+        yield Part(_original(pa.Table.from_batches([batch])))
+
+
+def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Iterator[Part]:
+    rows, stop = _rows_at_once([fragment]), fragment.count_rows()
+    index = blob_index(schema)
+    columns = [name for name in dataset.schema.names if index < 0 or name != BLOBS]
+    start, step = 0, rows
+    while start < stop:
+        limits = {"fragments": [fragment], "offset": start, "limit": step, "batch_size": step, **_LIMITS}
+        table = _original(dataset.scanner(columns=columns, **limits).to_table())
+        blob_rows = range(start, min(start + step, stop), rows)
+        yield Part(table) if index < 0 else Part(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
+        start += step
+        step = min(max(_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE)  # without blobs, rows are far smaller
+
+
+def _blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator[pa.Array]:
+    """The values of these rows, of which each scan is to read one step."""
+    with _naming(uri):  # it runs while the caller takes them
+        for start in rows:
+            limits = {"offset": start, "limit": min(rows.step, rows.stop - start), "batch_size": max(rows.step // _BATCHES, 1), **_LIMITS}
+            for batch in dataset.scanner(fragments=[fragment], columns=[BLOBS], **limits).to_batches():
+                yield batch.column(0).cast(dataset.schema.field(BLOBS).type)
+
+
+def _original(table: pa.Table) -> pa.Table:
+    from mm_assets.formats.lance.names import with_original_names
+    from mm_assets.formats.lance.storage_types import from_storage
+
+    table = from_storage(table)
+    return table.rename_columns(with_original_names(table.schema).names)
+
+
+def _rows_at_once(fragments: list[Any]) -> int:
+    stored = sum(file.file_size_bytes or 0 for fragment in fragments for file in fragment.metadata.files)
+    mean = max(stored // max(sum(fragment.metadata.physical_rows for fragment in fragments), 1), 1)
+    return min(max(_BYTES_AT_ONCE // mean, 1), _ROWS_AT_ONCE)

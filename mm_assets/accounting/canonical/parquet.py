@@ -1,0 +1,70 @@
+"""Read interleaved Parquet with `pyarrow.parquet` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.formats.parquet_types import original_schema, restore
+from mm_assets.formats.reader import ShardError
+from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
+from mm_assets.interleaved.digest import BLOBS
+
+_BYTES_AT_ONCE = 8 << 20
+_BLOB_BYTES_AT_ONCE = 2 << 20  # what the processor's cache holds between decoding and digest; also about a page of our files
+_ROWS_AT_ONCE = 4096
+_READ_BUFFER = 1 << 18
+
+
+def parquet_parts(uri: str, options: StorageOptions | None = None) -> Iterator[Part]:
+    """The rows of one file, in the types it states."""
+    with ExitStack() as stack:
+        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
+        with _naming(uri):
+            file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
+            schema = original_schema(file)
+            yield Part(schema.empty_table())
+            for group in range(file.num_row_groups):
+                yield from _row_group(file, group, schema, uri)
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
+
+
+def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[Part]:
+    facts = file.metadata.row_group(group)
+    columns = [facts.column(i) for i in range(facts.num_columns)]
+    blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
+    index = blob_index(schema)
+    if index < 0 or facts.num_rows > _ROWS_AT_ONCE or facts.total_byte_size - blob_bytes > _BYTES_AT_ONCE:
+        rows = _rows_in(_BYTES_AT_ONCE, facts.total_byte_size, facts.num_rows)
+        for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+            yield Part(restore(pa.Table.from_batches([batch]), schema))
+        return
+    others = schema.remove(index)
+    table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
+    rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, facts.num_rows)
+    rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
+    yield Part(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
+
+
+def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:
+    with _naming(uri):  # it runs while the caller takes them
+        for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
+            yield batch.column(BLOBS).cast(type_)
+
+
+def _rows_in(limit: int, nbytes: int, rows: int) -> int:
+    """How many of rows that have these bytes fit into the limit, by their mean."""
+    return min(max(limit * rows // max(nbytes, 1), 1), _ROWS_AT_ONCE)

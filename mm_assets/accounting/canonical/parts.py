@@ -1,0 +1,57 @@
+"""Rows of an output as they are read: image bytes apart from the other columns, so that they are digested while the cache has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+import pyarrow as pa
+
+from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.digest import BLOBS, Blob
+from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+
+BLOB_FIELD: pa.Field = INTERLEAVED_SCHEMA.field(BLOBS)
+_BLOB_INDEX = INTERLEAVED_SCHEMA.get_field_index(BLOBS)
+
+
+def blob_index(schema: pa.Schema) -> int:
+    """Where the column `BLOBS` is, if it can come apart: once in the schema, of bytes; else -1."""
+    index = int(schema.get_field_index(BLOBS))  # -1 also when there are two
+    return index if index >= 0 and schema.field(index).type in (pa.binary(), pa.large_binary()) else -1
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows. With ``blobs``, ``table`` is without the column `BLOBS`: its values come in these, a few rows at a time, in order.
+
+    They are read when they are asked for, once, and before the next part. ``index`` and ``field`` say where the column belongs.
+    """
+
+    table: pa.Table
+    blobs: Iterator[pa.Array | list[bytes | None]] | None = None
+    index: int = _BLOB_INDEX
+    field: pa.Field = BLOB_FIELD
+
+    @property
+    def schema(self) -> pa.Schema:
+        """All columns."""
+        return self.table.schema if self.blobs is None else self.table.schema.insert(self.index, self.field)
+
+    def values(self) -> Iterator[Blob | None] | None:
+        """The blobs one by one; None where the table has them."""
+        if self.blobs is None:
+            return None
+        return chain.from_iterable(binary_views(piece) if isinstance(piece, pa.Array) else piece for piece in self.blobs)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The same rows with all columns, some megabytes at a time."""
+        if self.blobs is None:
+            yield self.table
+            return
+        start = 0
+        for piece in self.blobs:
+            array = piece.cast(self.field.type) if isinstance(piece, pa.Array) else pa.array(piece, self.field.type)
+            yield self.table.slice(start, len(array)).add_column(self.index, self.field, array)
+            start += len(array)

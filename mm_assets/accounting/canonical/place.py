@@ -1,0 +1,64 @@
+"""One file, or one Lance table or partition of it, as a source of plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical.parts import Part
+from mm_assets.accounting.canonical.types import settled
+
+# What reads each format. Raw tars, which are in nobody's layout, are read by `InterleavedWebdatasetReader`: there is no other reader.
+READERS = {
+    "parquet": "pyarrow.parquet.ParquetFile",
+    "webdataset": "webdataset.tariterators",
+    "lance": "lance.LanceDataset.scanner",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file or a Lance table (path or URL; empty: nothing was written).
+
+    ``partition`` narrows a Lance table to one partition (None: the whole table); files are read whole. ``relative_to`` is the folder that
+    the locators of a raw tar are relative to. ``options`` are those of the file system.
+    """
+
+    kind: str
+    uri: str | None
+    partition: str | None = None
+    relative_to: str | None = None
+    options: dict[str, Any] | None = None
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The rows in the types they were written in, some megabytes at a time; a table without rows where there is only a schema.
+
+        Raises ``FileNotFoundError``, and ``ValueError`` naming the file for what its reader, or the layout, does not allow.
+        """
+        for part in self.parts():
+            yield from part.tables()
+
+    def parts(self) -> Iterator[Part]:
+        """The same rows as they are read. Raises as `tables` does, also while the blobs of a part are asked for."""
+        for part in self._read():
+            yield settled(part, str(self.uri))
+
+    def _read(self) -> Iterator[Part]:
+        if not self.uri:
+            return iter(())
+        if self.kind == "parquet":
+            from mm_assets.accounting.canonical.parquet import parquet_parts
+
+            return parquet_parts(self.uri, self.options)
+        if self.kind == "webdataset":
+            from mm_assets.accounting.canonical.webdataset import tar_parts
+
+            return tar_parts(self.uri, self.relative_to, self.options)
+        if self.kind == "lance":
+            from mm_assets.accounting.canonical.lance import lance_parts
+
+            return lance_parts(self.uri, self.partition, self.options)
+        raise ValueError(f"format must be one of {', '.join(READERS)}, not {self.kind!r}")

@@ -1,0 +1,105 @@
+"""A dataset as canonical readers find it: counts and digest over all its places, its columns in one type each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical.derive import Derived, Tally
+from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.types import changes, retyped
+from mm_assets.accounting.comparison.row_index import RowIndex
+from mm_assets.interleaved.digest import ContentDigest, row_digests
+from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.unify import unify_schemas
+
+
+class Dataset:
+    """Rows that lie in one place or several. Everything is read when first asked for, and read again for each question.
+
+    ``typed_as`` is another dataset whose columns have their types because of further rows: `facts` takes these rows in those, too.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
+        self.typed_as: Dataset | None = None
+
+    @cached_property
+    def own(self) -> Derived:
+        """What is there, each row digested in the types that it has where it lies."""
+        digest = ContentDigest()
+        for tally in self._tallies:
+            digest = digest.plus(tally.digest)
+        found = [tally.derived() for tally in self._tallies]
+        rows, samples, images, texts = (sum(getattr(f, n) for f in found) for n in ("rows", "samples", "images", "texts"))
+        schemas = [schema for tally in self._tallies for schema in tally.schemas]
+        return Derived(rows, samples, images, texts, digest.hexdigest(), unify_schemas(schemas) if schemas else pa.schema([]))
+
+    @cached_property
+    def facts(self) -> Derived:
+        """What is there, each column digested in one type for the whole dataset, as a table of all places would have it."""
+        schema = self.own.schema if self.typed_as is None else unify_schemas([self.own.schema, self.typed_as.own.schema])
+        while True:
+            digest = ContentDigest()
+            for place, tally in zip(self.places, self._tallies, strict=True):
+                found = self._settled_digest(place, tally, schema)
+                if isinstance(found, str):
+                    schema = _wider(schema, found)
+                    break
+                digest = digest.plus(found)
+            else:
+                own = self.own
+                return Derived(own.rows, own.samples, own.images, own.texts, digest.hexdigest(), schema)
+
+    def index(self) -> RowIndex:
+        """The keys and digests of all rows, in the order of `tables`."""
+        index = RowIndex()
+        schema = self.facts.schema
+        for table in self.tables():
+            own = row_digests(table)
+            index.add(table, own, row_digests(retyped(table, schema)) if changes(table.schema, schema) else own)
+        return index
+
+    def tables(self) -> Iterator[pa.Table]:
+        """All rows, place by place."""
+        for place in self.places:
+            yield from place.tables()
+
+    @cached_property
+    def _tallies(self) -> list[Tally]:
+        tallies = []
+        for place in self.places:
+            tally = Tally()
+            for table in place.tables():
+                tally.observe(table)
+            tallies.append(tally)
+        return tallies
+
+    def _settled_digest(self, place: Place, tally: Tally, schema: pa.Schema) -> ContentDigest | str:
+        """The digest of a place in these types, or the name of a column whose values do not fit."""
+        if not any(changes(own, schema) for own in tally.schemas):
+            return tally.digest
+        digest = ContentDigest()
+        for table in place.tables():
+            try:
+                settled = retyped(table, schema)
+            except ValueError:
+                return next(field.name for field in schema if not _fits(table, field))
+            digest.observe(settled)
+        return digest
+
+
+def _fits(table: pa.Table, field: pa.Field) -> bool:
+    try:
+        retyped(table, pa.schema([field]))
+    except ValueError:
+        return False
+    return True
+
+
+def _wider(schema: pa.Schema, name: str) -> pa.Schema:
+    """JSON text for this column, or, where it is that already, no type of its own: then each row keeps its type."""
+    index = schema.get_field_index(name)
+    return schema.remove(index) if is_json(schema.field(index)) else schema.set(index, json_field(name))

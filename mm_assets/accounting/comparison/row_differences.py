@@ -1,0 +1,128 @@
+"""What differs between two rows, in words: the column, and what is there in each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical.types import retyped
+from mm_assets.accounting.comparison.dataset import Dataset
+from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.digest import row_digests
+from mm_assets.interleaved.json_values import dumps, is_json
+
+Names = tuple[str, str]
+
+_SHOWN = 60  # characters of a long value
+_BEFORE = 20  # of them before the first that differs
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One column of an item, or (``column`` None) an item as a whole, that is not the same in two datasets."""
+
+    sample_id: str
+    position: int
+    modality: str
+    column: str | None
+    what: str
+
+    def __str__(self) -> str:
+        column = "" if self.column is None else f", column {self.column!r}"
+        return f"sample {self.sample_id!r}, position {self.position}{column}: {self.what}"
+
+
+def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
+    """Single rows of a dataset by their number in reading order, each as a table in its own types."""
+    wanted = sorted(set(rows), reverse=True)
+    found: dict[int, pa.Table] = {}
+    start = 0
+    tables = dataset.tables() if wanted else iter(())
+    for table in tables:
+        while wanted and wanted[-1] < start + table.num_rows:
+            row = wanted.pop()
+            found[row] = table.take([row - start])  # a copy: a slice would keep the whole table
+        if not wanted:
+            break
+        start += table.num_rows
+    return found
+
+
+def pair_differences(left: pa.Table, right: pa.Table, settled: tuple[pa.Schema, pa.Schema], names: Names) -> list[Difference]:
+    """The columns of one item that differ. ``settled`` are the types that columns have in the whole of the two datasets."""
+    wide = retyped(left, settled[0]), retyped(right, settled[1])
+    columns = dict.fromkeys([*left.column_names, *right.column_names])
+    differing = [n for n in columns if _value(left, n) != _value(right, n) and _value(wide[0], n) != _value(wide[1], n)]
+    if not differing:
+        return [_difference(left, None, f"its columns have other types in {names[0]} than in {names[1]}")]
+    return [_difference(left, name, _described(left, right, name, names)) for name in differing]
+
+
+def unpaired_difference(row: pa.Table, counts: tuple[int, int], names: Names) -> Difference:
+    """One item that occurs more often in one dataset than in the other."""
+    modality = row.column("modality")[0].as_py()
+    if 0 in counts:
+        return _difference(row, None, f"the {modality} row is missing in {names[counts.index(0)]}")
+    times = (f"{count} time{'' if count == 1 else 's'} in {name}" for count, name in zip(counts, names, strict=True))
+    return _difference(row, None, f"the {modality} row occurs {', '.join(times)}")
+
+
+def _difference(row: pa.Table, column: str | None, what: str) -> Difference:
+    sample_id, position, modality = (row.column(name)[0].as_py() for name in ("sample_id", "position", "modality"))
+    return Difference(sample_id, position, modality, column, what)
+
+
+def _value(row: pa.Table, name: str) -> int | None:
+    """A digest of one column's type and value; None for null, and without the column."""
+    is_there = name in row.column_names and row.column(name).null_count == 0
+    return row_digests(row.select([name]))[0] if is_there else None
+
+
+def _described(left: pa.Table, right: pa.Table, name: str, names: Names) -> str:
+    first, second = _cell(left, name), _cell(right, name)
+    start = _common_length(first.value, second.value)
+    described = f"{first.shown(start)} in {names[0]}, {second.shown(start)} in {names[1]}"
+    if isinstance(first.value, bytes) and isinstance(second.value, bytes):
+        return f"{described}, different from byte {start} on"
+    return described
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """What is to be said of a value: of bytes their number, of a long text the part around where it begins to differ."""
+
+    kind: str
+    value: Any = None
+
+    def shown(self, start: int) -> str:
+        if isinstance(self.value, bytes):
+            return f"{len(self.value)} bytes"
+        if not isinstance(self.value, str):
+            return self.kind if self.value is None else f"{self.kind} {dumps(self.value)}"
+        if len(self.value) <= _SHOWN:
+            return f"{self.kind} {self.value!r}"
+        begin = max(start - _BEFORE, 0)
+        part = self.value[begin : begin + _SHOWN]
+        return f"{self.kind} {'…' if begin else ''}{part!r}{'…' if begin + _SHOWN < len(self.value) else ''}"
+
+
+def _cell(row: pa.Table, name: str) -> _Cell:
+    if name not in row.column_names:
+        return _Cell("no such column")
+    column, field = row.column(name), row.schema.field(name)
+    if column.null_count:
+        return _Cell("null")
+    if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+        return _Cell("bytes", column[0].as_py())
+    return _Cell("json" if is_json(field) else str(field.type), json_codec.encode(column, field)[0])
+
+
+def _common_length(first: Any, second: Any) -> int:
+    """How many characters or bytes two values begin with in common."""
+    if type(first) is not type(second) or not isinstance(first, str | bytes):
+        return 0
+    shared = min(len(first), len(second))
+    return next((at for at in range(shared) if first[at] != second[at]), shared)

@@ -1,0 +1,129 @@
+"""What happened to a sample: the shards it came from, and what became of each of its items in every output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
+from mm_assets.accounting.lookup import Rows, in_lance, in_parquet, in_tar
+from mm_assets.formats.storage import StorageOptions, exists, join
+from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved.schema import MODALITIES
+
+Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each may be None
+
+ABSENT = "absent"
+NOT_MADE = "not made"
+_LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where an asset of the graph lies below the storage root: a folder of files with ``suffix``, or (no suffix) one table."""
+
+    asset: str
+    folder: str
+    suffix: str = ""
+
+
+CURATED = Output("curated_parquet", "curated", ".parquet")
+FILTERED = Output("filtered_parquet", "filtered", ".parquet")
+TARS = Output("final_tars", "webdataset", ".tar")
+LANCE = Output("lance_table", "lance/items.lance")
+OUTPUTS = (CURATED, FILTERED, TARS, LANCE)
+
+
+@dataclass
+class ItemHistory:
+    """One item of a shard and, by asset, what became of it."""
+
+    position: int
+    modality: str
+    locator: Locator
+    fates: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class ShardHistory:
+    """The items of a sample in one shard; ``partition`` None: in a Lance table that does not say."""
+
+    partition: str | None
+    items: list[ItemHistory] = field(default_factory=list)
+
+    @property
+    def locator(self) -> Locator:
+        """Of the sample's first item that says where it is from."""
+        return next((item.locator for item in self.items if any(item.locator)), (None,) * len(_LOCATOR))
+
+    def note(self, asset: str, row: Mapping[str, Any], fate: str) -> None:
+        """Enter what became of an item. Two items of one place are told apart by where they come from: an id may be there twice."""
+        locator = tuple(row[name] for name in _LOCATOR)
+        open_items = [i for i in self.items if (i.position, i.modality) == (row["position"], row["modality"]) and asset not in i.fates]
+        known = next((i for i in open_items if i.locator == locator), None)
+        known = known or next((i for i in open_items if not any(i.locator) or not any(locator)), None)
+        if known is None:
+            known = ItemHistory(row["position"], row["modality"], locator)
+            self.items.append(known)
+        elif not any(known.locator):
+            known.locator = locator
+        known.fates[asset] = fate
+
+
+def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
+    """The sample in each shard that has or had it, from the outputs and the ledger below a storage root; none for an unknown id.
+
+    Costs a look at the footer of every Parquet and ledger file; tars are opened only for shards found there, and the Lance table is asked
+    by its index. No image is read.
+    """
+    ledger = Ledger(root, options)
+    kept: dict[str, Mapping[Any, Rows]] = {
+        output.asset: in_parquet(join(root, output.folder), sample_id, options) for output in (CURATED, FILTERED)
+    }
+    found = {output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names) for output in OUTPUTS}
+    lost = {asset: [row for rows in files.values() for row in rows] for asset, files in found.items()}
+    partitions = sorted({p for files in kept.values() for p in files} | {row["partition"] for rows in lost.values() for row in rows})
+    kept[LANCE.asset] = in_lance(_uri(root, LANCE, ""), sample_id, partitions, options)
+    partitions += [p for p in kept[LANCE.asset] if p is not None and p not in partitions]
+    kept[TARS.asset] = {p: in_tar(_uri(root, TARS, p), sample_id, options) for p in partitions}
+
+    shards: dict[str | None, ShardHistory] = {}
+    for asset, by_partition in kept.items():
+        for partition, rows in by_partition.items():
+            for row in rows:
+                error = row["materialize_error"]
+                fate = f"kept with an error: {error}" if error else "kept"
+                shards.setdefault(partition, ShardHistory(partition)).note(asset, row | locator_columns(row["source_ref"]), fate)
+    for asset, rows in lost.items():
+        for row in rows:
+            shards.setdefault(row["partition"], ShardHistory(row["partition"])).note(asset, row, _loss(row))
+    for shard in shards.values():
+        for output in OUTPUTS:
+            fate = ABSENT if _is_made(root, output, shard.partition, ledger, options) else NOT_MADE
+            for item in shard.items:
+                item.fates.setdefault(output.asset, fate)
+        shard.items.sort(key=_order)
+    return [shards[name] for name in sorted(shards, key=lambda name: (name is None, name))]
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    if row["outcome"] == "quarantined":
+        return f"quarantined: {row['kind']}: {row['reason']}"
+    score = "" if row["score"] is None else f" (score {row['score']:g}, asked for {row['threshold']})"
+    return f"filtered by {row['kind']}: {row['reason']}{score}"
+
+
+def _uri(root: str, output: Output, partition: str) -> str:
+    return join(root, output.folder, f"{partition_filename(partition)}{output.suffix}") if output.suffix else join(root, output.folder)
+
+
+def _is_made(root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None) -> bool:
+    """Whether an asset has dealt with a shard, be it that nothing of it was left to write."""
+    if partition is None:
+        return True
+    return any(exists(uri, options) for uri in (ledger.balance_uri(output.asset, partition), _uri(root, output, partition)))
+
+
+def _order(item: ItemHistory) -> tuple[int, int, int]:
+    return item.position, MODALITIES.index(item.modality), item.locator[2] or -1

@@ -1,0 +1,241 @@
+"""The ledger: of every asset and shard, what went in, what came out, and each item that did not, as tables that any SQL engine reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.records import stat_outputs
+from mm_assets.formats.reports import PartitionReport
+from mm_assets.formats.storage import StorageOptions, exists, join, open_binary, remove
+from mm_assets.formats.tables import publish_table
+from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.source_ref import parse_source_ref
+
+ITEMS_SCHEMA = pa.schema(
+    [
+        pa.field("asset", pa.string(), nullable=False),
+        pa.field("partition", pa.string(), nullable=False),
+        pa.field("sample_id", pa.string()),
+        pa.field("position", pa.int32()),
+        pa.field("modality", pa.string()),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("score", pa.float64()),
+        pa.field("threshold", pa.string()),
+        pa.field("is_cause", pa.bool_(), nullable=False),
+        pa.field("source", pa.string()),
+        pa.field("member", pa.string()),
+        pa.field("byte_offset", pa.int64()),
+        pa.field("byte_size", pa.int64()),
+        pa.field("frame_index", pa.int32()),
+    ]
+)
+BALANCE_SCHEMA = pa.schema(
+    [
+        pa.field("asset", pa.string(), nullable=False),
+        pa.field("partition", pa.string(), nullable=False),
+        pa.field("entry", pa.string(), nullable=False),
+        pa.field("kind", pa.string()),
+        pa.field("items", pa.int64()),
+        pa.field("samples", pa.int64()),
+        pa.field("digest", pa.string()),
+    ]
+)
+LEDGER_FOLDER = "ledger"
+_MODULUS = 1 << 128  # of `ContentDigest`
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is None when the input does not say.
+
+    A damaged stretch holds nobody knows how many: its kind is listed with the items that are known, be it none. The digests are sums
+    over rows, in hex; None where they are not known. ``source_digest`` is of the rows that came out, in the types they came in with.
+    """
+
+    items_in: int | None
+    items_out: int
+    filtered: Mapping[str, int]
+    quarantined: Mapping[str, int]
+    samples_out: int | None = None
+    in_digest: str | None = None
+    out_digest: str | None = None
+    source_digest: str | None = None
+    lost_digest: str | None = None
+
+    @classmethod
+    def of(cls, report: PartitionReport, in_digest: str | None = None) -> Balance:
+        """What a report says; ``in_digest`` is that of the input's rows."""
+        filtered, quarantined = _items_by_kind(report.filtered), _items_by_kind(report.quarantined)
+        digests = (in_digest, report.digest or None, report.source_digest or report.digest or None, report.lost_digest or None)
+        return cls(report.items, report.rows, filtered, quarantined, report.samples, *digests)
+
+    @property
+    def difference(self) -> int | None:
+        """Items in, less all that are accounted for: above 0 some vanished, below 0 some came from nowhere. None: not known."""
+        if self.items_in is None:
+            return None
+        return self.items_in - self.items_out - sum(self.filtered.values()) - sum(self.quarantined.values())
+
+    @property
+    def is_balanced(self) -> bool | None:
+        return None if self.difference is None else self.difference == 0
+
+    @property
+    def digests_agree(self) -> bool | None:
+        """Whether the rows that came out and those that were taken out are the very rows that went in. None: not known."""
+        if not self.in_digest or not self.source_digest:
+            return None
+        total = int(self.source_digest, 16) + int(self.lost_digest or "0", 16)
+        return total % _MODULUS == int(self.in_digest, 16)
+
+
+class Ledger:
+    """The tables below a storage root (folder or URL).
+
+    ``ledger/items/<asset>/<partition>.parquet`` has one row per lost item (`ITEMS_SCHEMA`); there is no file where none was lost.
+    ``ledger/balance/<asset>/<partition>.parquet`` has one row per entry (`BALANCE_SCHEMA`): ``in``, ``out``, ``filtered`` and
+    ``quarantined`` by kind. The entry ``lost`` has the digest of all rows taken out, whose items the others count.
+    All files of a table have the same columns and types. A file that would not change is not touched.
+    """
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._root = join(root, LEDGER_FOLDER)
+        self._options = options
+
+    def items_folder(self, asset: str) -> str:
+        return join(self._root, "items", partition_filename(asset))
+
+    def items_uri(self, asset: str, partition: str) -> str:
+        return join(self.items_folder(asset), _file_name(partition))
+
+    def balance_uri(self, asset: str, partition: str) -> str:
+        return join(self._root, "balance", partition_filename(asset), _file_name(partition))
+
+    def write(
+        self, asset: str, partition: str, account: PartitionReport | tuple[Balance, Sequence[Loss]], in_digest: str | None = None
+    ) -> Balance:
+        """Record what became of one shard in place of what was recorded before; each file appears whole.
+
+        ``account`` is a writer's report (``in_digest`` as in `Balance.of`), or a balance with the losses that it counts.
+        """
+        balance, losses = account if isinstance(account, tuple) else (Balance.of(account, in_digest), account.losses)
+        publish_losses(self.items_uri(asset, partition), items_table(asset, partition, losses), self._options)
+        publish_table(self.balance_uri(asset, partition), balance_table(asset, partition, balance, losses), self._options)
+        return balance
+
+    def items(self, asset: str, partition: str) -> pa.Table:
+        """The lost items of a shard; no rows when it lost none, or was never recorded."""
+        return self._read(self.items_uri(asset, partition), ITEMS_SCHEMA)
+
+    def balance(self, asset: str, partition: str) -> pa.Table:
+        """The entries of a shard; no rows when it was never recorded."""
+        return self._read(self.balance_uri(asset, partition), BALANCE_SCHEMA)
+
+    def sizes(self, asset: str, partitions: Iterable[str]) -> dict[str, dict[str, int | None]]:
+        """Bytes of the two files of each shard, None for one that is not there: whether they are still those that were written."""
+        uris = {key: {"items": self.items_uri(asset, key), "balance": self.balance_uri(asset, key)} for key in partitions}
+        found = stat_outputs([uri for files in uris.values() for uri in files.values()])
+        return {
+            key: {name: stat["size"] if (stat := found[uri]) is not None else None for name, uri in files.items()}
+            for key, files in uris.items()
+        }
+
+    def _read(self, uri: str, schema: pa.Schema) -> pa.Table:
+        if not exists(uri, self._options):
+            return schema.empty_table()
+        with open_binary(uri, self._options) as file:
+            return pq.read_table(file)
+
+
+def _file_name(partition: str) -> str:
+    return f"{partition_filename(partition)}.parquet"
+
+
+def publish_losses(uri: str, items: pa.Table, options: StorageOptions | None = None) -> None:
+    """Publish a table of lost items; without any, remove the file that an earlier time may have left."""
+    if items.num_rows:
+        publish_table(uri, items, options)
+    else:
+        remove(uri, options)
+
+
+def items_table(asset: str, partition: str, losses: Iterable[Loss]) -> pa.Table:
+    """One row per loss, in `ITEMS_SCHEMA`."""
+    rows = [_row(asset, partition, loss) for loss in losses]
+    return pa.Table.from_arrays([_column([row[f.name] for row in rows], f.type) for f in ITEMS_SCHEMA], schema=ITEMS_SCHEMA)
+
+
+def balance_table(asset: str, partition: str, balance: Balance, losses: Iterable[Loss]) -> pa.Table:
+    """One row per entry, in `BALANCE_SCHEMA`."""
+    samples = _samples_by_kind(losses)
+    entries: list[dict[str, Any]] = [
+        {"entry": "in", "items": balance.items_in, "digest": balance.in_digest},
+        {"entry": "out", "items": balance.items_out, "samples": balance.samples_out, "digest": balance.out_digest},
+    ]
+    for entry, kinds in (("filtered", balance.filtered), ("quarantined", balance.quarantined)):
+        entries += [
+            {"entry": entry, "kind": kind, "items": items, "samples": samples.get((entry, kind))} for kind, items in sorted(kinds.items())
+        ]
+    if balance.lost_digest is not None:
+        entries.append({"entry": "lost", "digest": balance.lost_digest})
+    return pa.Table.from_pylist([{"asset": asset, "partition": partition, **entry} for entry in entries], schema=BALANCE_SCHEMA)
+
+
+def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for loss in losses:
+        counts[loss.kind] += loss.is_item
+    return dict(counts)
+
+
+def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
+    """How many samples lost something, by outcome and kind; None where a stretch holds an unknown number of them."""
+    ids: dict[tuple[str, str], set[str | None]] = {}
+    for loss in losses:
+        ids.setdefault((loss.outcome, loss.kind), set()).add(loss.sample_id if loss.is_item else None)
+    return {key: None if None in found else len(found) for key, found in ids.items()}
+
+
+def locator_columns(source_ref: str | None) -> dict[str, Any]:
+    """The columns ``source member byte_offset byte_size frame_index`` of a locator; what is not as it should be is null."""
+    try:
+        ref: Mapping[str, Any] = parse_source_ref(source_ref)
+    except (TypeError, ValueError):
+        ref = {}
+    return {
+        "source": _text(ref.get("path")),
+        "member": _text(ref.get("member")),
+        "byte_offset": _number(ref.get("byte_offset"), 63),
+        "byte_size": _number(ref.get("byte_size"), 63),
+        "frame_index": _number(ref.get("frame_index"), 31),
+    }
+
+
+def _row(asset: str, partition: str, loss: Loss) -> dict[str, Any]:
+    row = {"asset": asset, "partition": partition, **loss.__dict__}
+    return row | locator_columns(row.pop("source_ref"))
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object, bits: int) -> int | None:
+    """Locators come with the data: what is no number of bytes is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None
+
+
+def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, type_)
+    except UnicodeEncodeError:  # a lone surrogate in what bad data said of itself
+        return pa.array([None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values], type_)

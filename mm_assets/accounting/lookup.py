@@ -1,0 +1,163 @@
+"""Find the rows of one sample in outputs of each format, without reading what is not about it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.formats.fetching import Fetcher, open_fetcher
+from mm_assets.formats.parquet_types import SHARD
+from mm_assets.formats.partitions import Partition, partition_name
+from mm_assets.formats.storage import StorageOptions, exists, expand_paths, filesystem, is_remote, local_path, open_binary
+from mm_assets.formats.webdataset.keys import sample_key
+from mm_assets.formats.webdataset.tar_header import BLOCK
+from mm_assets.formats.webdataset.tar_write import END_BLOCKS
+
+Rows = list[dict[str, Any]]
+
+COLUMNS = ["sample_id", "position", "modality", "source_ref", "materialize_error"]
+_THREADS = 16  # object stores answer in ~50 ms
+_OFFSET = np.dtype("<u8")
+_COPIED = 16 << 20  # bytes of a sample in memory at a time
+
+
+def in_parquet(folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS) -> dict[str, Rows]:
+    """Rows of a sample by partition, from all Parquet files below a folder (none when there is no such folder).
+
+    Reads each file's footer; of row groups whose statistics leave room for the id its ``sample_id``, of those that have it ``columns``.
+    """
+    try:
+        files = expand_paths(folder, (".parquet",), options)
+    except FileNotFoundError:
+        return {}
+    with ThreadPoolExecutor(_THREADS) as threads:
+        results = threads.map(lambda file: _in_file(file, folder, sample_id, columns, options), files)
+        return _merged(result for result in results if result is not None)
+
+
+def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
+    """Rows of a sample in one tar of ours; none when the tar does not exist. No other sample's images are read."""
+    from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+
+    if not exists(uri, options):
+        return []
+    with _tar_of(uri, sample_id, options) as tar:
+        if tar is None:
+            return []
+        reader = InterleavedWebdatasetReader(tar, materialize=False, storage_options=options)
+        _, tables = reader.project(Partition("", (tar,)), COLUMNS)
+        return [row for table in tables for row in table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()]
+
+
+def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None) -> dict[str | None, Rows]:
+    """Rows of a sample in a Lance table, by the partition they were committed with (None: a table of others); none without a table.
+
+    ``partitions`` are looked at first: the records of all the others are read only when it is none of them.
+    """
+    from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.snapshot import ids_predicate
+    from mm_assets.formats.lance.table import LanceTable
+
+    table = LanceTable(uri, lance_options(uri, options))
+    if not table.exists():
+        return {}
+    dataset = table.dataset()
+    rows = dataset.scanner(columns=COLUMNS, filter=ids_predicate([sample_id])).to_table().to_pylist()
+    return {_owner(dataset, uri, sample_id, partitions, options): rows} if rows else {}
+
+
+def _in_file(
+    file: str, folder: str, sample_id: str, columns: Sequence[str], options: StorageOptions | None
+) -> tuple[str, Rows] | None:
+    with _open_parquet(file, options) as parquet:
+        rows: Rows = []
+        for group in _possible_groups(parquet.metadata, sample_id):
+            ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
+            found = pc.equal(ids, sample_id)
+            if pc.any(found).as_py():
+                rows += parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(found).to_pylist()
+        shard = (parquet.metadata.metadata or {}).get(SHARD.encode())
+    return (shard.decode() if shard else partition_name(file, folder), rows) if rows else None
+
+
+@contextmanager
+def _open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
+    if not is_remote(file):
+        with pq.ParquetFile(local_path(file), pre_buffer=False) as parquet:
+            yield parquet
+        return
+    fs, path = filesystem(file, options)
+    with fs.open(path, "rb", cache_type="none") as remote:  # caches read ahead by megabytes
+        yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
+
+
+def _possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]:
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "sample_id")
+        bounds = column.statistics if column.is_stats_set else None
+        if bounds is None or not bounds.has_min_max or bounds.min <= sample_id <= bounds.max:
+            yield number
+
+
+def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str, Rows]:
+    merged: dict[str, Rows] = {}
+    for partition, rows in found:
+        merged.setdefault(partition, []).extend(rows)
+    return merged
+
+
+@contextmanager
+def _tar_of(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
+    """A tar that has the sample if ``uri`` has it: its members alone, cut out by the index beside the tar; without one the tar itself."""
+    if not exists(f"{uri}.idx", options):
+        yield uri
+        return
+    with open_binary(f"{uri}.idx", options) as file:
+        starts = np.frombuffer(file.read(), _OFFSET).tolist()
+    prefix = f"{sample_key(sample_id)}.".encode()
+    with open_fetcher(uri, uri, options) as fetcher, tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
+        headers = _ranges(fetcher, [(start, BLOCK) for start in starts[:-1]])
+        at = next((number for number, header in enumerate(headers) if header.startswith(prefix)), None)
+        if at is None:
+            yield None
+            return
+        path = Path(folder, "sample.tar")
+        with open(path, "wb") as file:
+            for start in range(starts[at], starts[at + 1], _COPIED):
+                file.writelines(_ranges(fetcher, [(start, min(_COPIED, starts[at + 1] - start))]))
+            file.write(bytes(END_BLOCKS))
+        yield str(path)
+
+
+def _ranges(fetcher: Fetcher, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
+    results = fetcher.fetch([(None, offset, size) for offset, size in ranges])
+    for result in results:
+        if isinstance(result, str):
+            raise OSError(result)
+    return results  # type: ignore[return-value]
+
+
+def _owner(dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None) -> str | None:
+    from mm_assets.formats.lance.location import Location
+    from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
+    from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.snapshot import Snapshot
+
+    snapshot = Snapshot(dataset)
+    records = PartitionRecords(Location(uri, lance_options(uri, options)))
+
+    def having(found: Mapping[str, list[PartitionRecord]]) -> str | None:
+        live = {partition: snapshot.live(entries) for partition, entries in found.items()}
+        return next((p for p, record in live.items() if record and pc.index(record.sample_ids(), sample_id).as_py() >= 0), None)
+
+    return having(records.of(list(partitions))) or having(records.all())

@@ -1,0 +1,179 @@
+"""The proof of zero loss: what each output holds by a canonical reader's account, against what was written, rolled up over all shards.
+
+    proof/<asset>/<partition>.json   one shard of one output, as last examined
+    proof/proof.json                 all of them: counts, digests, versions, configuration; derived, so it can always be made again
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from mm_assets import __version__
+from mm_assets.formats.storage import StorageOptions, exists, filesystem, join, open_binary, staged
+from mm_assets.formats.webdataset.keys import partition_filename
+
+FORMAT = 2
+SUMMARY = "proof.json"
+_COUNTS = ("rows", "samples", "images", "texts", "lost_rows")
+_DIGESTS = ("digest", "lost_digest")
+_SUMMED = (*_COUNTS, *_DIGESTS)
+_NAMED = ("reader", "config")
+_MODULUS = 1 << 128
+_PACKAGES = ("pyarrow", "webdataset", "pylance", "xxhash")
+_THREADS = 16
+
+
+@dataclass(frozen=True)
+class ShardProof:
+    """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest), ``derived`` what a canonical
+    reader (``reader``) finds there; ``problems`` has one line for each difference. ``config`` identifies code and options, ``stat`` tells
+    whether the output is still the one that was examined.
+    """
+
+    asset: str
+    partition: str
+    reader: str
+    written: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    lost: Mapping[str, Any] = field(default_factory=dict)
+    config: str = ""
+    stat: Mapping[str, Any] | None = None
+    problems: tuple[str, ...] = ()
+
+    @property
+    def is_equal(self) -> bool:
+        return not self.problems
+
+
+class Proofs:
+    """The proofs below a storage root (folder or URL)."""
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._folder = join(root, "proof")
+        self._options = options
+        self._fs, self._path = filesystem(self._folder, options)
+
+    def read(self, asset: str, partition: str) -> ShardProof | None:
+        """The last proof of a shard, None without one (or with an unreadable one, which counts as none)."""
+        uri = self._uri(asset, partition)
+        if not exists(uri, self._options):
+            return None
+        with open_binary(uri, self._options) as file:
+            return _parsed(file.read())
+
+    def write(self, proof: ShardProof) -> None:
+        """Publish one shard's proof; an unchanged one is left alone."""
+        self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
+
+    def roll_up(self, examined: Sequence[ShardProof]) -> dict[str, Any]:
+        """Bring ``proof.json`` up to date with these proofs, publish it, and return what it says.
+
+        Entries of other shards are taken from it, or, if it does not have each shard that has a proof, made again from all proofs.
+        """
+        paths = self._paths()
+        before = self._rolled_up()
+        shards = {partition: dict(entries) for partition, entries in before.get("shards", {}).items()}
+        for proof in examined:
+            shards.setdefault(proof.partition, {})[proof.asset] = _entry(proof)
+        if sum(map(len, shards.values())) != len(paths):
+            with ThreadPoolExecutor(_THREADS) as threads:
+                found = [_parsed(data) for data in threads.map(self._fs.cat_file, paths)]
+            shards = {}
+            for kept in found:
+                if kept is not None:
+                    shards.setdefault(kept.partition, {})[kept.asset] = _entry(kept)
+        summary = summarize(shards)
+        if summary != before:
+            self._publish(join(self._folder, SUMMARY), summary)
+        return summary
+
+    def _rolled_up(self) -> dict[str, Any]:
+        uri = join(self._folder, SUMMARY)
+        if not exists(uri, self._options):
+            return {}
+        with open_binary(uri, self._options) as file:
+            try:
+                summary = json.load(file)
+            except ValueError:
+                return {}
+        return summary if isinstance(summary, dict) and summary.get("format") == FORMAT else {}
+
+    def _paths(self) -> list[str]:
+        """Of the proofs of all shards: they are one folder deep, and hidden names are temporary."""
+        self._fs.invalidate_cache()
+        names = [path[len(self._path) :].strip("/") for path in self._fs.find(self._path, maxdepth=2)]
+        return sorted(f"{self._path}/{name}" for name in names if name.count("/") == 1 and name.endswith(".json") and "/." not in name)
+
+    def _uri(self, asset: str, partition: str) -> str:
+        return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
+
+    def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
+        with staged(uri, self._options) as file:
+            with open(file.path, "w", encoding="utf-8") as stream:
+                json.dump(content, stream, ensure_ascii=False, indent=1, sort_keys=True)
+                stream.write("\n")
+            file.publish()
+
+
+def damaged_shards(root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None) -> set[str]:
+    """Those partitions of an asset whose last proof failed: what lies there is not what was written."""
+    proofs = Proofs(root, options)
+    partitions = list(partitions)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = threads.map(lambda partition: proofs.read(asset, partition), partitions)
+        return {partition for partition, proof in zip(partitions, found, strict=True) if proof is not None and not proof.is_equal}
+
+
+def summarize(shards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """What ``proof.json`` says: the entries of ``shards`` (partition -> asset -> entry), and their sums per asset."""
+    assets: dict[str, dict[str, Any]] = {}
+    for entries in shards.values():
+        for asset, entry in entries.items():
+            total = assets.setdefault(asset, {"shards": 0, "is_equal": True, **dict.fromkeys(_SUMMED, 0), "reader": set(), "config": set()})
+            total["shards"] += 1
+            total["is_equal"] &= entry["is_equal"]
+            for name in _COUNTS:
+                total[name] += entry[name]
+            for name in _DIGESTS:
+                total[name] += int(entry[name] or "0", 16)
+            for name in _NAMED:
+                total[name].add(entry[name])
+    for total in assets.values():
+        total.update({name: f"{total[name] % _MODULUS:032x}" for name in _DIGESTS})
+        total.update({name: sorted(total[name]) for name in _NAMED})
+    return {
+        "format": FORMAT,
+        "mm_assets": __version__,
+        "packages": {name: version(name) for name in _PACKAGES},
+        "digest": "sum modulo 2^128 of one xxh3-128 per item over the name, type and value of each of its columns",
+        "is_equal": all(total["is_equal"] for total in assets.values()),
+        "assets": assets,
+        "shards": shards,
+    }
+
+
+def _entry(proof: ShardProof) -> dict[str, Any]:
+    return {
+        **{name: proof.derived[name] for name in ("rows", "samples", "images", "texts", "digest")},
+        **{f"lost_{name}": proof.lost.get(name) for name in ("rows", "digest")},
+        "reader": proof.reader,
+        "config": proof.config,
+        "is_equal": proof.is_equal,
+        **({"problems": list(proof.problems)} if proof.problems else {}),
+    }
+
+
+def _parsed(data: bytes) -> ShardProof | None:
+    """A shard's proof; None for one that is torn or of another format: its shard is examined again."""
+    try:
+        fields = json.loads(data)
+        if fields.pop("format") != FORMAT:
+            return None
+        return ShardProof(**{**fields, "problems": tuple(fields["problems"])})
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return None

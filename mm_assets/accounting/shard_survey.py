@@ -1,0 +1,183 @@
+"""What one raw shard holds, all its files together: samples, faults, the types of its fields. Found without reading any image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset.reader import ref_path
+from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey, survey_tar
+from mm_assets.formats.webdataset.tar_samples import SampleIds
+from mm_assets.interleaved.faults import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
+from mm_assets.interleaved.json_values import FieldTally
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.schema import METADATA_POSITION
+from mm_assets.interleaved.source_ref import build_source_ref, parse_source_ref
+from mm_assets.interleaved.unify import unify_schemas
+
+T = TypeVar("T")
+
+SAMPLES_SCHEMA = pa.schema(
+    [
+        pa.field("sample_id", pa.string(), nullable=False),
+        pa.field("member", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("byte_offset", pa.int64(), nullable=False),
+        pa.field("byte_size", pa.int64(), nullable=False),
+        pa.field("items", pa.int32(), nullable=False),
+        pa.field("images", pa.int32(), nullable=False),
+    ]
+)
+
+_REVISION = 2  # of what surveys tell and take for readable: older ones are made anew
+_KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
+_SHOWN = 20
+_DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)
+
+
+@dataclass(frozen=True)
+class Excerpt(Generic[T]):
+    """The ``first`` entries of a list, and the ``count`` of all."""
+
+    first: tuple[T, ...] = ()
+    count: int = 0
+
+    @classmethod
+    def of(cls, entries: Sequence[T]) -> Excerpt[T]:
+        return cls(tuple(entries[:_KEPT]), len(entries))
+
+
+@dataclass(frozen=True)
+class ShardSurvey:
+    """A raw shard in one ``version``, as read by one ``layout`` (`layout_digest`).
+
+    ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one entry a sample, and damaged
+    stretches, by class of fault; the other lists are those of `TarSurvey`.
+    """
+
+    version: str
+    layout: str
+    samples: pa.Table = field(default_factory=SAMPLES_SCHEMA.empty_table)
+    losses: Mapping[str, Excerpt[Loss]] = field(default_factory=dict)
+    unresolved: Excerpt[tuple[str, int, str]] = field(default_factory=Excerpt)
+    frame_counts: Excerpt[tuple[str, int, int]] = field(default_factory=Excerpt)
+    unreferenced: Excerpt[str] = field(default_factory=Excerpt)
+    columns: ShardColumns = field(default_factory=ShardColumns)
+
+    @property
+    def sample_ids(self) -> pa.ChunkedArray:
+        return self.samples.column("sample_id")
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is damaged, unreadable, repeated or missing; a member that no sample names does no harm."""
+        return not (self.losses or self.unresolved.count or self.frame_counts.count)
+
+
+def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
+    """Changes with everything but the shard itself that a survey depends on."""
+    settings = json.dumps({**asdict(layout), "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:32]
+
+
+def survey_shard(
+    files: Sequence[str],
+    version: str,
+    layout: RawLayout,
+    relative_to: str | None,
+    *,
+    max_member_bytes: int,
+    options: StorageOptions | None = None,
+) -> ShardSurvey:
+    """Survey the files of one raw shard. Locators below ``relative_to`` are stored relative to it, as in the data."""
+    tars = []
+    for file in files:
+        source = ref_path(file, relative_to)
+        tars.append((source, survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options)))
+    return merge_tars(tars, version, layout_digest(layout, max_member_bytes))
+
+
+def merge_tars(tars: Sequence[tuple[str, TarSurvey]], version: str, layout: str) -> ShardSurvey:
+    """The survey of a shard from those of its files, each with its ref path, in their order: the first sample of an id keeps it."""
+    samples: list[tuple[str, SampleFacts]] = []
+    losses: list[Loss] = []
+    ids = SampleIds()
+    tallies: dict[str, FieldTally] = {}
+    ints: dict[str, FieldTally] = {}
+    for source, tar in tars:
+        losses.extend(loss for loss in tar.losses if loss.is_cause)
+        for sample in tar.samples:
+            if (why := ids.claim(sample.sample_id, sample.member, source)) is None:
+                samples.append((source, sample))
+            else:
+                losses.append(_repeated(sample, source, why))
+        for merged, found in ((tallies, tar.tallies), (ints, tar.declared_ints)):
+            for name, tally in found.items():
+                merged.setdefault(name, FieldTally()).merge(tally)
+    kinds = dict.fromkeys(loss.kind for loss in losses)
+    declared = unify_schemas([schema for _, tar in tars for schema in tar.declared])
+    if len(tars) > 1:  # what one of several files has may be null in the others
+        declared = pa.schema([column.with_nullable(True) for column in declared])
+    named = [(f"{source}: " if len(tars) > 1 else "", tar) for source, tar in tars]
+    return ShardSurvey(
+        version,
+        layout,
+        _samples_table(samples),
+        {kind: Excerpt.of([loss for loss in losses if loss.kind == kind]) for kind in kinds},
+        Excerpt.of([entry for _, tar in tars for entry in tar.unresolved]),
+        Excerpt.of([(name + member, frames, refs) for name, tar in named for member, frames, refs in tar.frame_counts]),
+        Excerpt.of([name + member for name, tar in named for member in tar.unreferenced]),
+        ShardColumns(tallies, declared, ints),
+    )
+
+
+def findings(survey: ShardSurvey) -> dict[str, Any]:
+    """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20 as ``<kind>_first``."""
+    found: dict[str, Any] = {"samples": survey.samples.num_rows}
+    damage = [loss for kind in _DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
+    found["damage"] = sum(survey.losses[kind].count for kind in _DAMAGE if kind in survey.losses)
+    found["damage_first"] = [{"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage]
+    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*_DAMAGE, DUPLICATE_ID)}
+    found["unreadable"] = sum(losses.count for losses in unreadable.values())
+    for kind, losses in unreadable.items():
+        found[kind] = losses.count
+        found[f"{kind}_first"] = [_sample_entry(loss) for loss in losses.first]
+    repeated = survey.losses.get(DUPLICATE_ID, Excerpt())
+    found["repeated_ids"] = repeated.count
+    found["repeated_ids_first"] = [_sample_entry(loss) for loss in repeated.first]
+    found["unresolved"] = survey.unresolved.count
+    found["unresolved_first"] = [dict(zip(("sample_id", "position", "message"), e, strict=True)) for e in survey.unresolved.first]
+    found["frame_counts"] = survey.frame_counts.count
+    found["frame_counts_first"] = [dict(zip(("member", "frames", "references"), e, strict=True)) for e in survey.frame_counts.first]
+    found["unreferenced"] = survey.unreferenced.count
+    found["unreferenced_first"] = list(survey.unreferenced.first)
+    return {name: value[:_SHOWN] if isinstance(value, list) else value for name, value in found.items() if value != []}
+
+
+def _samples_table(samples: Iterable[tuple[str, SampleFacts]]) -> pa.Table:
+    rows = [(s.sample_id, s.member, source, s.byte_offset, s.byte_size, s.items, s.images) for source, s in samples]
+    columns = zip(*rows, strict=True) if rows else [[]] * len(SAMPLES_SCHEMA)
+    return pa.table([pa.array(values, f.type) for values, f in zip(columns, SAMPLES_SCHEMA, strict=True)], schema=SAMPLES_SCHEMA)
+
+
+def _repeated(sample: SampleFacts, source: str, reason: str) -> Loss:
+    ref = build_source_ref(source, sample.member, sample.byte_offset, sample.byte_size)
+    return Loss(sample.sample_id, METADATA_POSITION, "metadata", "quarantined", DUPLICATE_ID, reason, source_ref=ref)
+
+
+def _sample_entry(loss: Loss) -> dict[str, Any]:
+    member, offset = _place(loss)
+    return {"sample_id": loss.sample_id, "member": member, "offset": offset, "message": loss.reason}
+
+
+def _place(loss: Loss) -> tuple[str | None, int | None]:
+    ref = parse_source_ref(loss.source_ref)
+    return ref["member"], ref["byte_offset"]

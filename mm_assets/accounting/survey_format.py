@@ -1,0 +1,148 @@
+"""How surveys and publications are kept in files. Each says whose it is: a file that was moved or half written is not believed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.contract import Published
+from mm_assets.accounting.shard_columns import ShardColumns, passthrough
+from mm_assets.accounting.shard_survey import SAMPLES_SCHEMA, Excerpt, ShardSurvey
+from mm_assets.interleaved.json_values import FieldTally
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
+
+FORMAT = 1
+SURVEY_KEY = b"mm_assets:survey"  # of the Parquet file's metadata: what is no row of it, as JSON
+
+# What reading bytes of another making may raise; Arrow has OSError for damaged Parquet.
+UNREADABLE = (ValueError, TypeError, LookupError, OSError)
+
+
+def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
+    """Write a local Parquet file of a row a sample: what the raw shard holds."""
+    names = pa.array([partition] * survey.samples.num_rows, pa.string())
+    table = survey.samples.add_column(0, pa.field("partition", pa.string(), nullable=False), names)
+    rest = {
+        "format": FORMAT,
+        "partition": partition,
+        "version": survey.version,
+        "layout": survey.layout,
+        "losses": {kind: _excerpt_to_json(losses, asdict) for kind, losses in survey.losses.items()},
+        "unresolved": _excerpt_to_json(survey.unresolved, list),
+        "frame_counts": _excerpt_to_json(survey.frame_counts, list),
+        "unreferenced": _excerpt_to_json(survey.unreferenced, str),
+        **_columns_to_json(survey.columns),
+    }
+    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({SURVEY_KEY.decode(): json.dumps(rest)})
+
+
+def read_survey(partition: str, data: bytes) -> ShardSurvey:
+    """Raises one of `UNREADABLE` for anything but the survey of this partition."""
+    file, rest = _open(partition, data)
+    return ShardSurvey(
+        rest["version"],
+        rest["layout"],
+        file.read(columns=SAMPLES_SCHEMA.names).select(SAMPLES_SCHEMA.names).cast(SAMPLES_SCHEMA),
+        {kind: _excerpt_from_json(losses, lambda values: Loss(**values)) for kind, losses in rest["losses"].items()},
+        _excerpt_from_json(rest["unresolved"], tuple),
+        _excerpt_from_json(rest["frame_counts"], tuple),
+        _excerpt_from_json(rest["unreferenced"], str),
+        _columns_from_json(rest),
+    )
+
+
+def read_columns(partition: str, data: bytes) -> ShardColumns:
+    """The columns of a survey alone. Raises as `read_survey`."""
+    return _columns_from_json(_open(partition, data)[1])
+
+
+def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
+    """The sample ids of a survey alone. Raises as `read_survey`."""
+    return _open(partition, data)[0].read(columns=["sample_id"]).column("sample_id")
+
+
+def stated_partition(data: bytes) -> str:
+    """Whose survey this is by its own account. Raises as `read_survey`."""
+    return str(_open(None, data)[1]["partition"])
+
+
+def write_published(path: str, partition: str, published: Published) -> None:
+    """Write a local JSON file of what an output was made with."""
+    values = {
+        "format": FORMAT,
+        "partition": partition,
+        "schema": schema_to_text(pa.schema(passthrough(published.schema))),
+        **_columns_to_json(published.columns),
+    }
+    with open(path, "w", encoding="utf-8") as stream:
+        json.dump(values, stream)
+
+
+def read_published(partition: str, data: bytes) -> Published:
+    """Raises one of `UNREADABLE` for anything but what `write_published` wrote for this partition."""
+    values = _checked(partition, json.loads(data))
+    return Published(schema_from_text(values["schema"]), _columns_from_json(values))
+
+
+def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
+    """Write a local Parquet file: a row for each sample of an output."""
+    ids = pa.array(sample_ids, pa.string())
+    pq.write_table(pa.table({"partition": pa.array([partition] * len(ids), pa.string()), "sample_id": ids}), path, compression="zstd")
+
+
+def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
+    """The ids that `write_published_ids` wrote. Raises one of `UNREADABLE` for anything else."""
+    table = pq.read_table(pa.BufferReader(data))
+    if set(table.column("partition").unique().to_pylist()) - {partition}:
+        raise ValueError(f"belongs to shard {table.column('partition')[0].as_py()!r}")
+    return table.column("sample_id")
+
+
+def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
+    file = pq.ParquetFile(pa.BufferReader(data))
+    return file, _checked(partition, json.loads(file.metadata.metadata[SURVEY_KEY]))
+
+
+def _checked(partition: str | None, values: dict[str, Any]) -> dict[str, Any]:
+    if values["format"] != FORMAT:
+        raise ValueError(f"not of format {FORMAT}")
+    if partition not in (None, values["partition"]):
+        raise ValueError(f"belongs to shard {values['partition']!r}")
+    return values
+
+
+def _excerpt_to_json(excerpt: Excerpt[Any], form: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"count": excerpt.count, "first": [form(entry) for entry in excerpt.first]}
+
+
+def _excerpt_from_json(values: Mapping[str, Any], form: Callable[[Any], Any]) -> Excerpt[Any]:
+    return Excerpt(tuple(form(entry) for entry in values["first"]), values["count"])
+
+
+def _columns_to_json(columns: ShardColumns) -> dict[str, Any]:
+    return {
+        "tallies": _tallies_to_json(columns.tallies),
+        "declared": schema_to_text(columns.declared),
+        "declared_ints": _tallies_to_json(columns.declared_ints),
+    }
+
+
+def _columns_from_json(values: Mapping[str, Any]) -> ShardColumns:
+    ints = values.get("declared_ints", {})  # those of before are still read: what was published must not be forgotten
+    return ShardColumns(_tallies_from_json(values["tallies"]), schema_from_text(values["declared"]), _tallies_from_json(ints))
+
+
+def _tallies_to_json(tallies: Mapping[str, FieldTally]) -> dict[str, Any]:
+    return {name: tally.to_json() for name, tally in tallies.items()}
+
+
+def _tallies_from_json(values: Mapping[str, Any]) -> dict[str, FieldTally]:
+    return {name: FieldTally.from_json(tally) for name, tally in values.items()}

@@ -1,0 +1,122 @@
+"""The surveys of all raw shards, and what their outputs were published with: small files beside the data, one or two a shard.
+
+    ledger/raw_shards/<partition>.parquet         a row a sample: what the raw shard holds, for any SQL engine
+    ledger/raw_shards/<partition>.published.json  what the shard's output was made with, from when it landed
+    ledger/sample_ids/<partition>.parquet         the sample ids of that output
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from mm_assets.accounting import survey_format
+from mm_assets.accounting.contract import Published
+from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.accounting.shard_survey import ShardSurvey
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
+from mm_assets.formats.webdataset.keys import partition_filename
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+_SURVEY, _PUBLISHED = ".parquet", ".published.json"
+_THREADS = 16  # object stores answer in ~50 ms
+_AT_ONCE = 64  # files held in memory
+
+
+class SurveyStore:
+    """The surveys below ``root`` (a folder or a URL). What is unreadable is logged and counts as absent: its shard is surveyed again."""
+
+    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._folder = join(root, "ledger", "raw_shards")
+        self._options = options
+        self._ids_folder = join(root, "ledger", "sample_ids")
+        self._fs, self._path = filesystem(self._folder, options)
+        self._ids_path = filesystem(self._ids_folder, options)[1]
+
+    def write(self, partition: str, survey: ShardSurvey) -> None:
+        """Publish a survey in one step; a local file of the same bytes is left as it is."""
+        with staged(self._uri(partition, _SURVEY), self._options) as file:
+            survey_format.write_survey(file.path, partition, survey)
+            file.publish()
+
+    def read(self, partition: str, version: str | None = None, layout: str | None = None) -> ShardSurvey | None:
+        """The survey of a raw shard; None if there is none, or only one of another version or layout (where they are given)."""
+        for _, survey in self._read([partition], _SURVEY, survey_format.read_survey):
+            if version in (None, survey.version) and layout in (None, survey.layout):
+                return survey
+        return None
+
+    def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
+        """The columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
+        return dict(self._read(partitions, _SURVEY, survey_format.read_columns))
+
+    def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """The ids of the readable samples of each surveyed shard among ``partitions``, a few shards in memory at a time."""
+        return self._read(partitions, _SURVEY, survey_format.read_sample_ids)
+
+    def partitions(self) -> list[str]:
+        """The partitions that have a survey, sorted; whether their raw shards still exist is not known here."""
+        self._fs.invalidate_cache()
+        try:
+            names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
+        except FileNotFoundError:
+            return []
+        stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
+        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}  # their keys are in the files alone
+        stated = self._parsed(hashed, lambda _, data: survey_format.stated_partition(data))
+        return sorted([*(unquote(stem) for stem in stems if not stem.startswith("=")), *(partition for _, partition in stated)])
+
+    def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> None:
+        """Note what an output was made with, and the ids of its samples, when it lands."""
+        with staged(join(self._ids_folder, partition_filename(partition) + _SURVEY), self._options) as file:
+            survey_format.write_published_ids(file.path, partition, sample_ids)
+            file.publish()
+        with staged(self._uri(partition, _PUBLISHED), self._options) as file:
+            survey_format.write_published(file.path, partition, published)
+            file.publish()
+
+    def published(self, landed: Iterable[str]) -> dict[str, Published]:
+        """What the outputs of ``landed`` partitions were made with, without those of which nothing is noted."""
+        return dict(self._read(landed, _PUBLISHED, survey_format.read_published))
+
+    def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """The sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
+        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(landed)}
+        return self._parsed(paths, survey_format.read_published_ids)
+
+    def _uri(self, partition: str, suffix: str) -> str:
+        return join(self._folder, partition_filename(partition) + suffix)
+
+    def _read(self, partitions: Iterable[str], suffix: str, parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
+        return self._parsed({f"{self._path}/{partition_filename(key)}{suffix}": key for key in sorted(partitions)}, parse)
+
+    def _parsed(self, paths: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
+        """``parse(key, content)`` of each path that exists, by the key that ``paths`` has for it."""
+        for path, data in self._contents(list(paths)):
+            try:
+                parsed = parse(paths[path], data)
+            except survey_format.UNREADABLE as error:
+                log.warning("%s is unreadable and left out: %s", path, error)
+                continue
+            yield paths[path], parsed
+
+    def _contents(self, paths: list[str]) -> Iterator[tuple[str, bytes]]:
+        with ThreadPoolExecutor(_THREADS if is_remote(self._folder) else 1) as threads:
+            for at in range(0, len(paths), _AT_ONCE):
+                some = paths[at : at + _AT_ONCE]
+                yield from ((path, data) for path, data in zip(some, threads.map(self._bytes, some), strict=True) if data is not None)
+
+    def _bytes(self, path: str) -> bytes | None:
+        try:
+            return bytes(self._fs.cat_file(path))
+        except FileNotFoundError:
+            return None  # any other error is raised: what cannot be read now must not pass for absent

@@ -1,0 +1,60 @@
+"""``mm-assets explain SAMPLE_ID``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("explain", help="show what happened to each item of a sample, from its shard to every output")
+    parser.add_argument("sample_id")
+    parser.add_argument("--storage", help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
+    from mm_assets.accounting.history import OUTPUTS, history_of
+
+    root = options.storage or os.environ.get("MM_STORAGE") or "demo/storage"
+    shards = history_of(root, options.sample_id)
+    if not shards:
+        raise ValueError(f"{root}: no sample {options.sample_id!r}, neither in an output nor in the ledger")
+    print(f"sample {_plain(options.sample_id)}")
+    for shard in shards:
+        source, *place = shard.locator
+        origin = f"{source}: {_place(place)}" if source else "an unknown source"
+        print(f"shard {_plain(shard.partition or '(not recorded)')}, from {_plain(origin)}")
+        rows = [["position", "modality", "source", *(output.asset for output in OUTPUTS)]]
+        for item in shard.items:
+            moved = "" if item.locator[0] == source else f"{item.locator[0]}: "
+            fates = [item.fates[output.asset] for output in OUTPUTS]
+            rows.append([str(item.position), item.modality, moved + _place(item.locator[1:]), *fates])
+        _print_table(rows)
+    return 0
+
+
+def _place(place: Any) -> str:
+    """Member, bytes and frame of a locator, as far as it says."""
+    member, offset, size, frame = place
+    parts = [member] if member else []
+    if offset is not None:
+        parts.append(f"@{offset}" if size is None else f"@{offset}+{size}")
+    if frame is not None:
+        parts.append(f"frame {frame}")
+    return " ".join(parts)
+
+
+def _print_table(rows: list[list[str]]) -> None:
+    cells = [[_plain(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
+
+
+def _plain(text: str) -> str:
+    """Text of the data on a terminal: nothing in it moves the cursor or ends the line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

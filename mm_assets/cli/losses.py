@@ -1,0 +1,57 @@
+"""What a conversion lost, for people: how much of what kind, and lists of every item beside the output."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # commands start faster without pyarrow
+    from mm_assets.formats.writer import InterleavedWriter, PartitionReport
+    from mm_assets.interleaved.losses import Loss
+
+
+def folder(writer: InterleavedWriter) -> str:
+    """Where the lists are: beside the data, in a folder that readers pass over."""
+    from mm_assets.formats.storage import LEDGER_BESIDE, join
+
+    any_output = writer.uri_of("any")  # all lie in one folder
+    return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)
+
+
+def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
+    """Publish a list per partition, in the columns of the ledger's items. One that lost nothing has none, and none any more."""
+    from mm_assets.accounting.ledger import items_table, publish_losses
+    from mm_assets.formats.storage import join
+    from mm_assets.formats.webdataset.keys import partition_filename
+
+    for report in reports:
+        output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
+        name = output if writer.is_single_file else partition_filename(report.partition)
+        publish_losses(join(folder(writer), f"{name}.parquet"), items_table("convert", report.partition, report.losses))
+
+
+def summary(losses: Iterable[Loss]) -> list[str]:
+    """A line for what filters took out, and one for what is in quarantine."""
+    losses = list(losses)
+    lines = []
+    if filtered := sum(loss.outcome == "filtered" for loss in losses):
+        lines.append(f"filtered: {_many(filtered, 'image')}")
+    quarantined = [loss for loss in losses if loss.outcome == "quarantined"]
+    if quarantined:
+        items = Counter(loss.kind for loss in quarantined if loss.is_item)
+        stretches = Counter(loss.kind for loss in quarantined if not loss.is_item)
+        parts = [f"{_many(items.total(), 'item')}{_by_kind(items)}"]
+        if stretches:
+            parts.append(f"{_many(stretches.total(), 'damaged stretch', 'es')}{_by_kind(stretches)}")
+        lines.append(f"quarantined: {', '.join(parts)}")
+    return lines
+
+
+def _many(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _by_kind(counts: Counter[str]) -> str:
+    return f" ({', '.join(f'{kind} {count}' for kind, count in sorted(counts.items()))})" if counts else ""

@@ -1,0 +1,47 @@
+"""``mm-assets verify A B [C]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command."""
+    parser = commands.add_parser("verify", help="prove that datasets hold the same items, or name what differs")
+    for name in ("a", "b"):
+        parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet or Lance data")
+    parser.add_argument("c", metavar="C", nargs="?", help="a third dataset")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first and each other one."""
+    from mm_assets.accounting.canonical.sources import places_of
+    from mm_assets.accounting.comparison import Dataset, compare
+
+    named = {"A": options.a, "B": options.b, "C": options.c}
+    datasets: dict[str, Dataset] = {}
+    for name, source in named.items():
+        if source is None:
+            continue
+        dataset = datasets[name] = Dataset(places_of(source))
+        facts = dataset.facts
+        kind = dataset.places[0].kind if dataset.places else "empty"
+        print(
+            f"{name}: {source}: {kind}, {facts.samples} samples, {facts.rows} rows, {facts.images} images, digest {facts.digest}",
+            flush=True,
+        )
+    first, *others = datasets
+    is_equal = True
+    for name in others:
+        found = compare(datasets[first], datasets[name], names=(first, name))
+        for difference in found.differences:
+            print(f"mm-assets: difference: {difference}", file=sys.stderr)
+        if found.is_cut:
+            print(f"mm-assets: difference: {found.items} items in all differ between {first} and {name}", file=sys.stderr)
+        is_equal &= found.is_equal
+    if is_equal:
+        print("equal")
+    return 0 if is_equal else 1

@@ -1,0 +1,115 @@
+"""What a raw tar holds, found without reading any image: its samples, its faults, the types of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from mm_assets.formats.images.errors import ImageError
+from mm_assets.formats.images.tiff_count import count_frames
+from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.webdataset.blobs import lost_frame, surplus_reference
+from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset.rows import Sample, SchemaTally
+from mm_assets.formats.webdataset.tar_samples import SampleIds, TarSamples
+from mm_assets.formats.webdataset.tar_scan import Member
+from mm_assets.interleaved.json_values import FieldTally
+from mm_assets.interleaved.losses import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFacts:
+    """One sample whose json can be decoded: where its json lies (bytes of the uncompressed tar), and how many items it has."""
+
+    sample_id: str
+    member: str
+    byte_offset: int
+    byte_size: int
+    items: int
+    images: int
+
+
+@dataclass(frozen=True)
+class TarSurvey:
+    """One tar. ``samples`` are in archive order, each id once; ``losses`` are samples that cannot be read and damaged stretches.
+
+    ``unresolved`` lists (sample id, position, message) of image references that lead to no image; ``frame_counts`` (TIFF member, frames,
+    references) of those whose numbers differ; ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
+    passthrough schemas of those that do, ``declared_ints`` the integers of its 64-bit columns.
+    """
+
+    samples: tuple[SampleFacts, ...] = ()
+    losses: tuple[Loss, ...] = ()
+    unresolved: tuple[tuple[str, int, str], ...] = ()
+    frame_counts: tuple[tuple[str, int, int], ...] = ()
+    unreferenced: tuple[str, ...] = ()
+    tallies: Mapping[str, FieldTally] = field(default_factory=dict)
+    declared: tuple[pa.Schema, ...] = ()
+    declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
+
+
+def survey_tar(
+    uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: StorageOptions | None = None
+) -> TarSurvey:
+    """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
+
+    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has it. Raises ``OSError`` when
+    the file cannot be opened.
+    """
+    with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options)) as tar:
+        tally = SchemaTally()
+        frames = _Frames(tar.descriptor)
+        samples: list[SampleFacts] = []
+        unresolved: list[tuple[str, int, str]] = []
+        for member, sample in tar.sound():
+            tally.observe(sample)
+            images = [row for row in sample.rows if row.modality == "image"]
+            samples.append(
+                SampleFacts(sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images))
+            )
+            errors = {row.position: row.error for row in images if row.error is not None} | frames.errors(sample)
+            unresolved += [(sample.sample_id, position, errors[position]) for position in sorted(errors)]
+        return TarSurvey(
+            samples=tuple(samples),
+            losses=tuple(tar.losses),
+            unresolved=tuple(unresolved),
+            frame_counts=tuple(frames.differences),
+            unreferenced=tuple(tar.unreferenced()),
+            tallies=tally.tallies,
+            declared=tuple(tally.declared),
+            declared_ints=tally.declared_ints,
+        )
+
+
+class _Frames:
+    """Counts the frames of TIFFs that references share out among themselves."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.differences: list[tuple[str, int, int]] = []
+        self._descriptor = descriptor
+        self._counted: dict[Member, tuple[int, ImageError | None]] = {}
+
+    def errors(self, sample: Sample) -> dict[int, str]:
+        """By position, why a reference has no frame: there are too few, or the chain of them is damaged before it."""
+        errors: dict[int, str] = {}
+        met: set[Member] = set()
+        for row in sample.rows:
+            if row.content is None or row.content.frame is None:
+                continue
+            member, frame, references = row.content.member, row.content.frame, row.content.frames
+            if member not in self._counted:
+                self._counted[member] = count_frames(self._descriptor, member.offset, member.size)
+            frames, damage = self._counted[member]
+            if frame >= frames:
+                errors[row.position] = (
+                    lost_frame(member.name, frame, damage)
+                    if damage is not None
+                    else surplus_reference(member.name, frame, frames, references)
+                )
+            if member not in met and frames != references:
+                self.differences.append((member.name, frames, references))
+            met.add(member)
+        return errors

@@ -1,0 +1,98 @@
+"""What is known of a tar's members, and where its links lead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mm_assets.formats.webdataset.tar_header import TarDamage
+
+
+class Member(NamedTuple):
+    """A regular file or a link in a tar; offsets and sizes in bytes.
+
+    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that member's.
+    A member with ``broken`` set has no payload that can be trusted (a link that leads nowhere, a name that is not
+    UTF-8): ``broken`` says why.
+    """
+
+    name: str
+    offset: int  # of the payload; -1 for a broken link
+    size: int
+    link: str | None
+    header_offset: int  # of the first block that belongs to the member, its extended headers included
+    broken: str | None = None
+
+
+class Ambiguous(NamedTuple):
+    """A name that several members carry: none of them may stand for it."""
+
+    name: str
+    members: tuple[Member, ...]
+
+
+class Skipped(NamedTuple):
+    """A member that is neither file, link nor folder; ``kind`` is its type character."""
+
+    name: str
+    kind: str
+    header_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndex:
+    """What was found: ``members`` in archive order, ``end`` the byte offset at which the zero blocks begin.
+
+    In a tar with ``damage``, ``members`` are those wholly before it, and ``end`` is where they end.
+    """
+
+    name: str
+    members: list[Member]
+    by_name: dict[str, Member | Ambiguous]
+    skipped: list[Skipped]
+    end: int
+    damage: TarDamage | None = None
+
+
+def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:
+    """The members, each link with the place of the payload that it leads to, or ``broken``."""
+    settled: dict[int, Member] = {}  # by header offset; a chain is walked once however many links share it
+    for member in members:
+        chain: dict[int, Member] = {}
+        current: Member = member
+        reason: str | None = None
+        while current.link is not None and current.header_offset not in settled and reason is None:
+            if current.header_offset in chain:
+                reason = f"links to {current.name!r}, which leads back to itself"
+                break
+            if current.broken is not None:
+                reason = current.broken
+            chain[current.header_offset] = current
+            target = names.get(current.link)
+            if target is None:
+                reason = reason or f"links to {current.link!r}, which is no file of this tar"
+            elif isinstance(target, Ambiguous):
+                reason = reason or f"links to {current.link!r}, a name that occurs {len(target.members)} times"
+            else:
+                current = target
+        final = settled.get(current.header_offset, current)
+        reason = reason or final.broken
+        for link in chain.values():
+            if reason is None:
+                link = link._replace(offset=final.offset, size=final.size, link=final.link or final.name)
+            settled[link.header_offset] = link._replace(broken=reason)
+    return [settled.get(member.header_offset, member) for member in members]
+
+
+def by_name(members: Iterable[Member]) -> dict[str, Member | Ambiguous]:
+    """The member of each name, in archive order."""
+    names: dict[str, Member | Ambiguous] = {}
+    repeated: dict[str, list[Member]] = {}
+    for member in members:
+        first = names.setdefault(member.name, member)
+        if first is not member:
+            assert isinstance(first, Member)
+            repeated.setdefault(member.name, [first]).append(member)
+    names.update((name, Ambiguous(name, tuple(group))) for name, group in repeated.items())
+    return names

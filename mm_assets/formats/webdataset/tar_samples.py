@@ -1,0 +1,194 @@
+"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or set aside as losses."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.webdataset.declared_types import SLOT
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, RawLayout, is_own_layout
+from mm_assets.formats.webdataset.own_sample import decode_own
+from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
+from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref, sample_stem
+from mm_assets.formats.webdataset.rows import Sample, misfit
+from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
+from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, read_members, salvage, scan
+from mm_assets.interleaved.faults import (
+    BAD_LAYOUT,
+    DAMAGED_TAR,
+    DANGLING_REFERENCE,
+    DUPLICATE_ID,
+    NOT_UTF8,
+    OVERSIZED_MEMBER,
+    TRUNCATED_TAR,
+)
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.schema import METADATA_POSITION
+from mm_assets.interleaved.source_ref import build_source_ref
+
+_LONGEST_REASON = 2000  # characters
+
+# What the columns of one sample may take while they are built: this much, or in proportion to its json.
+_MAX_ROOM = 64 << 20
+_ROOM_PER_BYTE = 8
+
+
+class SampleIds:
+    """The sample ids of one partition as they are met. ``taken`` are those of other partitions."""
+
+    def __init__(self, taken: Collection[str] = ()) -> None:
+        self._taken = taken
+        self._first: dict[str, tuple[str, str]] = {}
+
+    def claim(self, sample_id: str, member: str, path: str) -> str | None:
+        """None when the id is free, and from now on that of this member of the tar ``path``; else what it collides with."""
+        if sample_id in self._taken:
+            return f"sample id {sample_id!r:.200} is already in another shard"
+        first = self._first.get(sample_id)
+        if first is None:
+            self._first[sample_id] = (member, path)
+            return None
+        where = repr(first[0]) if first[1] == path else f"{first[0]!r} of {first[1]}"
+        return f"sample id {sample_id!r:.200} occurs twice in this shard, first in member {where}"
+
+
+class TarSamples:
+    """One opened tar. ``name`` is what messages call it, ``path`` what locators call it.
+
+    Without ``ids`` whatever is wrong raises `TarDamage` or `SampleError`. With them what is sound is used, and ``losses`` has the rest.
+    ``items`` is how many items the samples have that have been met, sound or not: all, once `sound` is exhausted.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        path: str,
+        layout: RawLayout,
+        max_member_bytes: int,
+        ids: SampleIds | None,
+        options: StorageOptions | None,
+    ) -> None:
+        self.name = uri if ids is None else path
+        self.path = path
+        self.items = 0
+        self.losses: list[Loss] = []
+        self._ids = ids
+        self._layout = layout
+        with ExitStack() as stack:
+            self.descriptor, self.index = self._open(uri, options, stack)
+            self._stack = stack.pop_all()
+        self.decoder = RawDecoder(path, self.index, layout, max_member_bytes)
+        self.members = [member for member in self.index.members if layout.is_json(member.name)]
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def sound(self) -> Iterator[tuple[Member, Sample]]:
+        """The samples that can be used, in archive order, each with its json member."""
+        for member in self.members:
+            try:
+                sample = self.decode(member)
+            except SampleError as error:
+                if self._ids is None:
+                    raise
+                self.items += 1
+                self.losses.append(self._undecodable(member, error))
+                continue
+            self.items += len(sample.rows)
+            if self._ids is None or self._stands(sample, member, self._ids):
+                yield member, sample
+        if self.index.damage is not None:
+            self.losses.append(self._stretch(self.index.damage))
+
+    def decode(self, member: Member) -> Sample:
+        """The sample of a json member. Raises `SampleError`."""
+        where = f"{self.name}: {member.name}"
+        if member.broken is not None:
+            raise SampleError(NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}")
+        if member.size > MAX_JSON_BYTES:
+            raise SampleError(OVERSIZED_MEMBER, f"{where}: json member of {member.size} bytes, more than {MAX_JSON_BYTES}")
+        data = bytearray(member.size)
+        read_members(self.descriptor, [member], memoryview(data), self.name)
+        payload = parse_payload(bytes(data), where)
+        sample = decode_own(payload, member, self.decoder) if is_own_layout(payload) else self.decoder.decode(payload, member)
+        with naming(sample.sample_id):
+            _refuse_large(sample, member, where)
+        return sample
+
+    def unreferenced(self) -> list[str]:
+        """Members that are neither a json nor an image of any sample met."""
+        links = {member.link for member in self.index.members if member.link is not None}
+        known = self.decoder.referenced | links
+        return [m.name for m in self.index.members if not self._layout.is_json(m.name) and m.name not in known]
+
+    def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
+        limit = unpacked_limit(size_of(uri, options))
+        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
+        if self._ids is None:
+            descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit))
+            return descriptor, scan(descriptor, self.name)
+        damaged: list[TarDamage] = []
+        descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
+        index = salvage(descriptor, self.name)
+        return descriptor, replace(index, damage=damaged[0]) if damaged else index
+
+    def _stands(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
+        """Whether the sample can be used; else its rows are among the losses. Values need a trial only where a json states their types."""
+        declared = sample.declared
+        why = None if declared is None else declared.unwritable or misfit(sample, declared.schema, declared.schema)
+        if why is not None:
+            self._reject(sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {why}")
+        elif (why := ids.claim(sample.sample_id, member.name, self.path)) is not None:
+            self._reject(sample, member, DUPLICATE_ID, why)
+        return why is None
+
+    def _reject(self, sample: Sample, member: Member, kind: str, reason: str) -> None:
+        json_ref = member_ref(self.path, member)
+        for number, row in enumerate(sample.rows):
+            ref = json_ref if row.source_ref is None else row.source_ref
+            self.losses.append(
+                Loss(
+                    sample.sample_id,
+                    row.position,
+                    row.modality,
+                    "quarantined",
+                    kind,
+                    _shortened(reason),
+                    source_ref=ref,
+                    is_cause=number == 0,
+                )
+            )
+
+    def _undecodable(self, member: Member, error: SampleError) -> Loss:
+        is_link = member.link is not None and member.broken is not None
+        ref = build_source_ref(self.path, member.name) if is_link else member_ref(self.path, member)
+        sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
+        return Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", error.kind, _shortened(str(error)), source_ref=ref)
+
+    def _stretch(self, damage: TarDamage) -> Loss:
+        at = self.index.end
+        lost = os.fstat(self.descriptor).st_size - at
+        kind = TRUNCATED_TAR if damage.is_cut else DAMAGED_TAR
+        return Loss(None, None, None, "quarantined", kind, str(damage), source_ref=build_source_ref(self.path, None, at, lost))
+
+
+def _refuse_large(sample: Sample, member: Member, where: str) -> None:
+    """Every row has every column, so that a few fields and a few rows of a json make a large table."""
+    rows, room = len(sample.rows), sample.room
+    if sample.declared is None:
+        fields = sum(len(row.extras) for row in sample.rows)  # at least as many as there are names
+        if fields > MAX_FIELDS or rows * fields * SLOT > _MAX_ROOM:
+            fields = len({name for row in sample.rows for name in row.extras})
+        if fields > MAX_FIELDS:
+            raise SampleError(BAD_LAYOUT, f"{where}: {fields} fields, at most {MAX_FIELDS}")
+        room = rows * fields * SLOT
+    if room > max(_MAX_ROOM, member.size * _ROOM_PER_BYTE):
+        raise SampleError(BAD_LAYOUT, f"{where}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}")
+
+
+def _shortened(reason: str) -> str:
+    """Reasons quote the data, which may be of any length."""
+    return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"

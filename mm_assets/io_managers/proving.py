@@ -1,0 +1,129 @@
+"""Examine outputs as they lie there: what workers do for the check `zero_loss`. Imports no Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.accounting.canonical import READERS, Derived, derive
+from mm_assets.accounting.comparison import Place, compare
+from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.proof import ShardProof
+from mm_assets.formats.storage import size_of
+from mm_assets.interleaved.schema_text import schema_from_text
+
+_COUNTS = ("rows", "samples", "images", "texts", "digest")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where one shard of an asset lies: `kind` is the format, `uri` the file or the Lance table."""
+
+    asset: str
+    kind: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class ProofJob:
+    """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (Lance) the columns that all shards share
+    (`schema_to_text`); when something differs, it is compared with what it was made from and with what was made from it.
+    `strays` are rows of the table beyond those of its shards.
+    """
+
+    key: str
+    output: Output
+    account: Mapping[str, Any]
+    root: str
+    before: Output | None = None
+    after: tuple[Output, ...] = ()
+    table_schema: str = ""
+    strays: int = 0
+
+
+def prove_shard(job: ProofJob) -> ShardProof:
+    """Read one shard with the library that its users read it with, and compare with what was written: counts, digest, types."""
+    written = job.account["written"]
+    expected = schema_from_text(job.account["schema"])
+    output = job.output
+    try:
+        found = derive(output.kind, output.uri, job.key)
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        line = f"cannot be read: {' '.join(str(error).split())}"
+        return _proof(job, Derived(), (f"{output.uri}: {line}",))
+    if output.kind == "lance" and job.table_schema and found.digest != written["digest"]:
+        # Columns that other shards widened since: the rows must be the same in the types they were written in.
+        settled = schema_from_text(job.table_schema)
+        if not type_differences(settled, found.schema):
+            found = derive(output.kind, output.uri, job.key, expected)
+    resized = _resized(job)
+    strays = (f"{output.uri}: {job.strays} rows belong to no shard",) if job.strays else ()
+    differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
+    if not differing:
+        return _proof(job, found, (*resized, *strays))
+    problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
+    return _proof(job, found, (*_named(job), *problems, *resized, *strays))
+
+
+def _resized(job: ProofJob) -> tuple[str, ...]:
+    """A file of another size than written: something may hang on it that readers pass over."""
+    uri, written = job.output.uri, job.account.get("nbytes")
+    if job.output.kind == "lance" or not uri or written is None or (found := size_of(uri)) == written:
+        return ()
+    return (f"{uri}: {written} bytes written, {found} found",)
+
+
+def type_differences(expected: pa.Schema, found: pa.Schema) -> list[str]:
+    """Columns that are missing or of another type; columns without values need not be there."""
+    lines = []
+    for column in expected:
+        if pa.types.is_null(column.type):
+            continue
+        if column.name not in found.names:
+            lines.append(f"column {column.name!r} is missing")
+        elif found.field(column.name).type != column.type:
+            lines.append(f"column {column.name!r}: {column.type} written, {found.field(column.name).type} found")
+    return lines
+
+
+def _named(job: ProofJob) -> list[str]:
+    """Sample, position and column of what differs, found by comparing with the outputs of the same shard before and after it."""
+    pairs = [(job.before, job.output, job.before)] if job.before is not None else []
+    pairs += [(job.output, other, other) for other in job.after]
+    lines: list[str] = []
+    for left, right, other in pairs:
+        lost = Ledger(job.root).items(right.asset, job.key).select(["sample_id", "position", "modality"]).to_pylist()
+        places = {(item["sample_id"], item["position"], item["modality"]) for item in lost}
+        try:
+            result = compare(
+                Place(left.kind, left.uri, job.key),
+                Place(right.kind, right.uri, job.key),
+                lost=places,
+                names=(left.asset, right.asset),
+            )
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            lines.append(f"cannot be compared with {other.asset}: {' '.join(str(error).split())}")
+            continue
+        lines.extend(str(difference) for difference in result.differences)
+        if result.differences:
+            break
+    return lines
+
+
+def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = ()) -> ShardProof:
+    below_root = f"{job.root.rstrip('/')}/"  # what is published names no place of this machine
+    problems = tuple(line.replace(below_root, "") for line in problems)
+    derived = {name: getattr(found, name) for name in _COUNTS}
+    return ShardProof(
+        job.output.asset,
+        job.key,
+        READERS[job.output.kind],
+        job.account["written"],
+        derived,
+        job.account["lost"],
+        job.account["made_by"],
+        problems=problems,
+    )

@@ -1,0 +1,172 @@
+"""The gate before compute: what is known of the raw shards, each by itself and all together, as checks and as orders to the workers."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from mm_assets.accounting.contract import Admission, SchemaContract
+from mm_assets.accounting.records import ShardRecords
+from mm_assets.accounting.sample_ids import duplicates
+from mm_assets.accounting.shard_survey import ShardSurvey, findings
+from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.formats.partitions import parse_bytes
+from mm_assets.formats.raw_shards import local_root
+from mm_assets.io_managers.shards import Check, Shard
+from mm_assets.io_managers.workers import Workers
+from mm_assets.workers import WorkerFailure
+
+INTEGRITY = "integrity"
+UNIQUE_SAMPLE_IDS = "unique_sample_ids"
+SCHEMA_CONTRACT = "schema_contract"
+# What a shard that does not fit the published types means: it fails, or the column becomes JSON text.
+SCHEMA_CHANGES = ("refuse", "widen")
+_LISTED = 20
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its columns take.
+
+    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them.
+    """
+
+    survey: ShardSurvey
+    taken: Mapping[str, str]
+    admission: Admission
+    gone: frozenset[str] = frozenset()
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return (integrity(self.survey), unique_sample_ids(self.taken, self.gone), schema_contract(self.admission))
+
+
+class RawGate(dg.ConfigurableResource[Any]):
+    """Surveys raw shards (once for each version of one) and settles among all shards who keeps an id and which type a column has."""
+
+    raw: dg.ResourceDependency[Any]
+    workers: dg.ResourceDependency[Workers]
+    root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
+    asset: str = Field(default="curated_parquet", description="The asset whose records say which shards have landed.")
+    sample_id_field: str = Field(default="", description="Json field with the sample id; empty: see the reader's default.")
+    per_image_fields: list[str] = Field(default=[], description="Json lists with one value per image.")
+    per_text_fields: list[str] = Field(default=[], description="Json lists with one value per text.")
+    max_member_bytes: str = Field(default="1GiB", description="A larger member of a tar is not read.")
+    schema_changes: str = Field(default=SCHEMA_CHANGES[0], description="refuse or widen.")
+
+    def layout(self) -> dict[str, Any]:
+        """How raw shards are read, as arguments of the reader."""
+        return {
+            "sample_id_field": self.sample_id_field or None,
+            "per_image_fields": self.per_image_fields,
+            "per_text_fields": self.per_text_fields,
+            "max_member_bytes": parse_bytes(self.max_member_bytes),
+        }
+
+    def examine(self, shards: Sequence[Shard]) -> dict[str, Examined | str]:
+        """What is known of each shard by key; one line for a shard that cannot be opened at all."""
+        store = SurveyStore(self.root)
+        surveys, errors = self._surveys(store, shards)
+        found: dict[str, Examined | str] = dict(errors)
+        if not surveys:
+            return found
+        landed = ShardRecords(self.root).keys(self.asset)
+        listed = self.raw.listing()
+        known = {*listed, *landed, *surveys}
+        published = store.published(landed)
+        columns = store.columns(known)
+        contract = SchemaContract.derive(columns, published, widen=self.schema_changes == "widen")
+        admissions = {key: contract.admit(key, survey.columns) for key, survey in surveys.items()}
+        for key in [key for key, admission in admissions.items() if admission.refused and key in published]:
+            # What only the shard itself has published it may change: its output is made anew.
+            others = {name: made for name, made in published.items() if name != key}
+            admissions[key] = SchemaContract.derive(columns, others, widen=self.schema_changes == "widen").admit(key, surveys[key].columns)
+        faulty = {key: _faulty_ids(survey, admissions[key]) for key, survey in surveys.items()}
+        stuck = [key for key, admission in admissions.items() if admission.refused]
+        taken = duplicates(store, surveys, landed, known, faulty, stuck)
+        gone = frozenset(known).difference(listed, surveys)
+        for key, survey in surveys.items():
+            found[key] = Examined(survey, taken[key], admissions[key], gone.intersection(taken[key].values()))
+        return found
+
+    def verdicts(self, keys: Sequence[str]) -> Iterator[tuple[str, Sequence[Check]]]:
+        """The checks of these raw shards, as they lie there now."""
+        listing = self.raw.listing()
+        shards = [Shard(key, listing[key].uri, listing[key].version) for key in keys if key in listing]
+        for key, examined in self.examine(shards).items():
+            yield key, unreadable(examined) if isinstance(examined, str) else examined.checks
+
+    def _surveys(self, store: SurveyStore, shards: Sequence[Shard]) -> tuple[dict[str, ShardSurvey], dict[str, str]]:
+        from mm_assets.io_managers.surveying import SurveyJob, digest_of_layout, survey_raw_shard
+
+        layout = self.layout()
+        by = digest_of_layout(layout)
+        relative_to = local_root(self.raw.roots())
+        surveys: dict[str, ShardSurvey] = {}
+        errors: dict[str, str] = {}
+        jobs = []
+        for shard in shards:
+            known = store.read(shard.key, shard.version, by)
+            if known is not None:
+                surveys[shard.key] = known
+            else:
+                jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))
+        for attempts_left in (2, 1, 0):
+            # Without a survey the others' types and ids would be settled, for good: a death may be anybody's, so it is tried again.
+            died = []
+            for job, answer in self.workers.map(survey_raw_shard, jobs):
+                if not isinstance(answer, WorkerFailure):
+                    surveys[job.key] = answer
+                elif answer.type == "WorkerDied" and attempts_left:
+                    died.append(job)
+                else:
+                    errors[job.key] = answer.message if answer.type in ("FileNotFoundError", "PermissionError") else str(answer)
+            jobs = died
+        return surveys, errors
+
+
+def _faulty_ids(survey: ShardSurvey, admission: Admission) -> frozenset[str]:
+    """Ids of samples that will not be published whole, as far as a survey knows."""
+    if admission.refused:
+        return frozenset(survey.sample_ids.to_pylist())
+    return frozenset(sample_id for sample_id, _, _ in survey.unresolved.first)
+
+
+def integrity(survey: ShardSurvey) -> Check:
+    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard. ERROR when bytes of the tar are lost."""
+    found = findings(survey)
+    metadata = {name: value if isinstance(value, int) else {"json": value} for name, value in found.items()}
+    counted = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts")
+    summary = ", ".join(f"{found[name]} {name}" for name in counted if found[name])
+    return Check(INTEGRITY, survey.is_sound, "ERROR" if found["damage"] else "WARN", {**metadata, "summary": summary})
+
+
+def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> Check:
+    """No sample id of the shard belongs to another shard."""
+    first = dict(sorted(taken.items())[:_LISTED])
+    keepers = sorted(set(taken.values()))
+    summary = f"{len(taken)} ids that shard {keepers[0]!r}{' and others keep' if keepers[1:] else ' keeps'}" if taken else ""
+    if gone:
+        summary += f"; the raw shard of {sorted(gone)[0]!r} is gone: remove its outputs, or bring it back"
+    metadata = {"repeated": len(taken), "kept_by": {"json": first}, "raw_shard_gone": {"json": sorted(gone)}, "summary": summary}
+    return Check(UNIQUE_SAMPLE_IDS, not taken, "WARN", metadata)
+
+
+def schema_contract(admission: Admission) -> Check:
+    """The shard's columns fit the types of all shards; what it adds, adapts or lacks is told."""
+    metadata = {
+        "added": {"json": list(admission.added)},
+        "promoted": {"json": dict(admission.promoted)},
+        "adapted": {"json": dict(admission.adapted)},
+        "absent": {"json": list(admission.absent)},
+        "refused": {"json": dict(admission.refused)},
+        "summary": "; ".join(admission.refused.values()),
+    }
+    return Check(SCHEMA_CONTRACT, not admission.refused, "ERROR", metadata)
+
+
+def unreadable(error: str) -> tuple[Check, ...]:
+    """The checks of a shard that cannot be opened."""
+    return (Check(INTEGRITY, False, "ERROR", {"error": error, "summary": error}),)

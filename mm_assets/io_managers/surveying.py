@@ -1,0 +1,37 @@
+"""Survey one raw shard: what workers do for the gate. Imports no Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.accounting.shard_survey import ShardSurvey, layout_digest, survey_shard
+from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.formats.raw_shards import files_of
+from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+
+
+@dataclass(frozen=True)
+class SurveyJob:
+    """One raw shard in one version; `layout` are reader arguments (`reader_layout`), `relative_to` the folder its locators start from."""
+
+    key: str
+    uri: str
+    version: str
+    layout: Mapping[str, Any]
+    relative_to: str | None
+    root: str
+
+
+def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
+    """Survey the shard, keep the result in the store, and return it."""
+    reader = InterleavedWebdatasetReader((), **job.layout)
+    survey = survey_shard(files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=job.layout["max_member_bytes"])
+    SurveyStore(job.root).write(job.key, survey)
+    return survey
+
+
+def digest_of_layout(layout: Mapping[str, Any]) -> str:
+    """What a survey by this layout is known by."""
+    return layout_digest(InterleavedWebdatasetReader((), **layout).layout, layout["max_member_bytes"])

@@ -1,0 +1,331 @@
+"""What a raw shard holds is kept whole, found again only for the version it is of, and told in few words."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.accounting import shard_survey
+from mm_assets.accounting.contract import Published
+from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.accounting.shard_survey import Excerpt, ShardSurvey, findings, layout_digest, merge_tars, survey_shard
+from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey
+from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
+from mm_assets.interleaved.json_values import FieldTally, json_field
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+from mm_assets.interleaved.source_ref import build_source_ref, parse_source_ref
+from mm_assets_tests.formats.raw_tars import make_tar
+
+
+@pytest.fixture(params=["local", "remote"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://surveys-{uuid.uuid4().hex}"
+
+
+def fact(sample_id: str, offset: int = 512, items: int = 3, images: int = 1) -> SampleFacts:
+    return SampleFacts(sample_id, f"{sample_id}.json", offset, 100, items, images)
+
+
+def tally(*values: Any) -> FieldTally:
+    found = FieldTally()
+    for value in values:
+        found.observe(value)
+    return found
+
+
+def bad(kind: str, sample_id: str | None, offset: int, position: int | None = -1) -> Loss:
+    modality = None if position is None else "metadata"
+    member = None if sample_id is None else f"{sample_id}.json"
+    ref = build_source_ref("a.tar", member, offset, 10)
+    return Loss(sample_id, position, modality, "quarantined", kind, f"a.tar: {kind} here", source_ref=ref)
+
+
+DECLARED = pa.schema([json_field("tags"), pa.field("when", pa.timestamp("us"), nullable=False)])
+TAR = TarSurvey(
+    samples=(fact("a", 512), fact("ü/b.c", 9216, items=7, images=4)),
+    losses=(bad(BAD_JSON, "x", 2048), bad(BAD_JSON, "y\udc80", 4096), bad(TRUNCATED_TAR, None, 20480, None)),
+    unresolved=(("a", 2, "missing member 'a.2.jpg'"),),
+    frame_counts=(("a.tiff", 3, 2),),
+    unreferenced=("stray.jpg", "README"),
+    tallies={"score": tally(1, None, 2.5), "n": tally(2**53 + 1)},
+    declared=(DECLARED,),
+    declared_ints={"big": tally(None, 2**53 + 1)},
+)
+SURVEY = merge_tars([("a.tar", TAR)], "v1", "layout")
+
+
+def test_one_tar_is_told_as_it_is() -> None:
+    assert SURVEY.samples.to_pylist() == [
+        {"sample_id": "a", "member": "a.json", "source": "a.tar", "byte_offset": 512, "byte_size": 100, "items": 3, "images": 1},
+        {"sample_id": "ü/b.c", "member": "ü/b.c.json", "source": "a.tar", "byte_offset": 9216, "byte_size": 100, "items": 7, "images": 4},
+    ]
+    assert SURVEY.losses == {BAD_JSON: Excerpt(TAR.losses[:2], 2), TRUNCATED_TAR: Excerpt(TAR.losses[2:], 1)}
+    assert SURVEY.unresolved == Excerpt(TAR.unresolved, 1)
+    assert SURVEY.frame_counts == Excerpt(TAR.frame_counts, 1)
+    assert SURVEY.unreferenced == Excerpt(TAR.unreferenced, 2)
+    assert SURVEY.columns == ShardColumns(TAR.tallies, DECLARED, TAR.declared_ints)
+
+
+def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
+    other = TarSurvey(
+        samples=(fact("c"), fact("a", 1024)),
+        frame_counts=(("c.tiff", 1, 2),),
+        unreferenced=("stray.jpg",),
+        tallies={"n": tally("text"), "new": tally(True)},
+        declared=(pa.schema([("when", pa.timestamp("us"))]),),
+        declared_ints={"big": tally(5), "n": tally(6)},
+    )
+    merged = merge_tars([("a.tar", TAR), ("b.tar", other)], "v1", "layout")
+    assert list(zip(merged.sample_ids.to_pylist(), merged.samples["source"].to_pylist(), strict=True)) == [
+        ("a", "a.tar"),
+        ("ü/b.c", "a.tar"),
+        ("c", "b.tar"),
+    ]
+    (loss,) = merged.losses[DUPLICATE_ID].first
+    assert (loss.sample_id, loss.position, loss.modality, loss.outcome) == ("a", -1, "metadata", "quarantined")
+    assert loss.reason == "sample id 'a' occurs twice in this shard, first in member 'a.json' of a.tar"
+    assert parse_source_ref(loss.source_ref) == {
+        "path": "b.tar", "member": "a.json", "byte_offset": 1024, "byte_size": 100, "frame_index": None,
+    }  # fmt: skip
+    assert merged.frame_counts.first == (("a.tar: a.tiff", 3, 2), ("b.tar: c.tiff", 1, 2))
+    assert merged.unreferenced.first == ("a.tar: stray.jpg", "a.tar: README", "b.tar: stray.jpg")
+    assert merged.columns.tallies == {"score": tally(1, None, 2.5), "n": tally(2**53 + 1, "text"), "new": tally(True)}
+    assert TAR.tallies["n"] == tally(2**53 + 1)  # not changed by merging
+    assert merged.columns.declared == pa.schema([json_field("tags"), ("when", pa.timestamp("us"))])
+    assert merged.columns.declared_ints == {"big": tally(None, 2**53 + 1), "n": tally(6)}
+
+
+def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any = None) -> TarSurvey:
+        asked.append((uri, ref_path, max_member_bytes, options))
+        return TarSurvey(samples=(fact(ref_path),))
+
+    monkeypatch.setattr(shard_survey, "survey_tar", survey_tar)
+    layout = RawLayout(sample_id_field="id")
+    files = ["/data/x/a.tar", "s3://bucket/b.tar"]
+    survey = survey_shard(files, "v7", layout, "/data/", max_member_bytes=99, options={"anon": True})
+    assert asked == [("/data/x/a.tar", "x/a.tar", 99, {"anon": True}), ("s3://bucket/b.tar", "s3://bucket/b.tar", 99, {"anon": True})]
+    assert survey.sample_ids.to_pylist() == ["x/a.tar", "s3://bucket/b.tar"]
+    assert (survey.version, survey.layout) == ("v7", layout_digest(layout, 99))
+
+
+def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
+    one = make_tar(
+        tmp_path / "in" / "one.tar",
+        [
+            ("a.json", {"texts": ["x", "y"], "images": [None, "gone.jpg"], "n": 1, "mixed": 1}),
+            ("again/a.json", {"sample_id": "a", "texts": ["x", "y"], "n": "not looked at"}),
+            ("bad.json", b"{"),
+            ("stray.jpg", b"no image"),
+        ],
+    )
+    two = make_tar(tmp_path / "in" / "two.tar", [("b.json", {"texts": ["x"], "n": 0.5, "mixed": "a"}), ("a.json", {"texts": []})])
+    files = [str(one), str(two)]
+    survey = survey_shard(files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
+    assert survey.samples.select(["sample_id", "source", "items", "images"]).to_pylist() == [
+        {"sample_id": "a", "source": "in/one.tar", "items": 4, "images": 1},
+        {"sample_id": "b", "source": "in/two.tar", "items": 2, "images": 0},
+    ]
+    assert {kind: losses.count for kind, losses in survey.losses.items()} == {DUPLICATE_ID: 2, BAD_JSON: 1}
+    assert [loss.sample_id for loss in survey.losses[DUPLICATE_ID].first] == ["a", "a"]
+    assert [entry[:2] for entry in survey.unresolved.first] == [("a", 1)]
+    assert survey.unreferenced.first == ("in/one.tar: stray.jpg",)
+    reader = InterleavedWebdatasetReader(files, files_per_partition=2, relative_to=str(tmp_path), set_aside=True)
+    (partition,) = reader.partitions()
+    stream = reader.open(partition)
+    own = pa.schema([need.field for need in survey.columns.needs().values()])
+    assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
+    table = pa.concat_tables([batch.data for batch in stream])
+    counts = {row["sample_id"]: row["count_all"] for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()}
+    assert counts == {row["sample_id"]: row["items"] for row in survey.samples.to_pylist()}
+
+
+def test_the_layout_digest_knows_every_setting() -> None:
+    digests = {layout_digest(RawLayout(), 99), layout_digest(RawLayout(), 98), layout_digest(RawLayout(texts_field="t"), 99)}
+    assert len(digests) == 3
+    assert layout_digest(RawLayout(), 99) in digests
+
+
+@pytest.mark.parametrize("key", ["train/a.b", "ü", "_hidden", "x" * 300])
+@pytest.mark.parametrize("survey", [SURVEY, ShardSurvey("v1", "layout")], ids=["full", "empty"])
+def test_what_was_written_is_read(root: str, key: str, survey: ShardSurvey) -> None:
+    store = SurveyStore(root)
+    store.write(key, survey)
+    assert SurveyStore(root).read(key) == survey
+    assert store.columns([key, "other"]) == {key: survey.columns}
+    assert store.columns([key])[key].declared.equals(survey.columns.declared, check_metadata=True)
+    assert [(name, ids.to_pylist()) for name, ids in store.sample_ids([key])] == [(key, survey.sample_ids.to_pylist())]
+    assert store.partitions() == [key]
+
+
+def test_nothing_written_yet(root: str) -> None:
+    store = SurveyStore(root)
+    assert (store.read("a"), store.partitions(), store.columns(["a"]), store.published(["a"])) == (None, [], {}, {})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_found"),
+    [({}, True), ({"version": "v1"}, True), ({"version": "v2"}, False), ({"layout": "layout"}, True), ({"layout": "other"}, False)],
+    ids=str,
+)
+def test_another_version_or_layout_is_none(root: str, wanted: dict[str, str], is_found: bool) -> None:
+    store = SurveyStore(root)
+    store.write("a", SURVEY)
+    assert (store.read("a", **wanted) is not None) is is_found
+
+
+def test_a_new_survey_replaces_the_old_and_the_same_one_is_left_alone(tmp_path: Path) -> None:
+    store = SurveyStore(str(tmp_path))
+    store.write("a", SURVEY)
+    path = tmp_path / "ledger" / "raw_shards" / "a.parquet"
+    os.utime(path, ns=(1, 1))
+    store.write("a", SURVEY)
+    assert path.stat().st_mtime_ns == 1
+    store.write("a", replace(SURVEY, version="v2"))
+    assert store.read("a") == replace(SURVEY, version="v2")
+    assert [p.name for p in path.parent.iterdir()] == ["a.parquet"]
+
+
+def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
+    store = SurveyStore(str(tmp_path))
+    store.write("train/a", SURVEY)
+    store.write("train/b", merge_tars([("b.tar", TarSurvey(samples=(fact("c"),)))], "v1", "layout"))
+    store.write_published("train/a", Published(pa.schema([])), ["a"])
+    table = pa.concat_tables([pq.read_table(p) for p in sorted((tmp_path / "ledger" / "raw_shards").glob("*.parquet"))])
+    assert table.schema.names == ["partition", "sample_id", "member", "source", "byte_offset", "byte_size", "items", "images"]
+    assert table.schema.types == [*[pa.string()] * 4, pa.int64(), pa.int64(), pa.int32(), pa.int32()]
+    assert table.select(["partition", "sample_id"]).to_pylist() == [
+        {"partition": "train/a", "sample_id": "a"},
+        {"partition": "train/a", "sample_id": "ü/b.c"},
+        {"partition": "train/b", "sample_id": "c"},
+    ]
+
+
+def test_the_kept_entries_are_bounded_and_all_are_counted(tmp_path: Path) -> None:
+    losses = (*(bad(BAD_JSON, f"s{n}", n) for n in range(1500)), bad(TRUNCATED_TAR, None, 7, None))
+    unresolved = tuple((f"s{n}", n, "missing") for n in range(2000))
+    survey = merge_tars([("a.tar", TarSurvey(losses=losses, unresolved=unresolved))], "v1", "layout")
+    SurveyStore(str(tmp_path)).write("a", survey)
+    found = SurveyStore(str(tmp_path)).read("a")
+    assert found == survey
+    assert (survey.losses[BAD_JSON].count, len(survey.losses[BAD_JSON].first)) == (1500, 1000)
+    assert (survey.unresolved.count, survey.unresolved.first) == (2000, unresolved[:1000])
+    assert survey.losses[TRUNCATED_TAR] == Excerpt(losses[-1:], 1)
+
+
+def _damages(good: bytes) -> list[bytes]:
+    return [b"", b"PAR1", good[:-9], good[: len(good) // 2], good.replace(b'"format": 1', b'"format": 9'), b"\xff" * 100]
+
+
+@pytest.mark.parametrize("which", range(6))
+def test_a_damaged_survey_counts_as_absent_and_is_told(root: str, which: int, caplog: pytest.LogCaptureFixture) -> None:
+    store = SurveyStore(root)
+    store.write("a", SURVEY)
+    store.write("b", SURVEY)
+    fs, path = fsspec.core.url_to_fs(f"{root}/ledger/raw_shards/a.parquet")
+    fs.pipe_file(path, _damages(fs.cat_file(path))[which])
+    with caplog.at_level(logging.WARNING):
+        assert store.read("a") is None
+        assert list(store.columns(["a", "b"])) == ["b"]
+        assert [partition for partition, _ in store.sample_ids(["a", "b"])] == ["b"]
+    assert caplog.text.count("a.parquet is unreadable") == 3
+
+
+def test_a_survey_of_another_shard_is_not_believed(tmp_path: Path) -> None:
+    store = SurveyStore(str(tmp_path))
+    store.write("a", SURVEY)
+    folder = tmp_path / "ledger" / "raw_shards"
+    (folder / "a.parquet").rename(folder / "b.parquet")
+    assert store.read("b") is None
+
+
+def test_a_store_that_cannot_be_reached_is_no_empty_store(tmp_path: Path) -> None:
+    store = SurveyStore(str(tmp_path))
+    (tmp_path / "ledger" / "raw_shards" / "a.parquet").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        store.read("a")
+
+
+def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = SurveyStore(root)
+    schema = pa.schema([*INTERLEAVED_SCHEMA, json_field("tags"), ("n", pa.int64())])
+    noted = Published(schema, SURVEY.columns)
+    store.write_published("train/a", noted, ["a", "ü"])
+    store.write_published("b", noted, [])
+    found = store.published(["train/a", "b", "c"])
+    assert found.keys() == {"train/a", "b"}
+    assert found["train/a"].schema.equals(pa.schema([json_field("tags"), ("n", pa.int64())]), check_metadata=True)
+    assert found["train/a"].columns == SURVEY.columns
+    assert {key: ids.to_pylist() for key, ids in store.published_ids(["train/a", "b", "c"])} == {"train/a": ["a", "ü"], "b": []}
+    assert store.partitions() == []
+    fs, path = fsspec.core.url_to_fs(f"{root}/ledger/raw_shards/b.published.json")
+    fs.pipe_file(path, b"{}")
+    assert store.published(["train/a", "b"]).keys() == {"train/a"}
+    assert "b.published.json is unreadable" in caplog.text
+
+
+def test_findings_name_and_count_what_is_wrong() -> None:
+    losses = tuple(bad(NOT_UTF8, f"n{n}", n) for n in range(30))
+    tar = replace(TAR, losses=(*TAR.losses, *losses))
+    found = findings(merge_tars([("a.tar", tar), ("b.tar", TarSurvey(samples=(fact("a", 1024),)))], "v1", "layout"))
+    assert len(found["not_utf8_first"]) == 20
+    assert found["not_utf8_first"][1] == {"sample_id": "n1", "member": "n1.json", "offset": 1, "message": "a.tar: not_utf8 here"}
+    assert {name: value for name, value in found.items() if not name.startswith(("not_utf8", "bad_json_first"))} == {
+        "samples": 2,
+        "damage": 1,
+        "damage_first": [{"kind": "truncated_tar", "offset": 20480, "message": "a.tar: truncated_tar here"}],
+        "unreadable": 32,
+        "bad_json": 2,
+        "repeated_ids": 1,
+        "repeated_ids_first": [
+            {
+                "sample_id": "a",
+                "member": "a.json",
+                "offset": 1024,
+                "message": "sample id 'a' occurs twice in this shard, first in member 'a.json' of a.tar",
+            }
+        ],
+        "unresolved": 1,
+        "unresolved_first": [{"sample_id": "a", "position": 2, "message": "missing member 'a.2.jpg'"}],
+        "frame_counts": 1,
+        "frame_counts_first": [{"member": "a.tar: a.tiff", "frames": 3, "references": 2}],
+        "unreferenced": 2,
+        "unreferenced_first": ["a.tar: stray.jpg", "a.tar: README"],
+    }
+
+
+def test_findings_of_a_sound_shard_are_zeros() -> None:
+    sound = merge_tars([("a.tar", TarSurvey(samples=(fact("a"),)))], "v1", "layout")
+    names = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "unreferenced")
+    assert findings(sound) == {"samples": 1, **dict.fromkeys(names, 0)}
+    assert sound.is_sound
+
+
+@pytest.mark.parametrize(
+    ("change", "is_sound"),
+    [
+        ({"losses": (bad(BAD_JSON, "x", 1),)}, False),
+        ({"losses": (bad(TRUNCATED_TAR, None, 1, None),)}, False),
+        ({"unresolved": TAR.unresolved}, False),
+        ({"frame_counts": TAR.frame_counts}, False),
+        ({"unreferenced": ("LICENSE",)}, True),
+    ],
+    ids=str,
+)
+def test_what_makes_a_shard_unsound(change: dict[str, Any], is_sound: bool) -> None:
+    assert merge_tars([("a.tar", TarSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound is is_sound

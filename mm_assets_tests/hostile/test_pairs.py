@@ -1,0 +1,133 @@
+"""Any table through every ordered pair of formats: equal rows for plain clients, equal digests, and items that balance."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mm_assets.formats.conversion import plan_conversions
+from mm_assets.formats.registry import reader_for, writer_for
+from mm_assets.formats.reports import PartitionReport
+from mm_assets.interleaved import InterleavedBatch, json_codec
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.test_round_trip import PORTABLE, same, tables
+from mm_assets_tests.interleaved.arrow_values import arrow_types
+
+PAIRS = [pytest.param(*pair, id="-to-".join(pair)) for pair in product(FORMATS, FORMATS)]
+THOROUGH = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def convert(kind: str, source: Path, to: str, target: Path, policy: str) -> PartitionReport:
+    """One partition from format to format, in batches of one sample."""
+    writer = writer_for(to, str(target), on_materialize_error=policy, materialize=False)
+    (conversion,) = plan_conversions(reader_for(kind, str(source), max_batch_bytes=1), writer)
+    report = conversion.run()
+    conversion.writer.finish([report])
+    return report
+
+
+def plainly(kind: str, folder: Path, expected: pa.Table) -> pa.Table:
+    """What a client that knows nothing of us finds; columns in the types ``expected``, where a client shows them in others."""
+    if kind == "webdataset":  # the layout is for training loops: as a table our reader alone has it
+        return read(kind, folder)
+    if kind == "parquet":
+        (file,) = folder.glob("*.parquet")
+        found = pq.ParquetFile(file).read()
+    else:
+        import lance
+
+        (name,) = folder.glob("*.lance")
+        found = lance.dataset(str(name)).to_table()
+        found = found.rename_columns([column.replace("%2E", ".") for column in found.column_names])
+    for index, field in enumerate(expected.schema):
+        column = found.column(index)
+        if column.type != field.type and not _has_nulls_inside(field.type):
+            found = found.set_column(index, found.schema.field(index).with_type(field.type), column.cast(field.type))
+    return found
+
+
+def _has_nulls_inside(type_: pa.DataType) -> bool:
+    return any(pa.types.is_null(type_.field(i).type) or _has_nulls_inside(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def equal_rows(found: pa.Table, expected: pa.Table) -> None:
+    """Equal names, values and order; NaN is NaN, -0.0 is not 0.0."""
+    assert found.column_names == expected.column_names
+    assert found.num_rows == expected.num_rows
+    for name in expected.column_names:
+        left, right = (repr(json_codec.encode(table.column(name), table.schema.field(name))) for table in (found, expected))
+        assert left == right, name
+
+
+def digest_of(table: pa.Table) -> str:
+    digest = ContentDigest()
+    digest.observe(table)
+    return digest.hexdigest()
+
+
+def drawn(data: Any, kind: str, to: str) -> pa.Table:
+    return data.draw(tables(PORTABLE if "lance" in (kind, to) else arrow_types))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "lance"])
+def test_a_struct_in_a_struct_reaches_lance_in_batches(tmp_path: Path, kind: str) -> None:
+    """Where a slice of one, that does not begin at its first row, is a panic."""
+    type_ = pa.struct([("a", pa.struct([("b", pa.int8())]))])
+    rows = [item("a", 0), item("a", 0, "image"), item("b")]
+    table = batch_of(rows).data.append_column("x", pa.array([{"a": {"b": n}} for n in range(3)], type_))
+    write(kind, tmp_path / "source", InterleavedBatch(table, (), "part"))
+    convert(kind, tmp_path / "source", "lance", tmp_path / "target", "warn")
+    same(read("lance", tmp_path / "target"), table)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("kind", "to"), PAIRS)
+@THOROUGH
+@given(data=st.data())
+def test_any_table_from_format_to_format(kind: str, to: str, data: Any) -> None:
+    table = drawn(data, kind, to)
+    with tempfile.TemporaryDirectory() as name:
+        source, target = Path(name) / "source", Path(name) / "target"
+        first = write(kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False).partitions[0]
+        report = convert(kind, source, to, target, "warn")
+        assert report.items == report.rows == table.num_rows
+        assert report.losses == ()
+        assert report.digest == first.digest == digest_of(table)
+        assert report.lost_digest == digest_of(table.slice(0, 0))
+        assert report.errors == first.errors
+        equal_rows(plainly(to, target, table), table)
+        same(read(to, target), table)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("kind", "to"), PAIRS)
+@THOROUGH
+@given(data=st.data())
+def test_what_is_dropped_on_the_way_is_told_item_by_item(kind: str, to: str, data: Any) -> None:
+    table = drawn(data, kind, to)
+    is_bad = pc.is_in(table["sample_id"], table.filter(pc.is_valid(table["materialize_error"]))["sample_id"])
+    sound, bad = table.filter(pc.invert(is_bad)), table.filter(is_bad)
+    with tempfile.TemporaryDirectory() as name:
+        source, target = Path(name) / "source", Path(name) / "target"
+        write(kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+        report = convert(kind, source, to, target, "drop_sample")
+        assert report.items == table.num_rows == report.rows + len(report.losses)
+        assert (report.digest, report.lost_digest) == (digest_of(sound), digest_of(bad))
+        found = [(loss.sample_id, loss.position, loss.modality, loss.source_ref, loss.is_cause) for loss in report.losses]
+        expected = [
+            (row["sample_id"], row["position"], row["modality"], row["source_ref"], row["materialize_error"] is not None)
+            for row in bad.select(["sample_id", "position", "modality", "source_ref", "materialize_error"]).to_pylist()
+        ]
+        assert found == expected
+        if sound.num_rows:
+            equal_rows(plainly(to, target, sound), sound)
