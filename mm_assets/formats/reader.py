@@ -239,4 +239,5 @@ class InterleavedReader(ABC):
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:
     """Columns to read: samples are sorted and cut by the required ones, whatever is asked for."""
-    return [name for name in source.schema.names if name in schema.names or name in REQUIRED_COLUMNS]
+    names = {*schema.names, *REQUIRED_COLUMNS}
+    return [name for name in source.schema.names if name in names]

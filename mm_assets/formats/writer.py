@@ -231,12 +231,8 @@ class _Tally:
 
 def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
     """Whether every column of ``found`` is written in its own type."""
-    return all(
-        field.name in written.names
-        and written.field(field.name).type == field.type
-        and is_json(written.field(field.name)) == is_json(field)
-        for field in canonical_schema(found)
-    )
+    kept = {field.name: (field.type, is_json(field)) for field in written}
+    return all(kept.get(field.name) == (field.type, is_json(field)) for field in canonical_schema(found))
 
 
 def _located(error: ValueError, source: str) -> ValueError:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 import pyarrow as pa
 
 from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 
 def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
@@ -26,13 +28,21 @@ def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
 
 
 def unify_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Columns of all schemas, in the order first seen, each with its `unify_fields` type. At least one schema."""
+    """Columns of all schemas, in the order first seen, each with its `unify_fields` type. At least one schema.
+
+    A column that one of them lacks may be null, but for those that no row is without.
+    """
     merged: dict[str, pa.Field] = {}
+    found_in: Counter[str] = Counter()
+    count = 0
     for schema in schemas:
+        count += 1
+        found_in.update(schema.names)
         for field in schema:
             known = merged.get(field.name)
             merged[field.name] = field if known is None else unify_fields(known, field)
-    return pa.schema(list(merged.values()))
+    always = {name for name, found in found_in.items() if found == count}.union(REQUIRED_COLUMNS)
+    return pa.schema([field if name in always else field.with_nullable(True) for name, field in merged.items()])
 
 
 def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:

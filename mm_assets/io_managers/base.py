@@ -109,6 +109,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         reports = ShardReports(run, context.asset_key)
         ledger = ShardRecords(self.root)
         tasks = self._tasks(context, obj, ledger, reports)
+        self._sweep(context.asset_key.to_user_string(), tasks)
         unchanged = self._unchanged(tasks, ledger, reports)
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
@@ -180,6 +181,15 @@ class ShardIOManager(dg.ConfigurableIOManager):
             tasks[job.key] = Task(job, digest([*made_from, settled] if settled else made_from), parents, made_by)
         return tasks
 
+    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+        """Remove what processes that died left, also those of a survey or a proof: there may be no other work to do any more."""
+        for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
+            for below in ("", ".mm_assets", ".nv-meta"):
+                sweep(os.path.join(folder, below))
+        if not is_remote(self.root):
+            for folder in own_folders(local_path(self.root), asset):
+                sweep(folder)
+
     def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
         """Records of the shards that need no work: made from the same, and the output is still the recorded one."""
         records = ledger.read(reports.asset.to_user_string(), tasks)
@@ -198,12 +208,6 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
         if not tasks:
             return
-        for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
-            for below in ("", ".mm_assets", ".nv-meta"):
-                sweep(os.path.join(folder, below))
-        if not is_remote(self.root):
-            for folder in own_folders(local_path(self.root), next(iter(tasks.values())).job.asset):
-                sweep(folder)
         jobs = [task.job for task in tasks.values()]
         prepared = _same_keys(jobs, self.prepare_chunk(jobs), "prepare_chunk")
         for item in prepared:

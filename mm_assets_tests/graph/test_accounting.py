@@ -1,6 +1,8 @@
 """Every item accounted for: ledger, quarantine and proof of the real graph, over shards with a few bad samples."""
 
 import json
+import subprocess
+import sys
 import tarfile
 from collections import Counter
 from collections.abc import Callable
@@ -204,6 +206,21 @@ def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, deploy: Deploy) 
     unchanged = {key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()}
     assert unchanged == {"a": False, "b": True}
     assert sorted(json.loads((tmp_path / "storage" / "proof" / "proof.json").read_text())["shards"]) == ["a", "b"]
+
+
+def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(tmp_path: Path, deploy: Deploy) -> None:
+    write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
+    deployment = deploy(**ALL_IMAGES)
+    assert deployment.run().success
+    name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a.parquet'))"
+    left = subprocess.run([sys.executable, "-c", name_it], check=True, capture_output=True, text=True).stdout.strip()
+    folders = ["curated", "webdataset/.mm_assets", "ledger/raw_shards", "ledger/sample_ids", "ledger/lance_table", "proof/final_tars"]
+    for folder in folders:
+        (tmp_path / "storage" / folder / left).write_bytes(b"half")
+    (tmp_path / "storage" / "ledger" / "raw_shards" / "a.parquet").unlink()
+    result = deployment.run()
+    assert all("unchanged" in made.metadata for made in materialized(result)["curated_parquet"].values())
+    assert list((tmp_path / "storage").rglob("*.tmp")) == []
 
 
 def test_a_newline_in_a_name_is_part_of_the_name(tmp_path: Path, deploy: Deploy) -> None:

@@ -60,6 +60,12 @@ def test_schemas_keep_the_order_in_which_columns_are_met() -> None:
     assert merged.types == [pa.float64(), pa.string(), pa.int8()]
 
 
+def test_a_column_that_one_schema_lacks_may_be_null() -> None:
+    first = pa.schema([pa.field("both", pa.int64(), nullable=False), pa.field("one", pa.int64(), nullable=False)])
+    merged = unify_schemas([first, pa.schema([pa.field("both", pa.int64(), nullable=False)])])
+    assert [field.nullable for field in merged] == [False, True]
+
+
 def test_an_integer_that_no_float_holds_is_reported_not_rounded() -> None:
     target = unify_schemas([pa.schema([("n", pa.int64())]), pa.schema([("n", pa.float64())])])
     with pytest.raises(SchemaMismatch, match="'n'"):

@@ -63,15 +63,8 @@ def plan_schema(uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping
 
 
 def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """`unify_schemas` of the table's schema and others, in original types; what some lack is nullable."""
-    everyone = [schema for schema in (current, *schemas) if schema is not None]
-    merged = unify_schemas(everyone)
-
-    def present(field: pa.Field) -> bool:
-        return all(field.name in schema.names and not pa.types.is_null(schema.field(field.name).type) for schema in everyone)
-
-    fields = [f if f.name in RESERVED_COLUMNS or present(f) else f.with_nullable(True) for f in merged]
-    return order_columns(pa.schema(fields))
+    """`unify_schemas` of the table's schema and others, in original types."""
+    return order_columns(unify_schemas(schema for schema in (current, *schemas) if schema is not None))
 
 
 def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.Schema:

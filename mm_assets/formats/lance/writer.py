@@ -108,7 +108,7 @@ class LanceSink(Sink):
         self._fragments: FragmentSet | None = None
 
     def write(self, tables: Iterator[pa.Table]) -> None:
-        renamed = (_unsliced(table).rename_columns(self._schema.names) for table in tables)
+        renamed = (table.rename_columns(self._schema.names) for table in tables)
         self._fragments = write_fragments(
             self._uri, self._partition, renamed, schema=self._schema, storage_options=self._options
         )
@@ -120,12 +120,3 @@ class LanceSink(Sink):
 
     def discard(self) -> None:
         """Data files that no version names are removed by Lance's own clean-up."""
-
-
-def _unsliced(table: pa.Table) -> pa.Table:
-    """The same rows without views into larger nested arrays: Lance 14 panics on a slice of a struct within a struct."""
-    for index, column in enumerate(table.columns):
-        if pa.types.is_nested(column.type):
-            copied = column.take(pa.array(range(len(column)), pa.int64()))
-            table = table.set_column(index, table.schema.field(index), copied)
-    return table
