@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mm_assets.interleaved.samples import sample_offsets
 
@@ -15,6 +14,7 @@ Sizes = npt.NDArray[np.int64]
 
 _OFFSETS = 18  # two 64-bit offsets and two bytes of bitmap: more than any row of text, bytes or lists needs beside its values
 _BITS = 2
+_SMALL = 1 << 20  # bytes of a column that is sooner copied into one chunk than looked at chunk by chunk
 
 
 def row_bytes(table: pa.Table) -> Sizes:
@@ -24,6 +24,8 @@ def row_bytes(table: pa.Table) -> Sizes:
     """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
+        if column.num_chunks > 1 and column.nbytes < _SMALL:
+            column = pa.chunked_array([pa.concat_arrays(column.chunks)])
         if column.num_chunks:
             total += np.concatenate([_array_row_bytes(chunk) for chunk in column.chunks])
     return total
@@ -36,7 +38,7 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
     if pa.types.is_null(type_):
         return np.zeros(len(array), np.int64)
     if _is_text_or_binary(type_):
-        return pc.fill_null(pc.binary_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64) + _OFFSETS
+        return np.diff(_offsets(array)) + _OFFSETS
     if pa.types.is_struct(type_):
         sizes = np.full(len(array), _BITS, np.int64)
         for index in range(type_.num_fields):
@@ -51,6 +53,15 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
         return np.full(len(array), type_.bit_width // 8 + _BITS, np.int64)
     mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries and the like: no size of one row
     return np.full(len(array), mean + _OFFSETS, np.int64)
+
+
+def _offsets(array: pa.Array) -> Sizes:
+    """Where the values of text or bytes begin and end in their buffer."""
+    if len(array) == 0:
+        return np.zeros(1, np.int64)
+    width = np.dtype(np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32)
+    found = np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * width.itemsize)
+    return found.astype(np.int64, copy=False)
 
 
 def _list_row_bytes(array: pa.Array) -> Sizes:

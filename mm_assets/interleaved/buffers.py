@@ -1,9 +1,12 @@
-"""Zero-copy views of the values of a binary Arrow array."""
+"""Values of binary Arrow arrays without a copy."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 
@@ -17,3 +20,22 @@ def binary_views(chunk: pa.Array) -> list[memoryview | None]:
     payload = memoryview(data) if data is not None else memoryview(b"")
     valid = chunk.is_valid().to_pylist()
     return [payload[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
+
+
+def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
+    """Rows by their (ascending) numbers. Columns of bytes become slices of what they were: no image is copied, all stay in memory."""
+    indices = np.asarray(rows, np.int64)
+    starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
+    runs = [(int(indices[start]), int(length)) for start, length in zip(starts, np.diff(starts, append=len(indices)), strict=True)]
+    taken = pa.array(indices)
+    return pa.Table.from_arrays(
+        [_slices(column, runs) if _is_bytes(column.type) else column.take(taken) for column in table.columns], schema=table.schema
+    )
+
+
+def _slices(column: pa.ChunkedArray, runs: Sequence[tuple[int, int]]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for start, length in runs for chunk in column.slice(start, length).chunks], column.type)
+
+
+def _is_bytes(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))

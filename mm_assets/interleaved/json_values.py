@@ -19,6 +19,7 @@ EXACT_FLOAT_INT = 2**53  # largest magnitude up to which every integer is a floa
 _BEYOND_INT64 = 2**63  # one magnitude further is like any other, and Python writes no integer of more than 4,300 digits
 _KINDS: dict[str, type] = {"null": type(None), "bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one for each call
 
 
 def json_field(name: str, nullable: bool = True) -> pa.Field:
@@ -31,7 +32,7 @@ is_json = json_codec.is_json_text
 
 def dumps(value: Any) -> str:
     """The one normal form of JSON text in columns: compact, unescaped, NaN and big integers as Python writes them."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return _encode(value)
 
 
 def to_json_text(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:

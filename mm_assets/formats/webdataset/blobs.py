@@ -72,8 +72,8 @@ class BlobBuilder:
 
     def _plan(self, content: Content) -> list[FramePlan | ImageError] | ImageError:
         member = content.member
-        data = bytearray(member.size)
-        read_members(self._descriptor, [member], memoryview(data), self._uri)
+        data = memoryview(pa.allocate_buffer(member.size)).cast("B")  # unlike a bytearray not filled with zeros first
+        read_members(self._descriptor, [member], data, self._uri)
         try:
             plans = plan_sound_frames(data)
         except ImageError as error:

@@ -20,6 +20,7 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, canonical_schema
 
 _ROW_OVERHEAD = 256  # Arrow bytes of a row beside its text and image: offsets, locator, content type
+_KEPT_JSON = 2 << 20  # bytes of the json whose samples are decoded once for the schema and the rows; of others memory has only the types
 _FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: header, directory, tag values
 
 
@@ -43,10 +44,15 @@ class WebdatasetSource(FileSource):
         try:
             self._materialize = materialize
             self._members: list[Member] = []
+            self._kept: dict[Member, Sample] = {}
             tally = SchemaTally()
+            kept_bytes = 0
             for member, sample in self._samples.sound():
                 self._members.append(member)
                 tally.observe(sample)
+                kept_bytes += member.size
+                if kept_bytes <= _KEPT_JSON:
+                    self._kept[member] = sample
             self._raw_schema = tally.raw_schema()
             super().__init__(uri, canonical_schema(tally.schema()), self._samples.items)
         except BaseException:
@@ -72,7 +78,7 @@ class WebdatasetSource(FileSource):
         pending: list[Sample] = []
         filled = 0
         for member in self._members:
-            sample = self._samples.decode(member)
+            sample = self._kept.pop(member, None) or self._samples.decode(member)  # its rows change while the table is built
             size = _estimate(sample, member.size, row_bytes, with_bytes)
             if pending and max_bytes is not None and filled + size > max_bytes:
                 yield self._table(pending, wanted, with_bytes)

@@ -1,0 +1,33 @@
+"""Rows taken out of a table are equal to those of `Table.take`, and their bytes are where they were."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from mm_assets.interleaved.buffers import binary_views, take_rows
+
+VALUES = [b"a", None, b"", b"long" * 100, b"b", None]
+TABLE = pa.table(
+    {
+        "text": ["0", "1", None, "3", "4", "5"],
+        "small": pa.array(VALUES, pa.binary()),
+        "large": pa.chunked_array([pa.array(VALUES[:2], pa.large_binary()), pa.array(VALUES[2:], pa.large_binary())]),
+    }
+)
+
+
+@pytest.mark.parametrize("rows", [[], [0], [5], [1, 2, 3], [0, 2, 3, 5], list(range(6))])
+@pytest.mark.parametrize("start", [0, 1])
+def test_rows_are_those_of_take(rows: list[int], start: int) -> None:
+    table = pa.concat_tables([TABLE, TABLE]).slice(start, 6)
+    assert take_rows(table, rows).equals(table.take(pa.array(rows, pa.int64())))
+    assert take_rows(table, rows).schema.equals(table.schema)
+
+
+def test_bytes_are_not_copied() -> None:
+    data = {buffer.address for chunk in TABLE["large"].chunks for buffer in chunk.buffers()[1:]}
+    taken = take_rows(TABLE, [0, 3, 4])["large"]
+    assert {buffer.address for chunk in taken.chunks for buffer in chunk.buffers()[1:]} <= data
+    views = [view for chunk in taken.chunks for view in binary_views(chunk)]
+    assert [bytes(view) for view in views if view is not None] == [b"a", b"long" * 100, b"b"]
