@@ -1,8 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PORT ?= 3000
+BENCH ?= peer
 
-.PHONY: demo test check lint ui clients test-clients lock clean
+.PHONY: demo test check lint ui clients test-clients bench lock clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -32,6 +33,9 @@ clients:  ## every client the outputs must open in, in an environment of their o
 
 test-clients: .venv/.made clients  ## the tests that need those clients, a browser or an S3 server
 	$(BIN)/python -m pytest -m clients
+
+bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another benchmark or size: make bench BENCH="memory --full"
+	$(BIN)/python -m benchmarks $(BENCH)
 
 lock: .venv/.made  ## resolve the pins of pyproject.toml anew
 	$(BIN)/python -m pip install --quiet uv==0.13.8

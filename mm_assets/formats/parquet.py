@@ -17,7 +17,7 @@ from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is
 from mm_assets.formats.writer import InterleavedWriter, Sink
 
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
-_READ_BUFFER = 1 << 20
+_READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
 _ROWS_AT_ONCE = 4096
 _PER_READ = ("use_threads", "use_pandas_metadata")
 
@@ -79,6 +79,7 @@ class ParquetSource(FileSource):
                 continue
             mean = max(facts.total_byte_size // max(facts.num_rows, 1), 1)
             rows = min(max(max_bytes // 8 // mean, 1), _ROWS_AT_ONCE)
+            rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
             batches = self._file.iter_batches(rows, row_groups=[group], columns=columns, **self._read_kwargs)
             while (batch := self._checked(lambda b=batches: next(b, None))) is not None:
                 yield pa.Table.from_batches([batch])
