@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mm_assets.interleaved.buffers import is_bytes
 from mm_assets.interleaved.samples import sample_offsets
 
 Sizes = npt.NDArray[np.int64]
 
 _OFFSETS = 18  # two 64-bit offsets and two bytes of bitmap: more than any row of text, bytes or lists needs beside its values
 _BITS = 2
-_SMALL = 1 << 20  # bytes of a column that is sooner copied into one chunk than looked at chunk by chunk
 
 
 def row_bytes(table: pa.Table) -> Sizes:
@@ -24,10 +24,10 @@ def row_bytes(table: pa.Table) -> Sizes:
     """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        if column.num_chunks > 1 and column.nbytes < _SMALL:
-            column = pa.chunked_array([pa.concat_arrays(column.chunks)])
-        if column.num_chunks:
-            total += np.concatenate([_array_row_bytes(chunk) for chunk in column.chunks])
+        # Chunks cost more than their rows, but images are not copied for that.
+        chunks = column.chunks if is_bytes(column.type) or column.num_chunks < 2 else [pa.concat_arrays(column.chunks)]
+        if chunks:
+            total += np.concatenate([_array_row_bytes(chunk) for chunk in chunks])
     return total
 
 
@@ -93,21 +93,20 @@ def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[
     if max_bytes <= 0:
         raise ValueError(f"max_batch_bytes must be positive, not {max_bytes}")
     pending: list[pa.Table] = []
-    filled = 0
+    sizes: list[Sizes] = []  # of the rows of each, so that every row is measured once
     for table in tables:
         if table.num_rows == 0:
             continue
         pending.append(table)
-        filled += table.nbytes
-        if filled >= max_bytes:
-            whole = pa.concat_tables(pending)
-            *parts, rest = cut_rows(whole, sample_offsets(whole), row_bytes(whole), max_bytes)
+        sizes.append(row_bytes(table))
+        if sum(int(some.sum()) for some in sizes) > max_bytes:
+            whole, of_whole = pa.concat_tables(pending), np.concatenate(sizes)
+            *parts, rest = cut_rows(whole, sample_offsets(whole), of_whole, max_bytes)
             yield from parts
-            pending = [rest]  # its last sample may go on in the next table
-            filled = rest.nbytes
+            pending, sizes = [rest], [of_whole[whole.num_rows - rest.num_rows :]]  # its last sample may go on in the next table
     if pending:
         whole = pa.concat_tables(pending)
-        yield from cut_rows(whole, sample_offsets(whole), row_bytes(whole), max_bytes)
+        yield from cut_rows(whole, sample_offsets(whole), np.concatenate(sizes), max_bytes)
 
 
 def cut_rows(table: pa.Table, offsets: Sizes, sizes: Sizes, max_bytes: int) -> list[pa.Table]:

@@ -15,6 +15,7 @@ from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.writer import InterleavedWriter, Sink
+from mm_assets.interleaved.digest import BLOBS
 
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
 _READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
@@ -56,6 +57,7 @@ class ParquetSource(FileSource):
         if missing:
             self._file.close()
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
+        self._blob_columns = [at for at, column in enumerate(self._file.schema) if column.path == BLOBS]
         super().__init__(uri, schema, self._file.metadata.num_rows if filters is None else None)
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
@@ -77,12 +79,33 @@ class ParquetSource(FileSource):
             if max_bytes is None or facts.total_byte_size <= max_bytes // 2:
                 yield self._checked(lambda g=group: self._file.read_row_group(g, columns=columns, **self._read_kwargs))
                 continue
-            mean = max(facts.total_byte_size // max(facts.num_rows, 1), 1)
-            rows = min(max(max_bytes // 8 // mean, 1), _ROWS_AT_ONCE)
-            rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
-            batches = self._file.iter_batches(rows, row_groups=[group], columns=columns, **self._read_kwargs)
-            while (batch := self._checked(lambda b=batches: next(b, None))) is not None:
+            blobs = sum(facts.column(at).total_uncompressed_size for at in self._blob_columns)
+            if blobs and BLOBS in columns and facts.num_rows <= _ROWS_AT_ONCE and facts.total_byte_size - blobs <= max_bytes // 8:
+                yield from self._apart(group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes)
+                continue
+            for batch in self._batches(group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes):
                 yield pa.Table.from_batches([batch])
+
+    def _apart(self, group: int, others: list[str], mean: int, max_bytes: int) -> Iterator[pa.Table]:
+        """The rows of a group of which only the images are large: these a few at a time, all other columns at once."""
+        table = self._checked(lambda: self._file.read_row_group(group, columns=others, **self._read_kwargs))
+        field = self._file.schema_arrow.field(BLOBS)
+        pieces: list[pa.Array] = []
+        start = rows = filled = 0
+        for batch in self._batches(group, [BLOBS], mean, max_bytes):
+            pieces.append(batch.column(BLOBS))
+            rows += batch.num_rows
+            filled += pieces[-1].nbytes
+            if filled > max_bytes // 4 or start + rows == table.num_rows:
+                yield table.slice(start, rows).append_column(field, pa.chunked_array(pieces))
+                start, rows, filled, pieces = start + rows, 0, 0, []
+
+    def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+        rows = min(max(max_bytes // 8 // max(mean, 1), 1), _ROWS_AT_ONCE)
+        rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
+        batches = self._file.iter_batches(rows, row_groups=[group], columns=columns, **self._read_kwargs)
+        while (batch := self._checked(lambda: next(batches, None))) is not None:
+            yield batch
 
     def _checked(self, read: Any) -> Any:
         try:

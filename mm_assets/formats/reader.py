@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_rows, row_bytes
@@ -214,9 +215,10 @@ class InterleavedReader(ABC):
         except ValueError as error:
             raise ShardError(f"{file}: {error}") from error
         parts = [aligned]
-        if self.max_batch_bytes is not None and table.num_rows:
-            sizes = row_bytes(aligned) + (bytes_to_fetch(aligned) if self.materialize else 0)
-            parts = cut_rows(aligned, sample_offsets(table), sizes, self.max_batch_bytes)
+        to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
+        has_grown = to_fetch.any() or not aligned.schema.equals(table.schema)  # the source's own tables are within the limit
+        if self.max_batch_bytes is not None and table.num_rows and has_grown:
+            parts = cut_rows(aligned, sample_offsets(table), row_bytes(aligned) + to_fetch, self.max_batch_bytes)
         for part in parts:
             yield materialize_table(part, self.roots, self.storage_options) if self.materialize else part
 

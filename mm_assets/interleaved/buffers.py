@@ -29,7 +29,7 @@ def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
     runs = [(int(indices[start]), int(length)) for start, length in zip(starts, np.diff(starts, append=len(indices)), strict=True)]
     taken = pa.array(indices)
     return pa.Table.from_arrays(
-        [_slices(column, runs) if _is_bytes(column.type) else column.take(taken) for column in table.columns], schema=table.schema
+        [_slices(column, runs) if is_bytes(column.type) else column.take(taken) for column in table.columns], schema=table.schema
     )
 
 
@@ -37,5 +37,6 @@ def _slices(column: pa.ChunkedArray, runs: Sequence[tuple[int, int]]) -> pa.Chun
     return pa.chunked_array([chunk for start, length in runs for chunk in column.slice(start, length).chunks], column.type)
 
 
-def _is_bytes(type_: pa.DataType) -> bool:
+def is_bytes(type_: pa.DataType) -> bool:
+    """Whether values of a type are bytes, with 32- or 64-bit offsets."""
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))

@@ -77,9 +77,10 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
     for batch in source:
         for step in steps:
             outcome = step(batch)
-            removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
-            result.losses.extend(located(outcome.losses, removed))
-            result.removed.observe(removed)
+            if outcome.losses or outcome.removed is not None:
+                removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
+                result.losses.extend(located(outcome.losses, removed))
+                result.removed.observe(removed)
             result.counts.update(outcome.counts)
             batch = outcome.batch
         yield batch

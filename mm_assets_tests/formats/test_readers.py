@@ -405,3 +405,19 @@ def test_read_kwargs_are_those_of_read_table(tmp_path: Path) -> None:
     assert found["sample_id"].to_pylist() == ["b"]
     with pytest.raises(TypeError, match="read_kwargs"):
         read("parquet", tmp_path, read_kwargs={"nonsense": 1})
+
+
+@pytest.mark.parametrize("rows_a_page", [1, 16, 1024])
+def test_a_row_group_of_large_images_comes_in_batches(tmp_path: Path, rows_a_page: int) -> None:
+    """Images are read apart from the other columns; a column whose name continues theirs is one of the others."""
+    rows = [
+        item(f"s{i // 3}", i % 3 - 1, "image" if i % 3 else "metadata", binary_content=bytes([i]) * 100_000 if i % 3 else None, x=i)
+        for i in range(30)
+    ]
+    table = table_of(rows, [pa.field("x", pa.int64())])
+    table = table.append_column("binary_content.x", table.column("x"))
+    pq.write_table(table, tmp_path / "one.parquet", row_group_size=30, write_batch_size=rows_a_page, compression="none")
+    batches = list(InterleavedParquetReader(tmp_path / "one.parquet", max_batch_bytes=500_000))
+    assert max(row_bytes(batch.data).sum() for batch in batches) <= 500_000
+    assert len(batches) == 5
+    assert pa.concat_tables([batch.data for batch in batches]).equals(table)
