@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from mm_assets.filters.image_scores import ImageScore, ScoreBook, score_rows
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.buffers import take_rows
+from mm_assets.interleaved.buffers import compact, take_rows
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
@@ -64,7 +64,7 @@ class AspectRatioFilter:
             return StepResult(batch.with_data(table), counts=counts)
         keep = np.ones(table.num_rows, bool)
         keep[gone] = False
-        return StepResult(batch.with_data(take_rows(table, np.flatnonzero(keep))), tuple(losses), take_rows(table, gone), counts)
+        return StepResult(batch.with_data(compact(take_rows(table, np.flatnonzero(keep)))), tuple(losses), take_rows(table, gone), counts)
 
     def _verdict(self, score: ImageScore) -> str | None:
         ratio = score.aspect_ratio

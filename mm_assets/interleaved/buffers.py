@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+_HELD, _SLACK = 2, 1 << 16
+
 
 def binary_views(chunk: pa.Array) -> list[memoryview | None]:
     """One view into the array's own buffer per value, None for null. Valid as long as the array lives."""
@@ -31,6 +33,15 @@ def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
     return pa.Table.from_arrays(
         [_slices(column, runs) if is_bytes(column.type) else column.take(taken) for column in table.columns], schema=table.schema
     )
+
+
+def compact(table: pa.Table) -> pa.Table:
+    """The same rows, copied where they keep more than twice their bytes in memory: of many batches a strict filter leaves little."""
+    for index, column in enumerate(table.columns):
+        if is_bytes(column.type) and column.get_total_buffer_size() > _HELD * column.nbytes + _SLACK:
+            copied = pa.chunked_array([pa.concat_arrays(column.chunks)])
+            table = table.set_column(index, table.schema.field(index), copied)
+    return table
 
 
 def _slices(column: pa.ChunkedArray, runs: Sequence[tuple[int, int]]) -> pa.ChunkedArray:

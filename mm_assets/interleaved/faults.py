@@ -16,9 +16,11 @@ DECOMPRESSION_BOMB = "decompression_bomb"
 OVERSIZED_MEMBER = "oversized_member"
 TRUNCATED_TAR = "truncated_tar"
 DAMAGED_TAR = "damaged_tar"
+UNREADABLE_MEMBER = "unreadable_member"  # a json's name on what is no file, such as a pipe, or on a sparse file
 FETCH_FAILED = "fetch_failed"  # a locator that cannot be followed, or any error that came with the data
 INCOMPLETE_SAMPLE = "incomplete_sample"  # sound, but another item of its sample is not, and the policy keeps samples whole
-UNREFERENCED_MEMBER = "unreferenced_member"  # no fault of an item: a member that no sample names
+UNREFERENCED_MEMBER = "unreferenced_member"  # no fault of an item: a member that is no sample and no image of one
+UNREFERENCED_FRAME = "unreferenced_frame"  # likewise: a frame of a TIFF behind those that references lead to
 
 FAULTS = (
     BAD_JSON,
@@ -35,6 +37,7 @@ FAULTS = (
     OVERSIZED_MEMBER,
     TRUNCATED_TAR,
     DAMAGED_TAR,
+    UNREADABLE_MEMBER,
     FETCH_FAILED,
     INCOMPLETE_SAMPLE,
 )

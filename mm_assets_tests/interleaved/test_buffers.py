@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from mm_assets.interleaved.buffers import binary_views, take_rows
+from mm_assets.interleaved.buffers import binary_views, compact, take_rows
 
 VALUES = [b"a", None, b"", b"long" * 100, b"b", None]
 TABLE = pa.table(
@@ -31,3 +31,11 @@ def test_bytes_are_not_copied() -> None:
     assert {buffer.address for chunk in taken.chunks for buffer in chunk.buffers()[1:]} <= data
     views = [view for chunk in taken.chunks for view in binary_views(chunk)]
     assert [bytes(view) for view in views if view is not None] == [b"a", b"long" * 100, b"b"]
+
+
+@pytest.mark.parametrize(("rows", "most"), [([3], 1.5), ([0, 1, 2, 3, 4, 5, 6, 7], 2.1)])
+def test_a_few_rows_do_not_keep_all_images_in_memory(rows: list[int], most: float) -> None:
+    table = pa.table({"image": pa.array([bytes([i]) * 100_000 for i in range(10)], pa.large_binary())})
+    kept = compact(take_rows(table, rows))
+    assert kept.equals(table.take(pa.array(rows)))
+    assert kept["image"].get_total_buffer_size() <= most * kept["image"].nbytes

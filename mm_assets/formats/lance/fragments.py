@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.formats.free_memory import FreeMemory
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.storage_types import file_version, to_storage, to_storage_schema
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
+_BYTES_BETWEEN = 64 << 20  # written between two looks at the memory
 # Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
@@ -159,6 +161,8 @@ class _Source:
         self.rows = 0
         self.ids: dict[str, None] = {}
         self.error: Exception | None = None
+        self._memory = FreeMemory()
+        self._since = 0  # bytes passed on since memory was last given back
 
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
@@ -167,9 +171,17 @@ class _Source:
                     if batch.num_rows:
                         stored = to_storage(self._checked(batch))
                         yield pa.RecordBatch.from_arrays([_whole(column) for column in stored.columns], schema=written_as)
+                        self._bound_memory(batch.nbytes)
         except Exception as error:
             self.error = error
             raise
+
+    def _bound_memory(self, nbytes: int) -> None:
+        """The pages that Lance has written are free memory to its allocator, but not to the system: hundreds of megabytes."""
+        self._since += nbytes
+        if self._since > _BYTES_BETWEEN:
+            self._since = 0
+            self._memory.give_back()
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not batch.schema.equals(self._schema):
