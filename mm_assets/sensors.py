@@ -16,8 +16,10 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
     try:
         listed = raw.listing()
     except FileNotFoundError as error:
-        return dg.SkipReason(f"no raw shards: {error}")
+        return dg.SkipReason(str(error))
+    for line in listed.unmatched:
+        context.log.warning(line)
     new = [key for key in listed if key not in known]
     if not new:
-        return dg.SkipReason(f"all {len(listed)} raw shards are known")
+        return dg.SkipReason("; ".join([f"all {len(listed)} raw shards are known", *listed.unmatched]))
     return dg.SensorResult(dynamic_partitions_requests=[SHARDS.build_add_request(new)])

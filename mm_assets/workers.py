@@ -24,6 +24,9 @@ from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from mm_assets.formats.free_memory import FreeMemory
+from mm_assets.warning_lines import show_warnings_as_lines
+
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -247,11 +250,13 @@ def _start() -> _Worker:
 
 def _work(pipe: Connection) -> None:
     """Main function of a worker: jobs in, results out, until the parent is gone."""
+    show_warnings_as_lines()
     # Ctrl-C goes to the whole group; the parent alone decides what becomes of the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever started us may ignore it, and that is inherited
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    memory = FreeMemory()
     while True:
         message = inbox.get()
         pipe.send_bytes(_TAKEN)
@@ -261,6 +266,7 @@ def _work(pipe: Connection) -> None:
         except BaseException as error:  # noqa: BLE001  (SystemExit too: a job must not end the worker under its follower)
             answer = ForkingPickler.dumps(_failure(error))
         pipe.send_bytes(answer)
+        memory.give_back()
 
 
 def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,13 @@ def test_workers_that_cannot_start_are_not_blamed_on_jobs(pool: WorkerPool, monk
     with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
         results(pool, [("echo", n) for n in range(5)])
     assert pool.pids() == []
+
+
+def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with WorkerPool(1) as one:
+        list(one.map(warnings.simplefilter, ["always"]))  # or Python itself would leave out what came before
+        list(one.map(warnings.warn, ["two\nlines", "other", "two\nlines", "other"]))
+    assert capfd.readouterr().err == "mm-assets: warning: two lines\nmm-assets: warning: other\n"
 
 
 SCRIPT = """

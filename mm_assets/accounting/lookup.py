@@ -78,7 +78,7 @@ def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: Stora
 def _in_file(
     file: str, folder: str, sample_id: str, columns: Sequence[str], options: StorageOptions | None
 ) -> tuple[str, Rows] | None:
-    with _open_parquet(file, options) as parquet:
+    with open_parquet(file, options) as parquet:
         rows: Rows = []
         for group in _possible_groups(parquet.metadata, sample_id):
             ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
@@ -90,7 +90,8 @@ def _in_file(
 
 
 @contextmanager
-def _open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
+def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
+    """A Parquet file, closed at the end; of a remote one only what is asked for is read."""
     if not is_remote(file):
         with pq.ParquetFile(local_path(file), pre_buffer=False) as parquet:
             yield parquet

@@ -32,7 +32,8 @@ _THREADS = 16
 class ShardProof:
     """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest), ``derived`` what a canonical
     reader (``reader``) finds there; ``problems`` has one line for each difference. ``config`` identifies code and options, ``stat`` tells
-    whether the output is still the one that was examined.
+    whether the output is still the one that was examined. Those problems that are ``beside`` the output are of index files, which the next
+    run derives anew without making the shard.
     """
 
     asset: str
@@ -44,10 +45,16 @@ class ShardProof:
     config: str = ""
     stat: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
         return not self.problems
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether the output itself is not as it was written."""
+        return not set(self.problems) <= set(self.beside)
 
 
 class Proofs:
@@ -121,12 +128,12 @@ class Proofs:
 
 
 def damaged_shards(root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None) -> set[str]:
-    """Those partitions of an asset whose last proof failed: what lies there is not what was written."""
+    """Those partitions of an asset of which the last proof found that what lies there is not what was written."""
     proofs = Proofs(root, options)
     partitions = list(partitions)
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda partition: proofs.read(asset, partition), partitions)
-        return {partition for partition, proof in zip(partitions, found, strict=True) if proof is not None and not proof.is_equal}
+        return {partition for partition, proof in zip(partitions, found, strict=True) if proof is not None and proof.is_damaged}
 
 
 def summarize(shards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -174,6 +181,6 @@ def _parsed(data: bytes) -> ShardProof | None:
         fields = json.loads(data)
         if fields.pop("format") != FORMAT:
             return None
-        return ShardProof(**{**fields, "problems": tuple(fields["problems"])})
+        return ShardProof(**{**fields, "problems": tuple(fields["problems"]), "beside": tuple(fields.get("beside", ()))})
     except (ValueError, TypeError, LookupError, AttributeError):
         return None

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.raw_bytes import MAX_STRETCH_BYTES, Place, RawFiles, in_batches
 from mm_assets.formats.storage import StorageOptions, exists, open_binary, remove, staged
+from mm_assets.interleaved.faults import FETCH_FAILED
 from mm_assets.interleaved.schema import METADATA_POSITION
 
 QUARANTINE_SCHEMA = pa.schema(
@@ -104,9 +105,11 @@ def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None]) -> 
 
 
 def _documents(quarantined: pa.Table) -> dict[str, Place | None]:
-    """Where the JSON of each sample lies that went into quarantine whole; None for an id that several have."""
+    """Where the JSON of each sample lies that went into quarantine with an item of it; None for an id that several such have."""
     documents: dict[str, Place | None] = {}
     for row in quarantined.filter(pc.equal(quarantined.column("position"), METADATA_POSITION)).to_pylist():
+        if row["is_cause"] and row["kind"] != FETCH_FAILED:  # no sample was made of it: who has its id is another
+            continue
         if row["byte_offset"] is not None and row["byte_size"] is not None:
             place = _of(row)
             documents[row["sample_id"]] = place if documents.get(row["sample_id"], place) == place else None

@@ -37,7 +37,7 @@ SAMPLES_SCHEMA = pa.schema(
     ]
 )
 
-_REVISION = 2  # of what surveys tell and take for readable: older ones are made anew
+_REVISION = 3  # of what surveys tell and take for readable: older ones are made anew
 _KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
 _SHOWN = 20
 _DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)
@@ -70,6 +70,7 @@ class ShardSurvey:
     unresolved: Excerpt[tuple[str, int, str]] = field(default_factory=Excerpt)
     frame_counts: Excerpt[tuple[str, int, int]] = field(default_factory=Excerpt)
     unreferenced: Excerpt[str] = field(default_factory=Excerpt)
+    skipped: Excerpt[str] = field(default_factory=Excerpt)
     columns: ShardColumns = field(default_factory=ShardColumns)
 
     @property
@@ -78,8 +79,8 @@ class ShardSurvey:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged, unreadable, repeated or missing; a member that no sample names does no harm."""
-        return not (self.losses or self.unresolved.count or self.frame_counts.count)
+        """Whether nothing is damaged, unreadable, repeated, missing or no file; a member that no sample names does no harm."""
+        return not (self.losses or self.unresolved.count or self.frame_counts.count or self.skipped.count)
 
 
 def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
@@ -135,6 +136,7 @@ def merge_tars(tars: Sequence[tuple[str, TarSurvey]], version: str, layout: str)
         Excerpt.of([entry for _, tar in tars for entry in tar.unresolved]),
         Excerpt.of([(name + member, frames, refs) for name, tar in named for member, frames, refs in tar.frame_counts]),
         Excerpt.of([name + member for name, tar in named for member in tar.unreferenced]),
+        Excerpt.of([name + member for name, tar in named for member in tar.skipped]),
         ShardColumns(tallies, declared, ints),
     )
 
@@ -159,6 +161,8 @@ def findings(survey: ShardSurvey) -> dict[str, Any]:
     found["frame_counts_first"] = [dict(zip(("member", "frames", "references"), e, strict=True)) for e in survey.frame_counts.first]
     found["unreferenced"] = survey.unreferenced.count
     found["unreferenced_first"] = list(survey.unreferenced.first)
+    found["skipped"] = survey.skipped.count
+    found["skipped_first"] = list(survey.skipped.first)
     return {name: value[:_SHOWN] if isinstance(value, list) else value for name, value in found.items() if value != []}
 
 

@@ -37,6 +37,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "unresolved": _excerpt_to_json(survey.unresolved, list),
         "frame_counts": _excerpt_to_json(survey.frame_counts, list),
         "unreferenced": _excerpt_to_json(survey.unreferenced, str),
+        "skipped": _excerpt_to_json(survey.skipped, str),
         **_columns_to_json(survey.columns),
     }
     with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
@@ -55,6 +56,7 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         _excerpt_from_json(rest["unresolved"], tuple),
         _excerpt_from_json(rest["frame_counts"], tuple),
         _excerpt_from_json(rest["unreferenced"], str),
+        _excerpt_from_json(rest.get("skipped", {"count": 0, "first": []}), str),
         _columns_from_json(rest),
     )
 

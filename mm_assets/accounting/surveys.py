@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from mm_assets.accounting import survey_format
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.landed import LandedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
@@ -33,14 +34,19 @@ _AT_ONCE = 64  # files held in memory
 
 
 class SurveyStore:
-    """The surveys below ``root`` (a folder or a URL). What is unreadable is logged and counts as absent: its shard is surveyed again."""
+    """The surveys below ``root`` (a folder or a URL), and what was published of ``asset``.
 
-    def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+    A survey that is unreadable is logged and counts as absent: its shard is surveyed again. What the notes on a landed output do not say,
+    because they are lost or unreadable, the output itself tells.
+    """
+
+    def __init__(self, root: str, options: StorageOptions | None = None, asset: str = "curated_parquet") -> None:
         self._folder = join(root, "ledger", "raw_shards")
         self._options = options
         self._ids_folder = join(root, "ledger", "sample_ids")
         self._fs, self._path = filesystem(self._folder, options)
         self._ids_path = filesystem(self._ids_folder, options)[1]
+        self._outputs = LandedOutputs(root, asset, options)
 
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file of the same bytes is left as it is."""
@@ -85,13 +91,19 @@ class SurveyStore:
             file.publish()
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
-        """What the outputs of ``landed`` partitions were made with, without those of which nothing is noted."""
-        return dict(self._read(landed, _PUBLISHED, survey_format.read_published))
+        """What the outputs of ``landed`` partitions were made with."""
+        landed = set(landed)
+        noted = dict(self._read(landed, _PUBLISHED, survey_format.read_published))
+        return noted | dict(self._outputs.published(landed - noted.keys()))
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """The sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
-        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(landed)}
-        return self._parsed(paths, survey_format.read_published_ids)
+        missing = set(landed)
+        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(missing)}
+        for key, ids in self._parsed(paths, survey_format.read_published_ids):
+            missing.remove(key)
+            yield key, ids
+        yield from self._outputs.sample_ids(missing)
 
     def _uri(self, partition: str, suffix: str) -> str:
         return join(self._folder, partition_filename(partition) + suffix)

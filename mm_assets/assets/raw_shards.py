@@ -13,7 +13,7 @@ from mm_assets.resources.raw_shards import RawShards
     group_name="interleaved",
     description=(
         "WebDataset shards of interleaved documents. Observing them notes new and changed ones; "
-        "data versions are etags, or size and time."
+        "data versions are etags, or size, time and a digest of both ends."
     ),
 )
 def raw_shards(context: dg.OpExecutionContext, raw: RawShards) -> dg.DataVersionsByPartition:

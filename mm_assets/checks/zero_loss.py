@@ -7,10 +7,11 @@ import dagster as dg
 from mm_assets.io_managers.events import makes_asset
 from mm_assets.io_managers.prover import PROVEN, ZERO_LOSS, Prover
 from mm_assets.io_managers.shard_checks import report_shards, shards_to_check, specs_by_shard
+from mm_assets.io_managers.shards import Check
 
 
 def zero_loss_checks() -> list[dg.AssetChecksDefinition]:
-    """One check for each output that is proven; launched alone it reads every shard again."""
+    """One check for each output that is proven; launched alone it reads every shard again, and fails its run for one that is damaged."""
     return [_zero_loss(dg.AssetKey(asset)) for asset in PROVEN]
 
 
@@ -26,7 +27,18 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
     )
     def zero_loss(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
         again = not makes_asset(context, asset)
-        verdicts = prover.prove(asset.to_user_string(), shards_to_check(context), again)
-        yield from report_shards(context, asset, ((key, [check]) for key, check in verdicts))
+        damaged: dict[str, str] = {}
+
+        def verdicts() -> Iterator[tuple[str, list[Check]]]:
+            for key, check in prover.prove(asset.to_user_string(), shards_to_check(context), again):
+                if not check.passed:
+                    damaged[key] = str(check.metadata["summary"])
+                yield key, [check]
+
+        yield from report_shards(context, asset, verdicts())
+        if again and damaged:  # all is stored by now; where the asset is made, its check alone tells
+            for key, summary in sorted(damaged.items()):
+                context.log.error(f"{asset.to_user_string()}, shard {key}: {summary}")
+            raise dg.Failure(f"{len(damaged)} shard(s) of {asset.to_user_string()} are not as they were written", allow_retries=False)
 
     return zero_loss

@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import warnings
 from collections.abc import Sequence
-from typing import Any
 
 from mm_assets import __version__
+from mm_assets.warning_lines import show_warnings_as_lines
+
+# Packages of file systems whose errors (no credentials, no such host) are of no class that Python has.
+_OBJECT_STORES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong usage."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    warnings.showwarning = show_warning
+    show_warnings_as_lines()
     try:
         return int(options.run(options))
     except KeyboardInterrupt:
@@ -26,6 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (ValueError, OSError, TypeError) as error:
+        print(f"mm-assets: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _OBJECT_STORES:
+            raise
         print(f"mm-assets: {_one_line(error)}", file=sys.stderr)
         return 1
 
@@ -47,8 +54,3 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, FileNotFoundError) and error.filename is not None:
         return f"{error.filename}: no such file or folder"
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line."""
-    print(f"mm-assets: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -35,7 +35,9 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
+    from mm_assets.cli.unique_ids import settle
     from mm_assets.formats.conversion import Conversion, plan_conversions
+    from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.storage import sweep
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
@@ -48,11 +50,10 @@ def run(options: argparse.Namespace) -> int:
     sweep(options.dst)
     sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
-    failures: list[str] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
+        conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for conversion, result in pool.map(convert_partition, conversions):
-                assert isinstance(conversion, Conversion)
+            for _, result in pool.map(Conversion.run, conversions):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
@@ -62,7 +63,10 @@ def run(options: argparse.Namespace) -> int:
     reports.sort(key=lambda report: report.partition)
     try:
         writer.finish(reports)
-    except ValueError as error:  # some partitions were refused: what was lost of the others is told all the same
+    except PartitionsRefused as error:  # what became of the others is told all the same
+        failures += error.reasons
+        reports = [report for report in reports if report.partition not in error.complaints]
+    except ValueError as error:
         failures.append(str(error))
     losses.publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
@@ -72,16 +76,6 @@ def run(options: argparse.Namespace) -> int:
     for message in failures:
         print(f"mm-assets: {' '.join(message.split())}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def convert_partition(conversion: Any) -> Any:
-    """Convert one partition in a worker, whose warnings look like the command's own."""
-    import warnings
-
-    from mm_assets.cli import show_warning
-
-    warnings.showwarning = show_warning
-    return conversion.run()
 
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
@@ -174,7 +168,7 @@ def _print(report: Any, seconds: float) -> None:
 
 
 _NOTES = {
-    "unreferenced_members": "members that no sample refers to",
+    "unreferenced_members": "members that are no image of any sample",
     "unreferenced_frames": "TIFFs with more frames than references",
     "skipped_members": "members that are no files",
 }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mm_assets.demo.home import prepare_home
 from mm_assets.demo.shards import make_shards
+from mm_assets.warning_lines import show_warnings_as_lines, warning_line
 
 ROOT = Path("demo")
 
@@ -19,6 +20,7 @@ def main() -> int:
 
     With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards go there instead.
     """
+    show_warnings_as_lines()
     is_own_home = not os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(prepare_home())
     if not os.environ.get("MM_RAW_SHARDS"):
@@ -46,11 +48,14 @@ def _materialize(is_own_home: bool) -> int:
     started = time.monotonic()
     raw = resources_from_environment()["raw"]
     with dg.DagsterInstance.get() as instance:
-        listed = list(raw.listing())
-        if is_own_home:  # in an instance of the user's, which partitions there are is not for a demo to say
+        listed = raw.listing()
+        for line in listed.unmatched:
+            print(warning_line(line), file=sys.stderr)
+        # In an instance of the user's, which partitions there are is not for a demo to say; and a folder may be out of reach for a moment.
+        if is_own_home and not listed.unmatched:
             for gone in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
                 instance.delete_dynamic_partition(str(SHARDS.name), gone)
-        instance.add_dynamic_partitions(str(SHARDS.name), listed)
+        instance.add_dynamic_partitions(str(SHARDS.name), list(listed))
         keys = instance.get_dynamic_partitions(str(SHARDS.name))
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
         result = defs.resolve_job_def("all_assets").execute_in_process(

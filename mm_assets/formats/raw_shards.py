@@ -5,33 +5,72 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from mm_assets.formats.partitions import plan_partitions, root_of_locations
+from braceexpand import braceexpand
+
+from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
+_PATTERN = re.compile(r"[*?\[]")
+_TOLD = 3  # of the locations where nothing is
+
+
+class AmbiguousPartition(ValueError):
+    """Several raw files have the name of one partition."""
+
 
 @dataclass(frozen=True)
 class RawShard:
-    """One partition of raw input: its files, and a version that changes whenever a file does."""
+    """One partition of raw input: its files, and a version that changes whenever a file does.
+
+    ``is_ambiguous``: these files contend for the name (``x.tar`` and ``x.tar.gz``), and none of them is read. ``stamps`` has what is known
+    of remote files.
+    """
 
     key: str
     files: tuple[str, ...]
-    version: str
+    is_ambiguous: bool = False
+    stamps: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def version(self) -> str:
+        """Made of the etag of each file, or of size, modification time and a digest of both ends; found out when it is first asked for."""
+        stamps = [f"{os.path.basename(file)}:{self.stamps[file] if is_remote(file) else local_stamp(file)}" for file in self.files]
+        return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:32]
 
     @property
     def uri(self) -> str:
-        """Its one file, or a JSON list of several: `files_of` takes them apart again."""
-        return self.files[0] if len(self.files) == 1 and not self.files[0].startswith("[") else json.dumps(self.files)
+        """Its one file, a JSON list of several, or a JSON object with those that contend for its name: see `files_of`."""
+        if self.is_ambiguous:
+            return json.dumps({self.key: self.files})
+        return self.files[0] if len(self.files) == 1 else json.dumps(self.files)
 
 
 def files_of(uri: str) -> tuple[str, ...]:
-    """The files of a raw shard's `RawShard.uri`; any other URI is one file."""
+    """The files of a raw shard's `RawShard.uri`; any other URI is one file.
+
+    Raises `AmbiguousPartition`, naming the files, where several contend for the shard's name.
+    """
+    if uri.startswith("{"):
+        ((key, files),) = json.loads(uri).items()
+        raise AmbiguousPartition(f"{len(files)} files would become partition {key!r}, rename all but one: {', '.join(files)}")
     return tuple(json.loads(uri)) if uri.startswith("[") else (uri,)
+
+
+class Listing(dict[str, RawShard]):
+    """Raw shards by partition key. ``unmatched`` says in a line each which folders and patterns hold none."""
+
+    def __init__(self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = ()) -> None:
+        super().__init__(shards)
+        self.unmatched = tuple(unmatched)
 
 
 class RawLocations:
@@ -60,19 +99,67 @@ class RawLocations:
         """Everything a locator of these shards may point into; relative ones are below the first."""
         return [root for root in (self.local_root, self.remote_root) if root]
 
-    def files(self) -> list[str]:
-        """The files themselves, absolute. Raises ``FileNotFoundError`` naming what matches nothing."""
-        files = expand_paths(self._items, SUFFIXES, self._options)
-        return [file for file in files if not (self._excluded and file.startswith(self._excluded + "/"))]
+    def shards(self, files_per_partition: int | None = None) -> Listing:
+        """All raw partitions by key.
 
-    def shards(self, files_per_partition: int | None = None) -> dict[str, RawShard]:
-        """All raw partitions by key. The version is made of etag, or size and modification time, of each file."""
-        shards = {}
-        for partition in plan_partitions(self.files(), files_per_partition, options=self._options, root_of=self._root_of):
-            stamps = [f"{os.path.basename(file)}:{_stamp(file, self._options)}" for file in partition.files]
-            version = hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:32]
-            shards[partition.name] = RawShard(partition.name, partition.files, version)
-        return shards
+        A file that is named, also by a brace list, is a partition whether it is there or not: one that is not fails when it is read, alone.
+        So does one whose name several files have. Raises ``FileNotFoundError`` in one line where nothing is found at all.
+        """
+        is_named = self._elements()
+        named = [element for element, is_file in is_named.items() if is_file]
+        stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
+        absent = [file for file in named if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))]
+        files, unmatched = self._files(is_named)
+        taken = [file for file in files if not self._is_excluded(file)]
+        if not set(taken).difference(absent):
+            told = [*(f"{file}: no such file" for file in absent), *unmatched]
+            told += ["those found lie below MM_STORAGE"] if len(taken) < len(files) else []
+            rest = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+            raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named'}{rest}")
+        stamps |= remote_stamps([file for file in taken if is_remote(file) and file not in stamps], self._options)
+        return Listing(self._planned(taken, files_per_partition, stamps), unmatched)
+
+    def _planned(self, files: Sequence[str], files_per_partition: int | None, stamps: Mapping[str, str]) -> dict[str, RawShard]:
+        by_name: dict[str, list[str]] = {}
+        for file in files:
+            by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
+        alone = [file for same in by_name.values() if len(same) == 1 for file in same]
+        planned = plan_partitions(alone, files_per_partition, options=self._options, root_of=self._root_of)
+        shards = {partition.name: RawShard(partition.name, partition.files, stamps=stamps) for partition in planned}
+        ambiguous = {name: RawShard(name, tuple(same), True, stamps) for name, same in by_name.items() if len(same) > 1}
+        return shards | ambiguous
+
+    def _elements(self) -> dict[str, bool]:
+        """All locations, brace lists taken apart, and whether each names a file; folders and patterns must be looked up."""
+        for fs in {id(fs): fs for fs in (filesystem(item, self._options)[0] for item in self._items if is_remote(item))}.values():
+            fs.invalidate_cache()
+        elements = [element for item in self._items for element in self._braces(item)]
+        return {element: self._is_named(element) for element in elements}
+
+    def _is_named(self, element: str) -> bool:
+        if not element.lower().endswith(SUFFIXES) or _PATTERN.search(element):
+            return False
+        return is_remote(element) or not os.path.isdir(element)
+
+    def _braces(self, item: str) -> Iterable[str]:
+        if "{" not in item:
+            return [item]
+        fs, path = filesystem(item, self._options)
+        return [item] if fs.exists(path) else braceexpand(item)
+
+    def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+        """All files, in the order of the locations, and a line for each folder and pattern that has none."""
+        files: list[str] = []
+        unmatched: list[str] = []
+        for location in is_named:
+            try:
+                files += [location] if is_named[location] else expand_paths(location, SUFFIXES, self._options)
+            except (FileNotFoundError, PermissionError) as error:
+                unmatched.append(str(error) if location in str(error) else f"{location}: {error}")
+        return list(dict.fromkeys(files)), unmatched
+
+    def _is_excluded(self, file: str) -> bool:
+        return bool(self._excluded) and file.startswith(self._excluded + "/")
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root
@@ -81,16 +168,3 @@ class RawLocations:
 def local_root(roots: Sequence[str]) -> str | None:
     """The root among them that is a folder of this machine: local locators are relative to it."""
     return next((root for root in roots if not is_remote(root)), None)
-
-
-def _stamp(file: str, options: StorageOptions | None) -> str:
-    if not is_remote(file):
-        try:
-            found = os.stat(local_path(file))
-        except FileNotFoundError:  # a link that leads nowhere, or a file just gone: its shard fails, alone, when it is read
-            return "missing"
-        return f"{found.st_size}:{found.st_mtime_ns}"
-    fs, path = filesystem(file, options)
-    fs.invalidate_cache(os.path.dirname(path))
-    info = fs.info(path)
-    return str(info.get("ETag") or info.get("etag") or f"{info['size']}:{info.get('LastModified') or info.get('mtime')}")

@@ -17,13 +17,16 @@ SUFFIXES = tuple(_SUFFIXES)
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
     """The format of a file, folder, glob or URL, from names alone.
 
-    Raises ``FileNotFoundError`` for a folder without data, ``ValueError`` for one with several formats.
+    Raises ``FileNotFoundError`` for what is not there and for a folder without data, ``ValueError`` for one with several formats and for
+    a file of another kind.
     """
     named = _by_suffix(source)
     if named is not None:
         return named
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
+        if fs.exists(path):
+            raise ValueError(f"{source}: no .tar, .parquet or .lance")
         if not any(c in source for c in "*?[{"):
             raise FileNotFoundError(f"{source}: no such file or folder")
         names = expand_paths(source, tuple(_SUFFIXES), options)

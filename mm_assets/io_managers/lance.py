@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.proof import damaged_shards
@@ -75,7 +76,12 @@ class LanceIOManager(ShardIOManager):
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
         assets = {done.key: done.payload.asset for done in dones}
         damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
-        complaints = self._writer().commit([done.payload.report for done in dones], damaged)
+        writer = self._writer()
+        complaints = writer.commit([done.payload.report for done in dones], damaged)
+        if damaged and (rows := writer.remove_strays()):
+            dg.AssetExecutionContext.get().log.warning(
+                f"{rows} rows that no shard has written were removed from {writer.table_uri}: the version before still has them"
+            )
         return [
             replace(done, payload=None, ok=False, error=complaints[done.key]) if done.key in complaints else self._entered(done)
             for done in dones

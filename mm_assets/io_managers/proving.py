@@ -9,12 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical import READERS, Derived, derive
+from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.webdataset import tar_offsets
 from mm_assets.accounting.comparison import Place, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof import ShardProof
 from mm_assets.formats.storage import size_of
 from mm_assets.interleaved.schema_text import schema_from_text
 
+_END_BLOCKS = 1024  # bytes; of a tar
 _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 
@@ -62,10 +65,23 @@ def prove_shard(job: ProofJob) -> ShardProof:
     resized = _resized(job)
     strays = (f"{output.uri}: {job.strays} rows belong to no shard",) if job.strays else ()
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
+    if not differing and output.kind == "webdataset" and output.uri and not resized:
+        return _tar_proof(job, found)
     if not differing:
         return _proof(job, found, (*resized, *strays))
     problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
     return _proof(job, found, (*_named(job), *problems, *resized, *strays))
+
+
+def _tar_proof(job: ProofJob, found: Derived) -> ShardProof:
+    """The rows are those that were written: what clients know of the tar from beside it must be so, too."""
+    uri = job.output.uri
+    offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
+    if unknown := nbytes - offsets[-1] - _END_BLOCKS:
+        return _proof(job, found, (f"{uri}: {unknown} bytes belong to no sample",))
+    if not has_index(uri, offsets):  # nobody can tell here which of the two has changed
+        return _proof(job, found, (f"{uri}.idx: not where the samples of the tar begin and end",))
+    return _proof(job, found, beside=tuple(folder_problems(uri, found.samples, nbytes)))
 
 
 def _resized(job: ProofJob) -> tuple[str, ...]:
@@ -113,9 +129,9 @@ def _named(job: ProofJob) -> list[str]:
     return lines
 
 
-def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = ()) -> ShardProof:
+def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> ShardProof:
     below_root = f"{job.root.rstrip('/')}/"  # what is published names no place of this machine
-    problems = tuple(line.replace(below_root, "") for line in problems)
+    problems, beside = (tuple(line.replace(below_root, "") for line in lines) for lines in (problems, beside))
     derived = {name: getattr(found, name) for name in _COUNTS}
     return ShardProof(
         job.output.asset,
@@ -125,5 +141,6 @@ def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = ()) -> Sha
         derived,
         job.account["lost"],
         job.account["made_by"],
-        problems=problems,
+        problems=(*problems, *beside),
+        beside=beside,
     )

@@ -1,17 +1,22 @@
 """The quarantine: faulty items of each shard with their raw bytes, from the ledger of the asset that read them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pydantic import Field
 
+from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.raw_input import RawInput
+from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Check, Done, Job, Plan, digest
+from mm_assets.io_managers.tasks import Task
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"
+# Metadata: how many records the run closed.
+_CLOSED = "closed"
 
 
 def set_aside_shard(job: Job) -> Done:
@@ -34,7 +39,7 @@ def set_aside_shard(job: Job) -> Done:
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
-        "closed": len(before - record_names(job.dest)),
+        _CLOSED: len(before - record_names(job.dest)),
         "kinds": {"json": kinds},
         "first": {"json": first},
         "bytes": nbytes,
@@ -71,3 +76,8 @@ class QuarantineIOManager(RawInput):
             )
             for job in jobs
         ]
+
+    def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
+        """What an earlier run closed is not closed again."""
+        unchanged = super()._unchanged(tasks, ledger, reports)
+        return {key: replace(record, metadata={**record.metadata, _CLOSED: 0}) for key, record in unchanged.items()}

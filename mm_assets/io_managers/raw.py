@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 import dagster as dg
 
+from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.shards import Shard, ShardSet
 
 
 class RawShardLike(Protocol):
-    """A raw shard as it lies there: where, and its etag, or size and modification time, or a digest of these."""
+    """A raw shard as it lies there: where, and a version that changes whenever it does."""
 
     @property
     def uri(self) -> str: ...
@@ -36,6 +37,7 @@ def observe_changes(
 
     The result to return is empty: Dagster would log all shards of it, changed or not, and without their URI.
     """
+    _warn_of_unmatched(context.log, listing)
     seen = events.latest_observations(context.instance, asset, listing)
     for key in _changed(listing, seen):
         context.log_event(_observation(asset, key, listing[key]))
@@ -58,6 +60,7 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         asset = context.asset_key
         keys = sorted(context.asset_partition_keys)
         listing: Mapping[str, RawShardLike] = self.raw.listing()
+        _warn_of_unmatched(context.log, listing)
         present = {key: listing[key] for key in keys if key in listing}
         seen = events.latest_observations(context.instance, asset, present)
         changed = _changed(present, seen)
@@ -73,6 +76,12 @@ class RawShardIOManager(dg.ConfigurableIOManager):
             ),
             {key: "no such raw shard" for key in keys if key not in present},
         )
+
+
+def _warn_of_unmatched(log: dg.DagsterLogManager, listing: Mapping[str, RawShardLike]) -> None:
+    """A folder out of reach, or a pattern that matches nothing, keeps no shard of another from its work; but it is told."""
+    for line in listing.unmatched if isinstance(listing, Listing) else ():
+        log.warning(line)
 
 
 def _changed(listing: Mapping[str, RawShardLike], seen: Mapping[str, events.Latest]) -> list[str]:

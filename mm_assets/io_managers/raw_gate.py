@@ -135,10 +135,13 @@ def _faulty_ids(survey: ShardSurvey, admission: Admission) -> frozenset[str]:
 
 
 def integrity(survey: ShardSurvey) -> Check:
-    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard. ERROR when bytes of the tar are lost."""
+    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard, members that are no files.
+
+    ERROR when bytes of the tar are lost.
+    """
     found = findings(survey)
     metadata = {name: value if isinstance(value, int) else {"json": value} for name, value in found.items()}
-    counted = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts")
+    counted = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "skipped")
     summary = ", ".join(f"{found[name]} {name}" for name in counted if found[name])
     return Check(INTEGRITY, survey.is_sound, "ERROR" if found["damage"] else "WARN", {**metadata, "summary": summary})
 

@@ -11,18 +11,15 @@ from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.raw_shards import files_of, local_root
+from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader, ShardError
-from mm_assets.formats.webdataset.reader import ref_path
 from mm_assets.formats.webdataset.tar_header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
-from mm_assets.interleaved.faults import UNREFERENCED_MEMBER
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets.interleaved.schema_text import schema_to_text
-from mm_assets.interleaved.source_ref import build_source_ref
 from mm_assets.interleaved.steps import ROWS_CHANGED
 from mm_assets.io_managers.findings import images_decode, ledger_balance, materialization_errors, schema_alignment
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
@@ -65,7 +62,7 @@ def convert_shard(
         return Done(job.key, ok=False, error=str(error)), None
     account = _account(report)
     if enters:
-        account["ledger"] = enter(job.root, job.asset, report, in_digest, _unreferenced(report, job))
+        account["ledger"] = enter(job.root, job.asset, report, in_digest, _strays(report))
     metadata = report_metadata(report)
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
@@ -102,13 +99,10 @@ def _account(report: PartitionReport) -> dict[str, Any]:
     return {"written": written, "lost": lost, "schema": schema_to_text(report.schema), "nbytes": report.nbytes}
 
 
-def _unreferenced(report: PartitionReport, job: Job) -> Iterator[Loss]:
-    """Members that no sample refers to: no items, so nothing that must balance, but listed all the same."""
-    root = local_root(job.options.get("raw_roots", ()))
-    for file, notes in report.notes.items():
-        for name in notes.get("unreferenced_members", ()):
-            ref = build_source_ref(ref_path(file, root), name)
-            yield Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, "no sample refers to this member", source_ref=ref)
+def _strays(report: PartitionReport) -> Iterator[Loss]:
+    """Members and frames that are no image of any sample: no items, so nothing that must balance, but listed all the same."""
+    for notes in report.notes.values():
+        yield from notes.get("strays", ())
 
 
 def report_metadata(report: PartitionReport) -> dict[str, Any]:
@@ -133,9 +127,9 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
         metadata["errors"] = {"json": _count(error.outcome for error in report.errors)}
     if report.dropped_columns:
         metadata["columns_left_out"] = {"json": list(report.dropped_columns)}
-    unread = [name for notes in report.notes.values() for name in notes.get("unreferenced_members", [])]
-    if unread:
-        metadata["unreferenced_members"] = {"json": {"count": len(unread), "first": unread[:20]}}
+    for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members"):
+        if names := [name for notes in report.notes.values() for name in notes.get(kind, [])]:
+            metadata[kind] = {"json": {"count": len(names), "first": names[:20]}}
     return metadata
 
 

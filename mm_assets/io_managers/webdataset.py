@@ -1,13 +1,15 @@
 """Parquet in, WebDataset tars with the index files of all clients out."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 
+import dagster as dg
 from pydantic import Field
 
 from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.tasks import Task
 
 
 def pack_shard(job: Job) -> Done:
@@ -34,7 +36,19 @@ class WebdatasetIOManager(ShardIOManager):
         return join(self.root, self.folder, f"{partition_filename(key)}.tar")
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+        self._index()
+        return dones
+
+    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
+        """Index files are put right also when no tar is to be made: nobody else would see what was done to them."""
+        if not tasks:
+            try:
+                self._index()
+            except (ValueError, OSError) as error:  # a tar that nobody can index is for its own shard to answer for
+                dg.get_dagster_logger().warning("index files of %s stay as they are: %s", self.folder, error)
+        yield from super()._work(tasks)
+
+    def _index(self) -> None:
         from mm_assets.formats.webdataset.tar_folder import TarFolder
 
         TarFolder(join(self.root, self.folder)).finish()
-        return dones

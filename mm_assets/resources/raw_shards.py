@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.formats.raw_shards import RawLocations, RawShard
+from mm_assets.formats.raw_shards import Listing, RawLocations
 
 
 class RawShards(dg.ConfigurableResource[Any]):
@@ -15,8 +15,8 @@ class RawShards(dg.ConfigurableResource[Any]):
     excluded: str = Field(default="", description="Folder or URL prefix whose files are no raw shards: the outputs.")
     files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
 
-    def listing(self) -> dict[str, RawShard]:
-        """The shards as they are now, by partition key. Raises ``FileNotFoundError`` naming what matches nothing."""
+    def listing(self) -> Listing:
+        """The shards as they are now, by partition key. Raises ``FileNotFoundError`` when nothing is found at all."""
         return RawLocations(self.locations, excluded=self.excluded).shards(self.files_per_partition)
 
     def roots(self) -> list[str]:

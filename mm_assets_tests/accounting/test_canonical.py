@@ -64,7 +64,7 @@ def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_table(kind: str, data: st.DataObject) -> None:
     table = data.draw(tables(TYPES[kind]))
@@ -75,7 +75,7 @@ def test_any_table(kind: str, data: st.DataObject) -> None:
         assert derive(kind, place(kind, folder).uri, "part").digest == report.partitions[0].digest
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(table=tables(PORTABLE))
 def test_every_format_has_the_same_digest(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -318,9 +318,9 @@ def test_declared_columns_survive_in_the_admitted_types(arrays: list[pa.Array]) 
         own = table.schema.field("x")
         if is_json(field) and not pa.types.is_null(array.type):
             values = [None if text is None else json.loads(text) for text in column.to_pylist()]
-            assert json_codec.encode(json_codec.decode(values, own), own) == json_codec.encode(array, own)
+            assert repr(json_codec.encode(json_codec.decode(values, own), own)) == repr(json_codec.encode(array, own))  # NaN is not itself
         elif pa.types.is_null(array.type):
             assert column.null_count == len(array)
         else:
             back = column if column.type == array.type else column.cast(array.type)
-            assert json_codec.encode(back, own) == json_codec.encode(array, own)
+            assert repr(json_codec.encode(back, own)) == repr(json_codec.encode(array, own))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.proof import Proofs, ShardProof
+from mm_assets.accounting.proof import Proofs, ShardProof, damaged_shards
 
 
 def proof(asset: str = "a", partition: str = "p", rows: int = 3, digest: int = 5, **fields: Any) -> ShardProof:
@@ -28,6 +28,18 @@ def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:
     (path,) = (tmp_path / "proof" / "a").iterdir()
     path.write_text("{")
     assert proofs.read("a", "dir/with.dots") is None
+
+
+def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
+    """Index files beside an output are derived anew without it."""
+    proofs = Proofs(str(tmp_path))
+    problems = {"good": ((), ()), "index": (("i",), ("i",)), "tar": (("t",), ()), "both": (("t", "i"), ("i",))}
+    for name, (lines, beside) in problems.items():
+        proofs.write(proof("tars", name, problems=lines, beside=beside))
+    found = {name: proofs.read("tars", name) for name in problems}
+    assert {name: one.beside for name, one in found.items() if one} == {name: beside for name, (_, beside) in problems.items()}
+    assert [name for name, one in found.items() if one and one.is_equal] == ["good"]
+    assert damaged_shards(str(tmp_path), "tars", [*problems, "unknown"]) == {"tar", "both"}
 
 
 def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -> None:

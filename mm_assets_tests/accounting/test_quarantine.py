@@ -20,6 +20,7 @@ from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantin
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.policies import apply_policy
 from mm_assets.interleaved.source_ref import build_source_ref
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -120,6 +121,23 @@ def test_a_json_that_may_be_of_another_sample_is_not_taken(shard: Path) -> None:
         (record,) = records([*around, _missing()], [str(shard)], [str(shard.parent)])
         assert record["raw"] is None
         assert record["raw_note"] == "it has no bytes of its own, and the JSON of its sample is not in quarantine"
+
+
+def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_path: Path) -> None:
+    first, again = {"sample_id": "a", "images": ["gone.png"]}, {"sample_id": "a", "images": ["other.png"]}
+    shard = make_tar(tmp_path / "raw" / "x.tar", [("1.json", first), ("2.json", again), ("a.json", BAD)])
+    found = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent)).open(Partition("p", (str(shard),)))
+    (batch,) = found
+    losses = [*found.losses, *apply_policy(batch.data, "drop_sample").losses]
+    made = records(losses, [str(shard)], [str(shard.parent)])
+    assert {(r["kind"], r["member"], r["raw"]) for r in made} == {
+        ("duplicate_id", "2.json", json.dumps(again).encode()),
+        ("missing_member", "gone.png", json.dumps(first).encode()),
+        ("bad_json", "a.json", BAD),
+    }
+    dropped_row = [loss for loss in losses if loss.kind != "incomplete_sample"]
+    (alone,) = [r for r in records(dropped_row, [str(shard)], [str(shard.parent)]) if r["kind"] == "missing_member"]
+    assert (alone["raw"], alone["byte_offset"]) == (None, None), "the json of the sample that stands is not in quarantine"
 
 
 @pytest.mark.parametrize(

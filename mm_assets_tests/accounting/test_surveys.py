@@ -60,6 +60,7 @@ TAR = TarSurvey(
     unresolved=(("a", 2, "missing member 'a.2.jpg'"),),
     frame_counts=(("a.tiff", 3, 2),),
     unreferenced=("stray.jpg", "README"),
+    skipped=("pipe",),
     tallies={"score": tally(1, None, 2.5), "n": tally(2**53 + 1)},
     declared=(DECLARED,),
     declared_ints={"big": tally(None, 2**53 + 1)},
@@ -76,6 +77,7 @@ def test_one_tar_is_told_as_it_is() -> None:
     assert SURVEY.unresolved == Excerpt(TAR.unresolved, 1)
     assert SURVEY.frame_counts == Excerpt(TAR.frame_counts, 1)
     assert SURVEY.unreferenced == Excerpt(TAR.unreferenced, 2)
+    assert SURVEY.skipped == Excerpt(TAR.skipped, 1)
     assert SURVEY.columns == ShardColumns(TAR.tallies, DECLARED, TAR.declared_ints)
 
 
@@ -306,12 +308,14 @@ def test_findings_name_and_count_what_is_wrong() -> None:
         "frame_counts_first": [{"member": "a.tar: a.tiff", "frames": 3, "references": 2}],
         "unreferenced": 2,
         "unreferenced_first": ["a.tar: stray.jpg", "a.tar: README"],
+        "skipped": 1,
+        "skipped_first": ["a.tar: pipe"],
     }
 
 
 def test_findings_of_a_sound_shard_are_zeros() -> None:
     sound = merge_tars([("a.tar", TarSurvey(samples=(fact("a"),)))], "v1", "layout")
-    names = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "unreferenced")
+    names = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "unreferenced", "skipped")
     assert findings(sound) == {"samples": 1, **dict.fromkeys(names, 0)}
     assert sound.is_sound
 
@@ -324,6 +328,7 @@ def test_findings_of_a_sound_shard_are_zeros() -> None:
         ({"unresolved": TAR.unresolved}, False),
         ({"frame_counts": TAR.frame_counts}, False),
         ({"unreferenced": ("LICENSE",)}, True),
+        ({"skipped": ("pipe",)}, False),
     ],
     ids=str,
 )

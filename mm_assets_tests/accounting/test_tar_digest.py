@@ -59,7 +59,7 @@ def test_plain_values_need_no_tables(tmp_path: Path) -> None:
     assert found.schema.equals(pa.schema([*table_of(ROWS, EXTRAS).schema]), check_metadata=True)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(table=tables(PORTABLE))
 def test_any_table(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:

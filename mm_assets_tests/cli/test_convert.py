@@ -249,7 +249,7 @@ def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
 def test_notes_are_printed(tmp_path: Path) -> None:
     make_tar(tmp_path / "raw" / "x.tar", [*document("a"), ("stray.png", PNG), ("t.json", {"images": ["p"]}), ("t.tiff", tiff_of(2))])
     out = ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
-    assert "1 members that no sample refers to: stray.png" in out
+    assert "1 members that are no image of any sample: stray.png" in out
     assert "1 TIFFs with more frames than references: t.tiff: 1 of 2 frames" in out
 
 

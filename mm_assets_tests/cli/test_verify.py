@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
+from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_round_trip import PORTABLE, tables
 
 PNG = picture(0)[1]
@@ -122,6 +124,39 @@ def test_a_change_is_named(kind: str, change: str, sound: Path, tmp_path: Path, 
         assert set(differences(capsys, sound / other, tmp_path / kind)) == expected
 
 
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+@pytest.mark.parametrize("cast", [pa.int64(), pa.float32()])
+def test_a_type_that_changed_in_one_shard_of_several(
+    kind: str, cast: pa.DataType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both shards together would still make a column of doubles."""
+    tables = {name: table_of([item(name, f=value)], [pa.field("f", pa.float64())]) for name, value in (("a", 5.0), ("b", 0.5))}
+    for folder in ("sound", "changed"):
+        batches = [InterleavedBatch(table, (), name) for name, table in tables.items()]
+        write(kind if folder == "sound" else "parquet", tmp_path / folder, batches)
+    write("lance", tmp_path / "table", [InterleavedBatch(table, (), name) for name, table in tables.items()])
+    path = tmp_path / "changed" / "a.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index("f"), "f", table.column("f").cast(cast)), path)
+    (line,) = differences(capsys, tmp_path / "sound", tmp_path / "changed")
+    assert line.startswith("sample 'a', position -1, column 'f': double 5.0 in A, ") and f"{cast} 5" in line
+    pq.write_table(pa.concat_tables(tables.values()), tmp_path / "one.parquet")
+    assert len(differences(capsys, tmp_path / "changed", tmp_path / "one.parquet")) == 1
+    assert verify(tmp_path / "changed", tmp_path / "table") == verify(tmp_path / "sound", tmp_path / "table") == 0
+
+
+def test_types_of_raw_shards_are_told_from_values(tmp_path: Path) -> None:
+    """What is made of them may have a column in the one type that holds all of them."""
+    for name, value in (("a", 5), ("b", 0.5)):
+        make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["t"], "images": [None], "f": value})])
+    assert main(["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", "parquet"]) == 0
+    path = tmp_path / "out" / "a.parquet"
+    table = pq.read_table(path)
+    assert table.schema.field("f").type == pa.int64()
+    pq.write_table(table.set_column(table.column_names.index("f"), "f", table.column("f").cast(pa.float64())), path)
+    assert verify(tmp_path / "raw", tmp_path / "out") == 0
+
+
 def test_a_third_dataset_is_named(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(sound / "parquet", tmp_path / "parquet")
     CHANGES["parquet"](tmp_path / "parquet" / "p.parquet", "text")
@@ -164,6 +199,7 @@ def test_raw_shards_and_what_was_made_of_them(tmp_path: Path, capsys: pytest.Cap
     [
         (lambda path: None, "no such file or folder"),
         (lambda path: path.mkdir(), "no .tar, .parquet or .lance here"),
+        (lambda path: path.write_bytes(b"junk"), "bad: no .tar, .parquet or .lance\n"),
         (lambda path: (path.mkdir(), (path / "x.parquet").write_bytes(b"PAR1 junk PAR1")), "x.parquet: pyarrow cannot read it"),
         (lambda path: (path.mkdir(), pq.write_table(pa.table({"a": [1]}), path / "x.parquet")), "x.parquet: not interleaved data"),
         (lambda path: (path.mkdir(), (path / "x.tar").write_bytes(b"junk" * 1000)), "x.tar: byte 0: "),
@@ -179,7 +215,28 @@ def test_unreadable_input_is_one_clear_line(
     assert error.startswith("mm-assets: ") and message in error and error.count("\n") == 1
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_bucket_without_credentials_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    nowhere = tmp_path / "none"
+    for name, value in {"EC2_METADATA_DISABLED": "true", "CONFIG_FILE": nowhere, "SHARED_CREDENTIALS_FILE": nowhere}.items():
+        monkeypatch.setenv(f"AWS_{name}", str(value))
+    assert verify("s3://nobucket/a", tmp_path) == 1
+    assert capsys.readouterr().err == "mm-assets: Unable to locate credentials\n"
+
+
+def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("mm_assets.cli.verify.run", fails)
+    with pytest.raises(RuntimeError, match="ours"):
+        verify(tmp_path, tmp_path)
+
+
+@settings(max_examples=8, suppress_health_check=list(HealthCheck))
 @given(table=tables(PORTABLE))
 def test_any_dataset_verifies_across_the_formats(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -187,7 +187,7 @@ def _is_own(payload: dict[str, Any]) -> bool:
     return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(SAMPLE.filter(lambda p: not _is_own(p)), min_size=1, max_size=4),
     st.lists(st.tuples(PER_ITEM, PER_ITEM), min_size=4, max_size=4),

@@ -369,7 +369,7 @@ def test_unreferenced_members_are_reported(tmp_path: Path) -> None:
         tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", picture(0)[1]), ("b.png", b"?"), ("notes.txt", b"?")]
     )
     report = write("parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard)))
-    assert report.partitions[0].notes == {str(shard): {"unreferenced_members": ["b.png", "notes.txt"]}}
+    assert report.partitions[0].notes[str(shard)]["unreferenced_members"] == ["b.png", "notes.txt"]
 
 
 def test_missing_per_item_fields_warn(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ TYPES = {"parquet": arrow_types, "webdataset": arrow_types, "lance": PORTABLE}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_table(kind: str, data: st.DataObject) -> None:
     table = data.draw(tables(TYPES[kind]))

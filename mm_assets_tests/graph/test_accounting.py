@@ -1,5 +1,6 @@
 """Every item accounted for: ledger, quarantine and proof of the real graph, over shards with a few bad samples."""
 
+import io
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.test_raw_shards import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
@@ -292,6 +294,62 @@ def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -
     assert {(i["outcome"], i["kind"], i["source"], i["member"]) for i in items} == {
         ("unreferenced", "unreferenced_member", "a.tar", name) for name in strays
     }
+    assert_ledger_balances(tmp_path / "storage")
+
+
+def test_members_that_are_no_files_are_told_and_a_json_among_them_is_in_quarantine(tmp_path: Path, deploy: Deploy) -> None:
+    write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
+    with tarfile.open(tmp_path / "raw" / "a.tar", "a") as tar:
+        for name, kind in (("z.json", b"Z"), ("pipe.json", tarfile.FIFOTYPE), ("dev.png", tarfile.CHRTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, data = kind, document("z", images=[]) if kind == b"Z" else b""
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    result = deploy(**ALL_IMAGES).run()
+    storage = tmp_path / "storage"
+    assert result.success
+    assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset({"a000", "z"})}
+    (record,) = pq.read_table(storage / "quarantine" / "a.parquet").to_pylist()
+    assert (record["kind"], record["sample_id"], record["member"]) == ("unreadable_member", "pipe", "pipe.json")
+    (stray,) = [i for i in table(storage, "ledger/items").to_pylist() if i["outcome"] == "unreferenced"]
+    assert (stray["member"], stray["reason"]) == ("dev.png", "a character device: not read as a file")
+    (check,) = [c for c in result.get_asset_check_evaluations() if c.check_name == "integrity"]
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert (check.metadata["skipped"].value, check.metadata["unreadable"].value) == (1, 1)
+    assert_ledger_balances(storage)
+
+
+def test_a_flipped_bit_in_a_header_costs_one_sample(tmp_path: Path, deploy: Deploy) -> None:
+    path = tmp_path / "raw" / "a.tar"
+    write_tar(path, samples(100))
+    with tarfile.open(path) as tar:
+        at, end = tar.getmember("s003.json").offset, tar.getmember("s003.1.png").offset
+    data = bytearray(path.read_bytes())
+    data[at + 140] ^= 1
+    path.write_bytes(data)
+    result = deploy(**ALL_IMAGES).run()
+    storage = tmp_path / "storage"
+    assert result.success
+    assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset(f"s{n:03d}" for n in range(100) if n != 3)}
+    (record,) = pq.read_table(storage / "quarantine" / "a.parquet").to_pylist()
+    assert (record["kind"], record["byte_offset"], record["byte_size"]) == ("damaged_tar", at, end - at)
+    assert record["raw"] == bytes(data[at:end])
+    (check,) = [c for c in result.get_asset_check_evaluations() if c.check_name == "integrity"]
+    assert (check.passed, check.severity, check.metadata["damage"].value) == (False, dg.AssetCheckSeverity.ERROR, 1)
+    assert_ledger_balances(storage)
+
+
+def test_frames_behind_the_last_reference_are_in_the_ledger(tmp_path: Path, deploy: Deploy) -> None:
+    tiff = tiff_of(3)
+    write_tar(tmp_path / "raw" / "a.tar", {"t.json": document("t", images=["p0", "p1"], texts=[None, None]), "t.tiff": tiff})
+    result = deploy(**ALL_IMAGES).run()
+    assert result.success
+    (stray,) = table(tmp_path / "storage", "ledger/items").to_pylist()
+    assert (stray["outcome"], stray["kind"], stray["member"], stray["frame_index"]) == ("unreferenced", "unreferenced_frame", "t.tiff", 2)
+    assert stray["reason"] == "frame 2 of 3 is no image of any sample that was read"
+    with tarfile.open(tmp_path / "raw" / "a.tar") as tar:
+        assert (stray["byte_offset"], stray["byte_size"]) == (tar.getmember("t.tiff").offset_data, len(tiff))
+    assert ("raw_shards", "integrity", "a") in failed_checks(result)
     assert_ledger_balances(tmp_path / "storage")
 
 

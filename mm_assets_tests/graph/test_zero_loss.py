@@ -2,13 +2,18 @@
 
 import json
 import os
+import re
 import shutil
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+import pyarrow as pa
 import pytest
 
+from mm_assets.definitions import build_definitions
 from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
@@ -57,12 +62,12 @@ def copied(made: Deployment, tmp_path: Path) -> Deployment:
 def _verdicts(deployment: Deployment, asset: str) -> dict[str | None, list[str]]:
     """Shard -> problems, as the check launched alone finds them; the total over shards is under None."""
     result = deployment.check(asset, "zero_loss")
-    assert result.success
     found = {}
     for evaluation in result.get_asset_check_evaluations():
         problems = evaluation.metadata["problems"].value if evaluation.partition else []
         assert evaluation.passed is (not problems) or evaluation.partition is None
         found[evaluation.partition] = list(problems)
+    assert result.success is not any(found.values())
     return found
 
 
@@ -91,12 +96,21 @@ def test_a_change_is_named(asset: str, change: str, copied: Deployment) -> None:
         assert other == asset or proof["shards"]["p"][other]["is_equal"]
 
 
-def test_a_row_that_someone_appended_belongs_to_no_shard(copied: Deployment) -> None:
-    import lance
-
-    dataset = lance.dataset(str(Path(copied.storage, "lance", "items.lance")))
-    lance.write_dataset(dataset.to_table().slice(0, 1), dataset.uri, mode="append")
-    assert any("1 rows belong to no shard" in line for line in _verdicts(copied, "lance_table")["q"])
+def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(copied: Deployment, capfd: pytest.CaptureFixture[str]) -> None:
+    """All it found is stored before, of every shard and output."""
+    for shard in ("p", "q"):
+        os.truncate(Path(copied.storage, "webdataset", f"{shard}.tar"), 600)
+    with copied._configured():
+        result = build_definitions().resolve_job_def("prove").execute_in_process(instance=copied.instance, raise_on_error=False)
+    assert not result.success
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    assert failure.step_failure_data.error is not None
+    assert "2 shard(s) of final_tars are not as they were written" in failure.step_failure_data.error.message
+    lines = [line for line in capfd.readouterr().err.splitlines() if "final_tars, shard " in line]
+    assert [re.search("shard (.): .*cannot be read", line)[1] for line in lines] == ["p", "q"]  # type: ignore[index]
+    evaluations = result.get_asset_check_evaluations()
+    assert len(evaluations) == 4 * 3
+    assert {(e.asset_key.to_user_string(), e.partition) for e in evaluations if not e.passed} == {("final_tars", s) for s in (*"pq", None)}
 
 
 def test_a_missing_file_is_a_problem(copied: Deployment) -> None:
@@ -111,10 +125,90 @@ def _keeping_times(path: Path, change: Callable[[], None]) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
 def _flip(path: Path, part: bytes) -> None:
     data = path.read_bytes()
     at = data.index(part) + len(part) // 2
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+
+
+INDEX = {
+    "p.tar.idx": (b"\x00\x04\x00\x00", "p.tar.idx: not where the samples of the tar begin and end"),
+    "index.json": (b'"nsamples": 9', 'index.json: has {"url": "p.tar", "nsamples": 9'),
+    ".nv-meta/.info.json": (b'"p.tar": 9', ".nv-meta/.info.json: has 9 of p.tar, not 2"),
+    ".nv-meta/split.yaml": (b'"x.tar"', ".nv-meta/split.yaml: has null of p.tar, not true"),
+    "README.md": (b"dtype: sound", None),
+}
+
+
+@pytest.mark.parametrize("name", INDEX)
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_index_files_that_someone_overwrote(name: str, is_proven: bool, copied: Deployment) -> None:
+    """Size and time tell nothing. The next run writes them anew, and makes no tar; the check alone names what clients would go wrong by,
+    and a tar whose own index leads elsewhere is made again then: the tar may be what has changed."""
+    path, (bad, message) = Path(copied.storage, "webdataset", name), INDEX[name]
+    sound = path.read_bytes()
+    old = {"p.tar.idx": sound[8:], "index.json": b'"nsamples": 2', "README.md": b"dtype: image"}.get(name, b'"p.tar"')
+    at = sound.index(old)
+    _keeping_times(path, lambda: _write(path, sound[:at] + bad + sound[at + len(bad) :]))
+    assert path.read_bytes() != sound
+    if is_proven:
+        problems = _verdicts(copied, "final_tars")["p"]
+        assert (message is None and not problems) or (message is not None and message in problems[0])
+    result = copied.run()
+    assert result.success and failed_checks(result) == set()
+    assert path.read_bytes() == sound
+    unchanged = {e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "final_tars")}
+    assert unchanged == {"p": name != "p.tar.idx" or not is_proven, "q": True}
+    assert _verdicts(copied, "final_tars") == {"p": [], "q": [], None: []}
+
+
+@pytest.mark.parametrize("lost", [".mm_assets/p.tar.json", ".mm_assets", "p.tar.idx", "index.json"])
+def test_files_beside_the_tars_that_are_lost(lost: str, copied: Deployment) -> None:
+    folder = Path(copied.storage, "webdataset")
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    shutil.rmtree(folder / lost) if (folder / lost).is_dir() else (folder / lost).unlink()
+    assert copied.run().success
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+
+
+TAR_CHANGES = {
+    "a moved member": (
+        '"doc%2Eone.1.png",null',
+        'null,"doc%2Eone.1.png"',
+        "position 1: 'image_members' has None, where 'images' has '1.png'",
+    ),
+    "another member": ('"doc%2Eone.3.', '"doc%2Eone.7.', "position 3: 'image_members' has 'doc%2Eone.7."),
+    "no members": ('"image_members":', '"Image_members":', "field 'Image_members' is not of the layout"),
+}
+
+
+@pytest.mark.parametrize("change", TAR_CHANGES)
+def test_a_json_that_clients_would_be_led_astray_by(change: str, copied: Deployment) -> None:
+    """The rows are the same; sample and position are named, and the next run makes the tar again."""
+    tar, (old, new, message) = Path(copied.storage, "webdataset", "p.tar"), TAR_CHANGES[change]
+    sound = tar.read_bytes()
+    assert old.encode() in sound and len(old) == len(new)
+    _keeping_times(tar, lambda: _write(tar, sound.replace(old.encode(), new.encode(), 1)))
+    (problem,) = _verdicts(copied, "final_tars")["p"]
+    assert "sample 'doc.one'" in problem and message in problem
+    assert copied.run().success
+    assert tar.read_bytes() == sound
+
+
+def test_a_tar_whose_samples_changed_places(copied: Deployment) -> None:
+    """The rows are the same, and so is the size: only the index no longer leads to them."""
+    tar = Path(copied.storage, "webdataset", "p.tar")
+    with tarfile.open(tar) as file:
+        second = next(member.offset for member in file if member.name.startswith("dir%2Ftwo"))
+    data = tar.read_bytes()
+    _keeping_times(tar, lambda: _write(tar, data[second:-1024] + data[:second] + data[-1024:]))
+    assert _verdicts(copied, "final_tars")["p"] == ["webdataset/p.tar.idx: not where the samples of the tar begin and end"]
+    assert copied.run().success
+    assert tar.read_bytes() == data
 
 
 @pytest.mark.parametrize("asset", OUTPUTS)
@@ -132,14 +226,87 @@ def test_the_next_run_mends_what_a_proof_found(asset: str, copied: Deployment) -
     assert _verdicts(copied, asset) == {"p": [], "q": [], None: []}
 
 
-def test_rows_deleted_from_the_table_come_back_with_the_next_run(copied: Deployment) -> None:
+def _table(deployment: Deployment) -> Any:
     import lance
 
-    lance.dataset(str(Path(copied.storage, "lance", "items.lance"))).delete("sample_id = 'doc.one' AND modality = 'image'")
+    return lance.dataset(str(Path(deployment.storage, "lance", "items.lance")))
+
+
+def _append(dataset: Any, sample_id: str) -> None:
+    """One row more, of this sample."""
+    import lance
+
+    row = dataset.to_table().slice(0, 1)
+    row = row.set_column(0, row.schema.field(0), pa.array([sample_id]))
+    lance.write_dataset(row, dataset.uri, mode="append")
+
+
+def test_rows_deleted_from_the_table_come_back_with_the_next_run(copied: Deployment) -> None:
+    _table(copied).delete("sample_id = 'doc.one' AND modality = 'image'")
     result = copied.run()
     assert failed_checks(result) == set()
-    assert lance.dataset(str(Path(copied.storage, "lance", "items.lance"))).count_rows() == 8
+    assert _table(copied).count_rows() == 8
     assert _verdicts(copied, "lance_table") == {"p": [], "q": [], None: []}
+
+
+@pytest.mark.parametrize(("sample_id", "shard"), [("doc.one", "p"), ("three", "q"), ("someone else's", "p")])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_row_that_no_shard_has_written_is_named_and_goes(copied: Deployment, sample_id: str, shard: str, alone: bool) -> None:
+    """Found by a run that has nothing else to do as well as by the check alone; removed by the run after that."""
+    _append(_table(copied), sample_id)
+    appended = _table(copied).version
+    if alone:
+        verdicts = _verdicts(copied, "lance_table")
+        assert verdicts[shard][-2:] == [
+            "lance/items.lance: 1 rows belong to no shard",
+            f"sample {sample_id!r}: 1 rows that no shard has written",
+        ]
+        assert verdicts["q" if shard == "p" else "p"] == []
+    else:
+        result = copied.run()
+        assert failed_checks(result) == {("lance_table", "zero_loss", shard), ("lance_table", "zero_loss", None)}
+        assert all(made.metadata["unchanged"].value for made in _materializations(result, "lance_table"))
+    assert json.loads((Path(copied.storage) / "proof" / "proof.json").read_text())["is_equal"] is False
+    assert _table(copied).count_rows() == 9
+    result = copied.run()
+    assert failed_checks(result) == set()
+    assert {e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "lance_table")} == {
+        shard: False,
+        ("q" if shard == "p" else "p"): True,
+    }
+    dataset = _table(copied)
+    assert dataset.count_rows() == 8
+    assert dataset.checkout_version(appended).count_rows() == 9
+    assert _verdicts(copied, "lance_table") == {"p": [], "q": [], None: []}
+
+
+def test_a_run_finds_columns_that_are_not_a_shards(copied: Deployment) -> None:
+    dataset = _table(copied)
+    dataset.add_columns(pa.field("cc", pa.string()))
+    assert failed_checks(copied.run()) == set()  # without values there is nothing that anybody could miss
+    dataset = _table(copied)
+    dataset.update({"cc": "'x'"}, where="sample_id = 'three'")
+    result = copied.run()
+    assert failed_checks(result) == {("lance_table", "zero_loss", "q"), ("lance_table", "zero_loss", None)}
+    assert "column 'cc'" in _verdicts(copied, "lance_table")["q"][0]
+    assert failed_checks(copied.run()) == set()
+    assert _table(copied).to_table(columns=["cc"])["cc"].null_count == 8
+
+
+def test_a_run_finds_columns_that_are_gone(copied: Deployment) -> None:
+    _table(copied).drop_columns(["score"])
+    result = copied.run()
+    assert failed_checks(result) == {("lance_table", "zero_loss", shard) for shard in ("p", "q", None)}
+    assert any("column 'score'" in line for line in _verdicts(copied, "lance_table")["p"])
+    assert failed_checks(copied.run()) == set()
+    assert _table(copied).count_rows("score IS NOT NULL") == 3
+
+
+def test_a_table_that_nobody_can_open_fails_every_shard(copied: Deployment) -> None:
+    for manifest in Path(copied.storage, "lance", "items.lance", "_versions").iterdir():
+        manifest.write_bytes(b"junk")
+    verdicts = _verdicts(copied, "lance_table")
+    assert all("cannot be read" in verdicts[shard][0] for shard in ("p", "q"))
 
 
 def test_a_lost_ledger_file_is_written_again(copied: Deployment) -> None:

@@ -32,7 +32,11 @@ def several(name: str, column: Any, values: list[Any], expected: list[Any], said
     return Case(name, members, samples, {"f": column})
 
 
+BEYOND_FLOAT = ("1e400", "-1e400", "1E+309", "1e0000400", "9" * 400 + ".5", "9" * 250 + "e99", "1.8e308")
+
 REFUSED = [
+    *(refused(f"number-{literal:.10}-of-{len(literal)}", b'{"texts": [], "a": [{"b": %s}]}' % literal.encode(), "bad_json",
+              "is larger than any float64") for literal in BEYOND_FLOAT),
     refused("cut", b'{"texts": [', "bad_json", "not JSON"),
     refused("trailing-comma", b'{"texts": ["t",]}', "bad_json", "not JSON"),
     refused("single-quotes", b"{'texts': []}", "bad_json", "not JSON"),
@@ -73,6 +77,8 @@ PRESERVED = [
     Case("byte-order-mark", [file("bad.json", b"\xef\xbb\xbf" + b'{"texts": ["t"], "images": [null]}')], [Sample()]),
     preserved("nan-and-infinity", '"a": NaN, "b": -Infinity', {"a": pa.float64(), "b": pa.float64()},
               {"a": float("nan"), "b": float("-inf")}),
+    preserved("float-limits", '"a": 1.7976931348623157e308, "b": 1e-400, "c": "1e400", "d": 0e999', dict.fromkeys("abd", pa.float64())
+              | {"c": pa.string()}, {"a": 1.7976931348623157e308, "b": 0.0, "c": "1e400", "d": 0.0}),
     preserved("nan-inside", '"a": [NaN, {"b": Infinity}]', {"a": JSON}, {"a": [float("nan"), {"b": float("inf")}]}),
     preserved("integers-beyond-2^53", '"a": 9007199254740993, "b": -9007199254740993', {"a": pa.int64(), "b": pa.int64()},
               {"a": 2**53 + 1, "b": -(2**53) - 1}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tarfile
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -126,9 +127,12 @@ class Judge:
                 loss = next(loss for loss in found if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind))
                 assert outcome.words in loss.reason
                 assert json.loads(loss.source_ref or "")["member"] == outcome.member
-                self.locator(loss.source_ref, outcome.has_bytes, outcome.data)
+                if outcome.has_bytes:
+                    self.locator(loss.source_ref, data=outcome.data)
+                else:
+                    self.header(loss.source_ref)
             elif isinstance(outcome, Damage):
-                self.damage(next(loss for loss in found if loss.kind == outcome.kind), outcome)
+                self.damage([loss for loss in found if loss.kind == outcome.kind], outcome)
             elif isinstance(outcome, Rejected):
                 self.rejected([loss for loss in found if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind)], outcome)
             elif outcome in samples:
@@ -151,9 +155,31 @@ class Judge:
             places.append((outcome.sample_id, position, kind, fault, words is not None))
         return places
 
-    def damage(self, loss: Loss, outcome: Damage) -> None:
+    def header(self, text: str | None) -> None:
+        """The locator of a member without bytes is that of its first header, be it an extended one."""
+        ref = json.loads(text or "null")
+        assert (ref["path"], ref["byte_size"]) == (self.shard.name, None)
+        header = tarfile.TarInfo.frombuf(self.plain[ref["byte_offset"] :][:512], "utf-8", "strict")
+        assert header.name == ref["member"] or header.type == b"x"
+
+    def strays(self, found: list[Loss]) -> None:
+        """Each member, file or not, and each frame that the notes of the case count is in the ledger, in their order."""
+        assert {(loss.outcome, loss.is_item, loss.sample_id) for loss in found} <= {("unreferenced", False, None)}
+        refs = [json.loads(loss.source_ref or "") for loss in found]
+        assert {ref["path"] for ref in refs} <= {self.shard.name}
+        members = [ref["member"] for ref, loss in zip(refs, found, strict=True) if loss.kind == "unreferenced_member"]
+        assert members == [name for kind in ("unreferenced_members", "skipped_members") for name in self.case.notes.get(kind, [])]
+        frames: dict[str, list[int]] = {}
+        for ref, loss in zip(refs, found, strict=True):
+            if loss.kind == "unreferenced_frame":
+                frames.setdefault(ref["member"], []).append(ref["frame_index"])
+                assert self.plain[ref["byte_offset"] : ref["byte_offset"] + ref["byte_size"]] in self.put_in[ref["member"]]
+        counted = [f"{name}: {len(numbers)} of {numbers[-1] + 1} frames" for name, numbers in frames.items()]
+        assert counted == self.case.notes.get("unreferenced_frames", [])
+
+    def damage(self, losses: list[Loss], outcome: Damage) -> None:
+        (loss,) = [loss for loss in losses if json.loads(loss.source_ref or "")["byte_offset"] == outcome.offset and not loss.is_item]
         assert outcome.words in loss.reason
-        assert not loss.is_item
         end = len(self.plain) if outcome.end is None else outcome.end
         assert json.loads(loss.source_ref or "") == {
             "path": self.shard.name, "member": None, "byte_offset": outcome.offset, "byte_size": end - outcome.offset,

@@ -62,7 +62,7 @@ class Sample:
 class Lost:
     """A sample that cannot be read: one item lost, whose locator gives the bytes of ``member`` (``data``, when several have that name).
 
-    Without ``has_bytes`` the locator names the member alone.
+    Without ``has_bytes`` the locator is that of its header.
     """
 
     kind: str
@@ -86,7 +86,7 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Damage:
-    """A stretch of the file that cannot be read, from ``offset`` to its end (or ``end``, in a packed one); no items are known of it."""
+    """A stretch of the (unpacked) file that cannot be read, from ``offset`` to ``end`` or to the file's; no items are known of it."""
 
     kind: str
     words: str

@@ -40,7 +40,7 @@ NAN = float("nan")
 STRANGE = json_values | st.sampled_from(
     [{"__arrow__": 2**62}, {"__arrow__": "{}"}, "1e-999999999", "2020-01-01", "YQ==", [["k", 1]], [None] * 3, {"f0": None}, 5.5, NAN]
 )
-THOROUGH = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
 
 @st.composite

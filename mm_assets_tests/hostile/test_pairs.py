@@ -24,7 +24,7 @@ from mm_assets_tests.formats.test_round_trip import PORTABLE, same, tables
 from mm_assets_tests.interleaved.arrow_values import arrow_types
 
 PAIRS = [pytest.param(*pair, id="-to-".join(pair)) for pair in product(FORMATS, FORMATS)]
-THOROUGH = settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
 def convert(kind: str, source: Path, to: str, target: Path, policy: str) -> PartitionReport:

@@ -42,3 +42,4 @@ def test_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case) -> 
     assert all(unresolved[place].startswith(expected[place]) for place in unresolved)
     assert {place for place, words in expected.items() if fault_of(words) in TOLD_BY_HEADERS} <= unresolved.keys()
     assert list(found.unreferenced) == case.notes.get("unreferenced_members", [])
+    assert list(found.skipped) == case.notes.get("skipped_members", [])

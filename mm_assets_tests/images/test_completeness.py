@@ -141,7 +141,7 @@ def test_tiff_directories_that_share_one_long_list() -> None:
     assert not looks_whole(data, "tiff")
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.sampled_from(sorted(WHOLE)), st.data())
 def test_damaged_bytes_never_raise(name: str, data: st.DataObject) -> None:
     damaged = bytearray(WHOLE[name][: data.draw(st.integers(0, len(WHOLE[name])))])

@@ -297,13 +297,13 @@ def no_bomb_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.data())
 def test_truncated(seed: bytes, data: st.DataObject) -> None:
     check_damaged(seed[: data.draw(st.integers(0, len(seed)))])
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(st.sampled_from(SEEDS), st.data())
 def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed)
@@ -313,7 +313,7 @@ def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     check_damaged(bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from([seed[:12] for seed in SEEDS] + [b""]), st.binary(max_size=200))
 def test_rubbish(head: bytes, rubbish: bytes) -> None:
     check_damaged(head + rubbish)

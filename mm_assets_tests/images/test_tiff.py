@@ -455,13 +455,13 @@ def check_damaged(data: bytes) -> None:
         assert_same(directory, split[0])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(SEEDS), st.data())
 def test_truncated_files(seed: bytes, data: st.DataObject) -> None:
     check_damaged(seed[: data.draw(st.integers(0, len(seed)))])
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.sampled_from(SEEDS), st.data())
 def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed)
@@ -470,7 +470,7 @@ def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     check_damaged(bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.binary(max_size=40), st.data())
 def test_overwritten_bytes(seed: bytes, rubbish: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(seed)))

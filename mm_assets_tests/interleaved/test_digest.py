@@ -150,7 +150,7 @@ def test_text_that_is_not_utf8_is_named() -> None:
         digest(table_of([item("a")]).append_column("c", broken))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(columns(rows=6), st.permutations(range(6)))
 def test_any_column_type(column: pa.Array, order: list[int]) -> None:
     table = TABLE.append_column("any", column)

@@ -31,7 +31,7 @@ def assert_same(column: Any, field: pa.Field) -> None:
         assert back.equals(column)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(columns())
 def test_any_column_comes_back_equal(column: pa.Array) -> None:
     field = pa.field("c", column.type)
@@ -62,7 +62,7 @@ def test_extreme_times(type_: pa.DataType) -> None:
     assert_same(column.slice(2, 2), pa.field("t", type_))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(json_columns())
 def test_json_text_comes_back_to_the_letter(made: tuple[pa.Field, pa.Array]) -> None:
     field, column = made

@@ -1,9 +1,15 @@
 """Raw shards are observed once per version, and what is made from them names the version it was made from."""
 
-import dagster as dg
+import logging
+from typing import Any
 
+import dagster as dg
+import pytest
+
+from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.shards import ShardSet
+from mm_assets_tests.io_managers import toy
 from mm_assets_tests.io_managers.conftest import Toy
 
 RAW = dg.AssetKey("raw_shards")
@@ -83,3 +89,13 @@ def test_loading_outside_of_a_run_logs_nothing(deployment: Toy) -> None:
     assert isinstance(loaded, ShardSet)
     assert [(s.key, s.uri, s.pointer) for s in loaded] == [("k02", str(deployment.raw / "k02.txt"), None)]
     assert observed(deployment) == []
+
+
+@pytest.mark.parametrize("job", ["observe", "two"])
+def test_a_location_without_shards_is_a_warning_in_the_log(deployment: Toy, monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+    deployment.shards(2)
+    listing: Any = toy.ToyRawShards.listing
+    monkeypatch.setattr(toy.ToyRawShards, "listing", lambda self: Listing(listing(self), ["/gone: no such file"]))
+    run = deployment.run(job, *(("k01", "k02") if job == "two" else ()))
+    assert run.success
+    assert deployment.log(run, logging.WARNING) == ["/gone: no such file"]

@@ -62,6 +62,50 @@ def test_committers_race_from_creation_on(tmp_path: Path) -> None:
     assert sorted(table.partitions()) == ["own0", "own1", "own2", "own3", "shared"]
 
 
+def replace_again_and_again(barrier: Any, answers: Any, uri: str, partition: str, rounds: int) -> None:
+    table = LanceTable(uri)
+    barrier.wait()
+    problem = "ok"
+    try:
+        for number in range(rounds):
+            new = write(uri, partition, rows(names(partition, 2 + number % 2), mark=f"{number}"))
+            assert table.repeated_ids([new]) == {}
+            table.commit([new])
+    except Exception as error:  # noqa: BLE001 - the parent asserts what it was
+        problem = f"{type(error).__name__}: {error}"
+    answers.put(problem)
+
+
+def compact_again_and_again(barrier: Any, answers: Any, uri: str, rounds: int) -> None:
+    table = LanceTable(uri)
+    barrier.wait()
+    landed = 0
+    for _ in range(rounds):
+        try:
+            table.dataset().optimize.compact_files()
+            landed += 1
+        except OSError:  # a commit came first: Lance's own compaction gives up
+            continue
+    answers.put("ok" if landed else "no compaction landed")
+
+
+def test_committers_race_with_compaction(tmp_path: Path) -> None:
+    uri = str(tmp_path / "items.lance")
+    table = LanceTable(uri)
+    partitions = ["a", "b", "c"]
+    table.commit([write(uri, name) for name in [*partitions, "still"]])
+    table.dataset().optimize.compact_files()
+    context = [(replace_again_and_again, (uri, name, 6)) for name in partitions]
+    assert race(run_one, [*context, (compact_again_and_again, (uri, 12))]) == ["ok"] * 4
+    assert content(table) == expected(*(rows(names(name), mark="5") for name in partitions), rows(names("still")))
+    assert all(facts.is_whole for facts in table.partitions().values())
+    assert table.strays() == []
+
+
+def run_one(barrier: Any, answers: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    target(barrier, answers, *arguments)
+
+
 def commit_prepared(barrier: Any, answers: Any, uri: str, new: FragmentSet) -> None:
     barrier.wait()
     try:

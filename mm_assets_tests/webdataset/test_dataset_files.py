@@ -32,6 +32,9 @@ from mm_assets.formats.webdataset.dataset_files import (
 from mm_assets.formats.webdataset.tar_folder import TarFolder
 from mm_assets.formats.webdataset.tar_scan import TarDamage, scan
 from mm_assets.formats.webdataset.tar_write import TarWriter
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.datasets import item, table_of, write
 
 A = PartitionFacts("a.tar", 3, 9000, {"jpg": [0, 1, 2, 7], "png": [3]}, {"score": "float64", "tag": "null"})
 B = PartitionFacts("b.tar", 2, 7000, {"webp": [0]}, {"tag": "list:string", "score": "string"})
@@ -337,7 +340,7 @@ class Staged:
                 writer.write_sample([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
         self.data = self.path.read_bytes()
         self.idx = writer.idx_bytes()
-        self.facts = PartitionFacts(file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns)
+        self.facts = PartitionFacts(file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns).with_idx(self.idx)
 
     def publish(self, folder: TarFolder) -> None:
         self.path.write_bytes(self.data)
@@ -406,6 +409,63 @@ def test_finish_rewrites_nothing(tmp_path: Path) -> None:
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "out").rglob("*")} == before
 
 
+def overwrite(root: str, name: str, data: bytes) -> None:
+    fs, path = fsspec.core.url_to_fs(root)
+    fs.pipe_file(f"{path}/{name}", data)
+
+
+@pytest.mark.parametrize(
+    "name", ["index.json", "README.md", ".nv-meta/.info.json", ".nv-meta/split.yaml", "a.tar.idx", "b.tar.idx"]
+)
+def test_finish_writes_anew_what_someone_overwrote(name: str, root: str, tmp_path: Path) -> None:
+    one, two = staged_pair(tmp_path)
+    for part in (one, two):
+        part.publish(TarFolder(root))
+    TarFolder(root).finish()
+    sound = contents(root, hidden=True)
+    overwrite(root, name, sound[name][:-9] + b"\xff" * 9)
+    one.publish(TarFolder(root))  # nobody who publishes trips over it
+    fewer = Staged(tmp_path / "in", "b.tar", 1, ["5.gif"], {"tag": "string"})
+    fewer.publish(TarFolder(root))
+    two.publish(TarFolder(root))
+    overwrite(root, name, sound[name][:-9] + b"\xff" * 9)
+    TarFolder(root).finish()
+    assert contents(root, hidden=True) == sound
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"file": "a.tar"}', b"\xff", None])
+def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp_path: Path) -> None:
+    """Foreign tars stay out of the index, with an index of their own and without."""
+    table = table_of([item("s", n=1), item("s", 2, "image", binary_content=picture(0)[1])], [pa.field("n", pa.int64())])
+    write("webdataset", root, InterleavedBatch(table, (), "a"))
+    for name in ("foreign.tar", "indexed.tar", "indexed.tar.idx"):
+        overwrite(root, name, Staged(tmp_path / "in", "x.tar", 1, ["0.jpg"], {}).data)
+    overwrite(root, "junk.tar", b"junk" * 1000)
+    overwrite(root, "junk.tar.idx", b"")
+    sound = contents(root, hidden=True)
+    facts = TarFolder(root).facts()
+    assert [(part.file, part.columns, part.pairs) for part in facts] == [("a.tar", {"n": "int64"}, {"png": (2,)})]
+    if damage is None:
+        fs, path = fsspec.core.url_to_fs(root)
+        fs.rm(f"{path}/.mm_assets", recursive=True)
+    else:
+        overwrite(root, ".mm_assets/a.tar.json", damage)
+    assert TarFolder(root).finish() == []
+    assert contents(root, hidden=True) == sound
+    assert TarFolder(root).facts() == facts
+
+
+def test_facts_of_another_number_of_samples(root: str, tmp_path: Path) -> None:
+    one, two = staged_pair(tmp_path)
+    for part in (one, two):
+        part.publish(TarFolder(root))
+    TarFolder(root).finish()
+    sound = contents(root, hidden=True)
+    overwrite(root, ".mm_assets/a.tar.json", sound[".mm_assets/a.tar.json"].replace(b'"samples": 4', b'"samples": 5'))
+    assert TarFolder(root).finish() == []
+    assert contents(root, hidden=True) == sound
+
+
 def test_a_partition_is_replaced_and_the_card_narrows_only_at_finish(root: str, tmp_path: Path) -> None:
     one, two = staged_pair(tmp_path)
     folder = TarFolder(root)
@@ -446,6 +506,7 @@ def test_nothing_published_writes_nothing(root: str, tmp_path: Path) -> None:
     folder = TarFolder(root)
     folder.publish(tmp_path / "x", b"", PartitionFacts("a.tar", 0, 0))
     assert folder.finish() == [] and contents(root, hidden=True) == {}
+    assert TarFolder(tmp_path / "none").finish() == [] and not (tmp_path / "none").exists()
 
 
 def test_parts_that_do_not_belong_together_are_refused(root: str, tmp_path: Path) -> None:

@@ -213,7 +213,7 @@ def test_frames_are_counted_as_in_memory(data: bytes) -> None:
     check_count(data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.data())
 def test_frames_of_damaged_tiffs_are_counted_as_in_memory(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed[: data.draw(st.integers(0, len(seed)))])

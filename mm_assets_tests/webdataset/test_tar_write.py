@@ -51,7 +51,7 @@ samples_strategy = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(samples_strategy)
 def test_bytes_equal_tarfile_and_read_back(
     tmp_path_factory: pytest.TempPathFactory, samples: list[list[tuple[str, bytes]]]

@@ -1,4 +1,4 @@
-"""A damaged tar: the members before the damage are used, the rest is one stretch that says where it begins."""
+"""A damaged tar: the members around the damage are used, what is not is a stretch that says from where to where."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.formats.webdataset.tar_scan import TarDamage
+from mm_assets.formats.webdataset.tar_scan import TarDamage, salvage
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets.interleaved.losses import Loss
@@ -89,14 +90,15 @@ def test_a_tar_cut_anywhere_gives_what_lies_before_the_cut(tmp_path: Path, kind:
         assert (caught.value.is_cut, f"byte {caught.value.at}:" in reason) == (True, True)
 
 
-def one_loss(shard: Path) -> tuple[Reading, Loss, int]:
+def one_loss(shard: Path, end: int | None = None) -> tuple[Reading, Loss, int]:
+    """The one stretch, which reaches up to ``end`` or the end of the file, and where it begins."""
     reading = read_tolerantly(shard)
     (loss,) = reading.losses
     assert (loss.sample_id, loss.position, loss.modality, loss.is_item) == (None, None, None, False)
     ref = json.loads(loss.source_ref or "")
     assert (ref["path"], ref["member"]) == (shard.name, None)
     if shard.suffix == ".tar":
-        assert ref["byte_offset"] + ref["byte_size"] == shard.stat().st_size
+        assert ref["byte_offset"] + ref["byte_size"] == (shard.stat().st_size if end is None else end)
     return reading, loss, ref["byte_offset"]
 
 
@@ -106,22 +108,93 @@ def spans(data: bytes) -> dict[str, tuple[int, int]]:
         return {info.name: (info.offset, info.offset_data - 512) for info in tar}
 
 
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+@pytest.mark.parametrize("flipped", [3, 105, 127, 131, 132, 140, 150, 156, 260, 400])  # name, mode, size, mtime, checksum, type, magic
 @pytest.mark.parametrize("name", [name for name, _ in MEMBERS])
-def test_a_flipped_header_costs_everything_from_that_member_on(tmp_path: Path, name: str) -> None:
-    shard = make_tar(tmp_path / "x.tar", MEMBERS)
+def test_a_flipped_header_costs_its_own_member(tmp_path: Path, name: str, flipped: int, kind: int) -> None:
+    shard = make_tar(tmp_path / "x.tar", MEMBERS, kind=kind)
     full, data = read_tolerantly(shard), bytearray(shard.read_bytes())
+    starts = {member: start for member, (start, _) in spans(bytes(data)).items()}
+    end = min([start for start in starts.values() if start > starts[name]], default=len(data.rstrip(b"\0")) // 512 * 512 + 512)
     start, main = spans(bytes(data))[name]
-    data[main + 3] ^= 1
-    shard.write_bytes(data)
-    reading, loss, at = one_loss(shard)
-    assert (loss.kind, at) == (DAMAGED_TAR, start)
-    assert loss.reason == f"x.tar: byte {main}: header checksum mismatch"
-    names = [member for member, _ in MEMBERS]
-    check_samples(reading, full, set(names[: names.index(name)]))
+    for header_at in {start, main}:  # an extended header, or its member's
+        damaged = bytearray(data)
+        damaged[header_at + flipped] ^= 1
+        shard.write_bytes(damaged)
+        reading, loss, at = one_loss(shard, end)
+        assert (loss.kind, at) == (DAMAGED_TAR, start)
+        assert loss.reason == f"x.tar: byte {header_at}: header checksum mismatch"
+        check_samples(reading, full, {member for member, _ in MEMBERS} - {name})
+        with pytest.raises(TarDamage, match=f"byte {header_at}: header checksum mismatch"):
+            list(InterleavedWebdatasetReader(str(shard)))
+
+
+def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) -> None:
+    """Whatever is written over the tar, also over several headers."""
+    data = make_tar(tmp_path / "whole.tar", MEMBERS).read_bytes()
+    pick = random.Random(5)
+    path = tmp_path / "x.tar"
+    stretches = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        for _ in range(pick.randrange(1, 5)):
+            at, size = pick.randrange(len(data)), pick.choice([1, 100, 512, 2000])
+            damaged[at : at + size] = pick.choice([bytes, pick.randbytes])(len(damaged[at : at + size]))
+        path.write_bytes(damaged)
+        with open(path, "rb") as file:
+            index = salvage(file.fileno(), "x.tar")
+        spans_ = [(m.header_offset, m.offset + m.size) for m in index.members] + [(s.start, s.end) for s in index.stretches]
+        known = 0
+        for start, end in sorted(spans_):
+            assert start >= known, "nothing is told twice"
+            assert not any(damaged[known:start]), "what nobody tells of is zeros"
+            known = -(-end // 512) * 512 if end < len(data) else end
+        assert not any(damaged[known:])
+        stretches += len(index.stretches)
+        for member in index.members:
+            assert damaged[member.offset : member.offset + member.size].count(0) or member.size
+    assert stretches > 300
+
+
+def test_the_number_of_stretches_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_assets.formats.webdataset.tar_scan.MAX_STRETCHES", 10)
+    data = bytearray(make_tar(tmp_path / "x.tar", [(f"{n}.json", {}) for n in range(40)], kind=tarfile.USTAR_FORMAT).read_bytes())
+    for number in range(0, 40, 2):
+        data[number * 1024] ^= 1
+    (tmp_path / "x.tar").write_bytes(data)
+    reading = read_tolerantly(tmp_path / "x.tar")
+    places = [json.loads(loss.source_ref or "") for loss in reading.losses]
+    assert [place["byte_offset"] for place in places] == [number * 2048 for number in range(10)]
+    assert [place["byte_size"] for place in places] == [*[1024] * 9, len(data) - 9 * 2048]
+    assert reading.ids == [str(number) for number in range(1, 19, 2)]
+
+
+def test_the_way_on_is_found_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes read, for a tar of bad headers before a long run of zeros and of half a header everywhere."""
+    bad = bytearray(header(b"bad", 300 * 512))
+    bad[0] ^= 1
+    almost = header(b"almost", 0)
+    almost = almost[:148] + b"0000000\0" + almost[156:]
+    path = tmp_path / "x.tar"
+    read = 0
+    pread = os.pread
+
+    def counting(fd: int, size: int, at: int) -> bytes:
+        nonlocal read
+        found = pread(fd, size, at)
+        read += len(found)
+        return found
+
+    monkeypatch.setattr(os, "pread", counting)
+    for part in (bytes(bad) + header(b"ok", 0), almost, bytes(bad) + bytes(512)):
+        path.write_bytes(part * 4000 + bytes(8 << 20) + b"end")
+        read = 0
+        with open(path, "rb") as file:
+            assert salvage(file.fileno(), "x.tar").stretches
+        assert read < 6 * path.stat().st_size
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
-    "two tars in one": (lambda d: d + d, "data after the end-of-archive blocks", "end"),
     "late byte": (lambda d: d + bytes(9999) + b"x", "data after the end-of-archive blocks", "end"),
     "sparse": (lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"S") + END, "sparse", "end"),
     "volume": (lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"M") + END, "another volume", "end"),
@@ -142,7 +215,7 @@ def test_damage_that_is_no_cut(tmp_path: Path, case: str) -> None:
     end = len(data.rstrip(b"\0")) // 512 * 512 + 512
     shard = shard.rename(tmp_path / ("x.tar.gz" if "gzip" in case else "x.tar"))
     shard.write_bytes(damage(data))
-    reading, loss, at = one_loss(shard)
+    reading, loss, at = one_loss(shard, {"sparse": end + 512, "volume": end + 512, "contradiction": 2560}.get(case))
     assert loss.kind == DAMAGED_TAR and said in loss.reason
     assert (at, reading.ids) == ((end, full.ids) if place == "end" else (0, []))
     assert reading.rows == (full.rows if place == "end" else [])
@@ -152,10 +225,24 @@ def test_a_zeroed_header_hides_nothing(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "x.tar", MEMBERS)
     data = bytearray(shard.read_bytes())
     start, _ = spans(bytes(data))["pdf.json"]
+    end, _ = spans(bytes(data))["pdf.tiff"]
     data[start : start + 512] = bytes(512)
     shard.write_bytes(data)
-    reading, loss, at = one_loss(shard)
-    assert (loss.kind, at, reading.ids) == (DAMAGED_TAR, start, ["first", "second", LONG])
+    reading, loss, at = one_loss(shard, end)
+    assert (loss.kind, at, reading.ids) == (DAMAGED_TAR, start, ["first", "second", LONG, "last"])
+
+
+def test_the_second_of_two_tars_is_read_too(tmp_path: Path) -> None:
+    shard = make_tar(tmp_path / "x.tar", MEMBERS)
+    full, data = read_tolerantly(shard), shard.read_bytes()
+    other = make_tar(tmp_path / "y.tar", [("z.json", {"texts": ["z"], "images": ["z.png"]}), ("z.png", picture(0)[1])])
+    shard.write_bytes(data + other.read_bytes())
+    reading, loss, at = one_loss(shard, len(data))
+    assert (loss.kind, at) == (DAMAGED_TAR, len(data.rstrip(b"\0")) // 512 * 512 + 512)
+    assert "data after the end-of-archive blocks" in loss.reason
+    assert reading.ids == [*full.ids, "z"]
+    assert reading.rows[: len(full.rows)] == full.rows
+    assert reading.rows[-1]["binary_content"] == picture(0)[1]
 
 
 def test_an_empty_file_is_a_truncated_tar(tmp_path: Path) -> None:
@@ -185,7 +272,7 @@ def test_a_packed_tar_that_is_cut_gives_what_could_be_unpacked(tmp_path: Path) -
         assert loss.reason == f"x.tar.gz: byte {length}: the gzip stream is cut here"
         assert reading.rows == full.rows[: len(reading.rows)]
         starts = [start for start, _ in spans(data).values()]
-        assert at == [*starts, len(data.rstrip(b"\0")) // 512 * 512 + 512][len(reading.ids)]
+        assert at == [*starts, len(data)][len(reading.ids)]
         assert (len(reading.ids) > length * 40 // size - 4) or length == 10
 
 
@@ -217,7 +304,8 @@ def test_junk_after_the_gzip_stream_is_damage_behind_all_samples(tmp_path: Path)
     full = read_tolerantly(shard)
     shard.write_bytes(shard.read_bytes() + b"junk")
     reading, loss, at = one_loss(shard)
-    assert (loss.kind, at) == (DAMAGED_TAR, len(data.rstrip(b"\0")) // 512 * 512 + 512)
+    assert (loss.kind, at) == (DAMAGED_TAR, len(data)), "no byte of the tar"
+    assert f"x.tar.gz: byte {shard.stat().st_size - 4}: corrupt gzip, or none" in loss.reason
     assert reading.rows == full.rows
 
 

@@ -234,7 +234,7 @@ def test_a_json_that_is_a_broken_link(tmp_path: Path) -> None:
     link.type, link.linkname = tarfile.SYMTYPE, "../x.json"
     reading = read_tolerantly(raw_tar(tmp_path / "x.tar", [(link, b""), (tarfile.TarInfo("a.json"), b"{}")]))
     assert reading.ids == ["a"]
-    ref = '{"path": "x.tar", "member": "b.json", "byte_offset": null, "byte_size": null}'
+    ref = '{"path": "x.tar", "member": "b.json", "byte_offset": 0, "byte_size": null}'  # of its header
     reason = "x.tar: b.json: links to '../x.json', outside the tar"
     assert reading.losses == [Loss("b", -1, "metadata", "quarantined", DANGLING_REFERENCE, reason, source_ref=ref)]
 

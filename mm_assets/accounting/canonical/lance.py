@@ -18,7 +18,6 @@ _BATCHES = 3  # of a scan of blobs: the processor's cache has the last one when 
 _ROWS_AT_ONCE = 4096
 _IDS_PER_QUERY = 10_000
 _LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYTES_AT_ONCE}
-_ATTEMPTS = 5
 
 
 def lance_parts(uri: str, partition: str | None = None, options: StorageOptions | None = None) -> Iterator[Part]:
@@ -43,22 +42,6 @@ def lance_parts(uri: str, partition: str | None = None, options: StorageOptions 
             yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
         for fragment in fragments:
             yield from _fragment(dataset, fragment, schema, uri)
-
-
-def stray_rows(uri: str, options: StorageOptions | None = None) -> int:
-    """Rows of a table beyond those that its partitions have by its own records, less those they lack; 0 without a table."""
-    from mm_assets.formats.lance.reader import lance_options
-    from mm_assets.formats.lance.table import LanceTable
-
-    table = LanceTable(uri, lance_options(uri, options))
-    if not table.exists():
-        return 0
-    for _ in range(_ATTEMPTS):  # another run may commit between the two
-        version = table.dataset().version
-        rows = table.dataset().count_rows() - sum(facts.rows for facts in table.partitions().values())
-        if table.dataset().version == version:
-            break
-    return rows
 
 
 @contextmanager

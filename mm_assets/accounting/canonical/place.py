@@ -33,6 +33,16 @@ class Place:
     relative_to: str | None = None
     options: dict[str, Any] | None = None
 
+    def states_types(self) -> bool:
+        """Whether each column has the type that was chosen for the rows here: not in a Lance table, whose other rows have a say in it, nor
+        in a raw tar, whose types are told from its values.
+        """
+        if self.kind != "webdataset" or not self.uri:
+            return self.kind != "lance"
+        from mm_assets.accounting.canonical.webdataset import is_ours
+
+        return is_ours(self.uri, self.options)
+
     def tables(self) -> Iterator[pa.Table]:
         """The rows in the types they were written in, some megabytes at a time; a table without rows where there is only a schema.
 

@@ -40,19 +40,23 @@ def derive_tar(uri: str, options: StorageOptions | None = None) -> Derived | Non
     schemas: dict[str, pa.Schema] = {}
     counts: Counter[str] = Counter()
     samples, last = 0, None
+    starts, end = [], 0
     try:
         for document in tar_documents(uri, options):
             schemas[document.schema], columns, extras = _columns(document.schema)
             sample_id = f"{columns['sample_id'][0]}{len(document.sample_id)}:{document.sample_id}"
             digest.add([_digest(item, sample_id, columns, extras) for item in document.items])
             counts.update(item.values["modality"] for item in document.items)
+            starts.append(document.span[0])
+            end = document.span[1]
             if document.items and document.sample_id != last:
                 samples, last = samples + 1, document.sample_id
     except (_NotPlain, UnicodeEncodeError):
         return None
     if not schemas:
         return None
-    return Derived(counts.total(), samples, counts["image"], counts["text"], digest.hexdigest(), unify_schemas(list(schemas.values())))
+    schema = unify_schemas(list(schemas.values()))
+    return Derived(counts.total(), samples, counts["image"], counts["text"], digest.hexdigest(), schema, (*starts, end))
 
 
 def _digest(item: Item, sample_id: str, columns: _Columns, extras: Set[str]) -> int:

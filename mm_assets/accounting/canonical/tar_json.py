@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mm_assets.accounting.canonical.tar_order import misplaced
 from mm_assets.formats.reader import ShardError
 
 _TYPES = {
@@ -41,6 +42,7 @@ class Document:
     schema: str
     items: list[Item]
     nbytes: int  # of its members
+    span: tuple[int, int] = (0, 0)  # bytes of the tar from its first header to the end of its last member
 
 
 def has_bookkeeping(payload: Any) -> bool:
@@ -64,8 +66,11 @@ def decode(sample: Mapping[str, Any], where: str) -> Document:
     try:
         items = _items(payload, sample)
         schema = payload.get("_mm_assets", {}).get("schema", "")
+        fault = misplaced(payload, sample, _length(payload, items))
     except _NOT_AS_DOCUMENTED as error:
         raise ShardError(f"{where}: sample {sample_id!r}: its json is not as the layout says: {error!r:.300}") from error
+    if fault is not None:
+        raise ShardError(f"{where}: sample {sample_id!r}, {fault}")
     ordered = sorted(items, key=lambda place: (place[1], place[0] == "image"))
     return Document(sample_id, schema, [items[place] for place in ordered], sum(map(len, sample.values())))
 
@@ -96,6 +101,19 @@ def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, It
             if place in items:  # else an item was taken out of the lists: it is missing, as the comparison will say
                 _patch(items[place].values, patch, book["refs"])
     return items
+
+
+def _length(payload: dict[str, Any], items: Iterable[Place]) -> int:
+    """How many entries the lists have: up to the last item, or as many as the source had."""
+    rows = payload.get("_mm_assets", {}).get("rows", {})
+    lengths = [position + 1 for _, position in items]
+    # An item that was taken out of the lists has left its bookkeeping: that it is missing, the comparison will say.
+    lengths += [int(position) + 1 for modality in ("text", "image") for position in rows.get(modality, ())]
+    if "metadata" in rows:
+        source = payload["_row_extra"]["metadata"].get("_source")
+        known = source.get("lengths") if isinstance(source, dict) else None
+        lengths += [number for number in known.values() if isinstance(number, int)] if isinstance(known, dict) else []
+    return max(lengths, default=0)
 
 
 def _item(modality: str, position: int, content_type: str | None, extras: Any) -> Item:

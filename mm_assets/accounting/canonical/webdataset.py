@@ -9,10 +9,10 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 _BYTES_AT_ONCE = 8 << 20
 _READ_BUFFER = 1 << 18
 _MAX_JSON = 256 << 20
+_BLOCK = 512  # bytes; of a tar
 _RESERVED = [field for field in INTERLEAVED_SCHEMA if field.name != BLOBS]
 # What values that are not of their column's type may raise on their way into Arrow.
 _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, pa.ArrowException)
@@ -37,7 +38,7 @@ _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 def tar_parts(uri: str, relative_to: str | None = None, options: StorageOptions | None = None) -> Iterator[Part]:
     """The rows of one tar, in the types its jsons state. A value that is not of its stated type has, in its row, its own."""
     with _local(uri, options) as path:
-        if not _is_ours(path):
+        if not is_ours(path):
             yield from _raw_parts(uri, relative_to, options)
             return
         group: list[Document] = []
@@ -55,14 +56,30 @@ def tar_parts(uri: str, relative_to: str | None = None, options: StorageOptions 
 def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[Document]:
     """The samples of a tar of ours; none of one in another layout."""
     with _local(uri, options) as path:
-        if _is_ours(path):
+        if is_ours(path):
             yield from _documents(path, uri)
+
+
+def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, ...]:
+    """Where the samples of a tar of ours begin, and where the last one ends, in bytes. Raises as `tar_documents` does."""
+    starts, end = [], 0
+    for document in tar_documents(uri, options):
+        starts.append(document.span[0])
+        end = document.span[1]
+    return (*starts, end)
+
+
+def is_ours(uri: str, options: StorageOptions | None = None) -> bool:
+    """Whether a tar is one of our own, which states the types of its columns. Raises ``FileNotFoundError``."""
+    with open_binary(uri, options) as file:
+        return _is_ours(file)
 
 
 def _documents(path: str, uri: str) -> Iterator[Document]:
     from webdataset.tariterators import group_by_keys, tar_file_expander
 
     repeated: set[str] = set()
+    spans: dict[str, tuple[int, int]] = {}
 
     def keep_repeated(error: Exception) -> bool:
         text = str(error.args[0]) if error.args else ""
@@ -76,19 +93,38 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
         # What `webdataset.WebDataset` does with a file that it has opened, with a buffer larger than the reads of `tarfile`.
         with open(path, "rb", buffering=_READ_BUFFER) as stream:
             files = tar_file_expander([{"url": path, "stream": stream}], handler=keep_repeated)
-            for sample in group_by_keys(files, handler=keep_repeated):
-                if sample["__key__"] in repeated:
-                    raise ShardError(f"{uri}: sample {decode(sample, uri).sample_id!r} occurs twice")
+            for sample in group_by_keys(_placed(files, spans, uri), handler=keep_repeated):
                 del sample["__url__"]
-                yield decode(sample, uri)
+                document = decode(sample, uri)
+                if sample["__key__"] in repeated:
+                    raise ShardError(f"{uri}: sample {document.sample_id!r} occurs twice")
+                document.span = spans.pop(sample["__key__"])
+                yield document
     except _DAMAGE as error:
         raise ShardError(f"{uri}: webdataset cannot read it: {error.args[0] if error.args else error!r}") from error
 
 
-def _is_ours(path: str) -> bool:
+def _placed(files: Iterable[dict[str, Any]], spans: dict[str, tuple[int, int]], uri: str) -> Iterator[dict[str, Any]]:
+    """The members; ``spans`` gets the bytes in which those of a key lie, in a tar that has nothing but what is given here."""
+    begin = end = 0
+    last = ""
+    for file in files:
+        if file:  # else it is the end of the tar
+            name = file["fname"]
+            key, dot, suffix = name.partition(".")
+            if not dot or "/" in name or suffix != suffix.lower():  # webdataset would pass over it, or not show what it is called
+                raise ShardError(f"{uri}: member {name!r} has no name of the layout")
+            if key != last:
+                begin, last = end, key
+            end += _BLOCK + (len(file["data"]) + _BLOCK - 1) // _BLOCK * _BLOCK
+            spans[key] = begin, end
+        yield file
+
+
+def _is_ours(file: IO[bytes]) -> bool:
     """Told by the first json of the tar; damage is for the readers to tell."""
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(fileobj=file) as tar:
             for member in tar:
                 if member.isreg() and member.name.lower().endswith(".json"):
                     content = tar.extractfile(member)

@@ -38,26 +38,29 @@ class Comparison:
 def compare(left: Place | Dataset, right: Place | Dataset, lost: Iterable[Item] = (), names: Names = ("A", "B")) -> Comparison:
     """Whether both hold the same items. ``names`` are what the two are called in differences, of which at most `LISTED` are described.
 
-    The order of items does not count, nor does a column without values. An item is the same when its columns are, each in its own type or
-    in the one that it has in its whole dataset (a shard's integers may be floats in the table of all shards; what is compared with one
-    partition of a Lance table is taken in the types of that, too). ``lost`` are items of the left that are known not to be on the right,
-    as often as they are named. Raises as `Place.tables` does.
+    The order of items does not count, nor does a column without values. An item is the same when its columns are, each in its own type.
+    Where a side is not free in its types (`Place.states_types`), an item is also the same in the types that columns have in the whole of
+    its dataset: a shard's integers may be floats in the Lance table of all shards. What is compared with one partition of a Lance table is
+    taken in the types of that, too. ``lost`` are items of the left that are known not to be on the right, as often as they are named.
+    Raises as `Place.tables` does.
 
     Both are read once. Only if their digests differ, or items are lost, they are read once more, and the places that differ once again.
     """
     first, second = _datasets(left, right)
+    settled = not all(place.states_types() for place in (*first.places, *second.places))
     forgiven = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
-    if not forgiven and (first.own.digest == second.own.digest or first.facts.digest == second.facts.digest):
+    if not forgiven and (first.own.digest == second.own.digest or (settled and first.facts.digest == second.facts.digest)):
         return Comparison(first.facts, second.facts)
     indexes = first.index(), second.index()
-    rows = [found.tolist() for found in indexes[0].without_partner(indexes[1])]
+    rows = [found.tolist() for found in indexes[0].without_partner(indexes[1], settled)]
     by_key = _by_key(indexes, rows, forgiven)
     listed = dict(list(by_key.items())[:LISTED])
     found = [rows_at(dataset, [row for pair in listed.values() for row in pair[side]]) for side, dataset in enumerate((first, second))]
+    types = (first.facts.schema, second.facts.schema) if settled else None
     differences: list[Difference] = []
     for key, (mine, others) in listed.items():
         for row, other in zip(mine, others, strict=False):
-            differences += pair_differences(found[0][row], found[1][other], (first.facts.schema, second.facts.schema), names)
+            differences += pair_differences(found[0][row], found[1][other], types, names)
         if len(mine) != len(others):
             row = found[0][mine[0]] if mine else found[1][others[0]]
             differences.append(unpaired_difference(row, (indexes[0].count(key), indexes[1].count(key)), names))

@@ -40,10 +40,12 @@ class RowIndex:
         """How many rows have this key."""
         return int((_words(self._keys) == np.frombuffer(key, np.uint64)).all(axis=1).sum())
 
-    def without_partner(self, other: RowIndex) -> tuple[Rows, Rows]:
-        """Rows of this and of the other index that are left when equal ones (key and either digest) are paired off one by one."""
+    def without_partner(self, other: RowIndex, settled: bool) -> tuple[Rows, Rows]:
+        """Rows of this and of the other index that are left when equal ones are paired off one by one: those of the same key and digest,
+        then, if ``settled``, of the same key and digest in the types of their datasets.
+        """
         mine, others = np.arange(len(self)), np.arange(len(other))
-        for name in ("_digests", "_settled"):
+        for name in ("_digests", "_settled") if settled else ("_digests",):
             left, right = (
                 np.concatenate([_words(index._keys)[rows], _words(getattr(index, name))[rows]], axis=1)
                 for index, rows in ((self, mine), (other, others))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance.fragments import FragmentSet
+from mm_assets.formats.lance.ownership import Ownership, taking_out
 from mm_assets.formats.lance.partitions import PartitionRecord
-from mm_assets.formats.lance.snapshot import Snapshot, ids_predicate
+from mm_assets.formats.lance.snapshot import Snapshot
 
 AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
 
@@ -36,8 +38,7 @@ class Replacement:
         self.kept: list[PartitionRecord] = []
         self.removed: set[int] = set()
         self.obsolete: list[PartitionRecord] = []
-        self._moved: list[PartitionRecord] = []  # live, but (partly) in fragments that compaction made
-        self._maybe: list[PartitionRecord] = []  # perhaps live too: nothing is left that could tell
+        self._previous: list[PartitionRecord] = []  # of the pending: one of them has rows now, perhaps in files that no record names
         self._deleted: dict[int, set[str]] = {}  # fragment -> sample ids whose rows go
         for fragments in sets:
             self._compare(fragments, records[fragments.partition])
@@ -51,47 +52,34 @@ class Replacement:
             present -= set(self.snapshot.fragment_ids(live))
         elif live is not None or fragments.rows:
             self.pending.append(fragments)
-            if live is not None and self.snapshot.present_rows(live) < live.rows:
-                self._moved.append(live)
-                self._maybe += [r for r in records if r is not live and (r.version or self.snapshot.cannot_tell(r))]
+            self._previous += records
         self.removed |= present
         self.obsolete += [r for r in records if r.may_be_deleted() and not (r is live and live in self.kept)]
 
-    def resolve_rows(self, all_records: AllRecords) -> None:
-        """Find rows to delete out of shared fragments, and refuse sample ids that other partitions have.
+    def resolve_rows(self, all_records: AllRecords) -> bool:
+        """Find the rows to delete out of files that no record names, and refuse sample ids that other partitions have.
 
-        Raises ValueError naming the sample id and both partitions.
+        They are those with a sample id that the partitions replaced have or had and no other has: compacted, updated, or appended by
+        someone. Returns whether there are any. Raises ValueError naming the sample id and both partitions.
         """
         incoming = {id_: f.partition for f in self.pending for id_ in f.sample_ids().to_pylist()}
-        moved, maybe = _ids(self._moved), _ids(self._maybe)
-        wanted = pa.array([*incoming, *((moved | maybe) - incoming.keys())], pa.string())
+        previous = {id_ for record in self._previous for id_ in record.sample_ids().to_pylist()}
+        wanted = pa.array([*incoming, *(previous - incoming.keys())], pa.string())
         hits = {(id_, f) for id_, f in self.snapshot.rows_of(wanted) if f not in self.removed}
         if not hits:
-            return
-        records = all_records()
-        owners = owners_of_fragments(self.snapshot, records)
-        if maybe:
-            ours = {record.partition for record in self._moved}
-            moved |= maybe - _ids(r for name, entries in records.items() if name not in ours for r in entries)
-        for sample_id, fragment in sorted(hits):
-            if sample_id in moved and fragment not in owners:
+            return False
+        replaced = {fragments.partition for fragments in self.pending}
+        owners = Ownership(self.snapshot, all_records()).of_rows(hits, besides=replaced)
+        for (sample_id, fragment), owner in sorted(owners.items()):
+            if not owner:
                 self._deleted.setdefault(fragment, set()).add(sample_id)
             elif sample_id in incoming:
-                other = owners.get(fragment) or _claimant(sample_id, self.snapshot, records, incoming[sample_id])
-                raise ValueError(_both(sample_id, other, incoming[sample_id]))
+                raise ValueError(_both(sample_id, owner, incoming[sample_id]))
+        return bool(self._deleted)
 
     def operation(self, new: Sequence[Any]) -> lance.LanceOperation.Update | None:
         """The Lance operation that adds ``new`` and takes out what this replaces; None when there is nothing to do."""
-        removed, updated = set(self.removed), []
-        for id_, sample_ids in self._deleted.items():
-            left = self.snapshot.fragment(id_).delete(ids_predicate(sorted(sample_ids)))
-            if left is None:
-                removed.add(id_)
-            else:
-                updated.append(left)
-        if not (removed or updated or new):
-            return None
-        return lance.LanceOperation.Update(removed_fragment_ids=sorted(removed), updated_fragments=updated, new_fragments=list(new))
+        return taking_out(self.snapshot, self.removed, self._deleted, new)
 
 
 def check_distinct(sets: Iterable[FragmentSet]) -> None:
@@ -112,24 +100,46 @@ def find_repeated(
     snapshot: Snapshot | None, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
 ) -> dict[str, str]:
     """Partition -> complaint for each set with a sample id that an earlier sound set has, or a partition that is not replaced."""
+    complaints: dict[str, str] = {}
+    while True:  # a partition that is refused is not replaced: it keeps the sample ids that another might have been given
+        sound = [fragments for fragments in sets if fragments.partition not in complaints]
+        found = _repeated_once(_kept_ids(snapshot, records, sound) if snapshot is not None else {}, sound)
+        if not found:
+            return complaints
+        complaints |= found
+
+
+def _kept_ids(
+    snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
+) -> dict[str, str]:
+    """Sample id of the sets -> the partition that has it and is not replaced by them."""
     replaced = {fragments.partition for fragments in sets}
-    owners = owners_of_fragments(snapshot, records) if snapshot is not None else {}
-    taken: dict[str, str] = {}
+    ids = pa.array([id_ for fragments in sets for id_ in fragments.sample_ids().to_pylist()], pa.string())
+    owners = Ownership(snapshot, records).of_rows(set(snapshot.rows_of(ids)), besides=replaced)
+    return {sample_id: owner for (sample_id, _), owner in owners.items() if owner and owner not in replaced}
+
+
+def _repeated_once(taken: dict[str, str], sets: Sequence[FragmentSet]) -> dict[str, str]:
     complaints: dict[str, str] = {}
     for fragments in sets:
-        ids = fragments.sample_ids()
-        clashes = {id_: taken[id_] for id_ in ids.to_pylist() if id_ in taken}
-        if snapshot is not None and not clashes:
-            for id_, fragment in snapshot.rows_of(ids):
-                owner = owners.get(fragment) or _claimant(id_, snapshot, records, fragments.partition)
-                if owner not in replaced:
-                    clashes[id_] = owner
-        if clashes:
-            sample_id, other = next(iter(clashes.items()))
-            complaints[fragments.partition] = _both(sample_id, other, fragments.partition)
+        ids = fragments.sample_ids().to_pylist()
+        clash = next((sample_id for sample_id in ids if sample_id in taken), None)
+        if clash is None:
+            taken.update(dict.fromkeys(ids, fragments.partition))
         else:
-            taken.update(dict.fromkeys(ids.to_pylist(), fragments.partition))
+            complaints[fragments.partition] = _both(clash, taken[clash], fragments.partition)
     return complaints
+
+
+@dataclass
+class Doubles:
+    """What came double by a commit that others overlapped: fragments and rows (fragment -> sample ids) to take out, and a complaint
+    for each partition of which all goes.
+    """
+
+    fragments: set[int] = field(default_factory=set)
+    rows: dict[int, set[str]] = field(default_factory=dict)
+    complaints: dict[str, str] = field(default_factory=dict)
 
 
 def find_doubles(
@@ -137,56 +147,38 @@ def find_doubles(
     records: Mapping[str, Sequence[PartitionRecord]],
     sets: Sequence[FragmentSet],
     all_records: AllRecords,
-) -> tuple[list[int], str]:
-    """Fragments to remove after a commit that others overlapped, and a complaint when the commit must be undone.
+) -> Doubles:
+    """What to take out after a commit that others overlapped.
 
     Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its committer is
-    the one sure to see both.
+    the one sure to see both. When compaction has hidden which is the later, ours goes; rows that are nobody's go.
     """
-    doubled: set[int] = set()
+    doubles = Doubles()
     mine: dict[str, tuple[str, int]] = {}
     own_fragments: dict[str, list[int]] = {}
     for fragments in sets:
         present = [record for record in records[fragments.partition] if snapshot.fragment_ids(record)]
         live = snapshot.live(present)
-        doubled.update(id_ for record in present for id_ in snapshot.all_fragment_ids(record))
-        doubled.difference_update(snapshot.fragment_ids(live) if live is not None else ())
+        doubles.fragments.update(id_ for record in present for id_ in snapshot.all_fragment_ids(record))
+        doubles.fragments.difference_update(snapshot.fragment_ids(live) if live is not None else ())
         if live is not None and live.set_id == fragments.set_id:
             own_fragments[fragments.partition] = snapshot.fragment_ids(live)
             first = own_fragments[fragments.partition][0]
             mine.update(dict.fromkeys(fragments.sample_ids().to_pylist(), (fragments.partition, first)))
-    ours = {id_ for ids in own_fragments.values() for id_ in ids}
-    complaint = ""
-    for sample_id, fragment in snapshot.rows_of(pa.array(list(mine), pa.string())):
+    seen = doubles.fragments.union(*own_fragments.values())
+    hits = {(id_, fragment) for id_, fragment in snapshot.rows_of(pa.array(list(mine), pa.string())) if fragment not in seen}
+    if not hits:
+        return doubles
+    ownership = Ownership(snapshot, all_records())
+    for (sample_id, fragment), owner in sorted(ownership.of_rows(hits, besides=own_fragments).items()):
         partition, first = mine[sample_id]
-        if fragment not in ours and fragment not in doubled and fragment < first:
-            others = all_records()
-            other = owners_of_fragments(snapshot, others).get(fragment, "")
-            doubled.update(own_fragments[partition])
-            complaint = _both(sample_id, other or _claimant(sample_id, snapshot, others, partition), partition)
-            break
-    return sorted(doubled), complaint
-
-
-def owners_of_fragments(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> dict[int, str]:
-    """Fragment -> the partition whose data files it has; fragments that compaction made have none."""
-    return {id_: name for name, entries in records.items() for record in entries for id_ in snapshot.all_fragment_ids(record)}
-
-
-def _claimant(sample_id: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], but: str) -> str:
-    """The partition whose compacted rows have this sample id; empty when no record says so."""
-    wanted = pa.scalar(sample_id, pa.string())
-    for name, entries in records.items():
-        live = snapshot.live(entries) if name != but else None
-        if live is not None and live.sample_ids().index(wanted).as_py() >= 0:
-            return name
-    return ""
-
-
-def _ids(records: Iterable[PartitionRecord]) -> set[str]:
-    return {id_ for record in records for id_ in record.sample_ids().to_pylist()}
+        if not owner:
+            doubles.rows.setdefault(fragment, set()).add(sample_id)
+        elif fragment < first or fragment not in ownership.of_fragment:
+            doubles.fragments.update(own_fragments[partition])
+            doubles.complaints.setdefault(partition, _both(sample_id, owner, partition))
+    return doubles
 
 
 def _both(sample_id: str, first: str, second: str) -> str:
-    holder = f"partition {first!r}" if first else "a fragment that no partition record names"
-    return f"sample id {sample_id!r} of partition {second!r} is already in {holder}: sample ids are unique in a table"
+    return f"sample id {sample_id!r} of partition {second!r} is already in partition {first!r}: sample ids are unique in a table"

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
-from lance.commit import CommitConflictError
 
 from mm_assets.formats.lance import evolution
 from mm_assets.formats.lance.facts import PartitionFacts, facts_of
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
 from mm_assets.formats.lance.location import Location, each
+from mm_assets.formats.lance.ownership import taking_out
 from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
+from mm_assets.formats.lance.retries import Overtaken, until_no_conflict
 from mm_assets.formats.lance.snapshot import SETS, Snapshot
 from mm_assets.formats.lance.storage_types import from_storage_schema
+from mm_assets.formats.lance.strays import Stray, find_strays, partitions_with_values, rows_by_fragment
 
 Result = TypeVar("Result")
-
-_ATTEMPTS = 60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
-_LONGEST_WAIT = 0.5  # seconds
-
-
-class _Overtaken(CommitConflictError):
-    """The table got a new version while its records were read."""
 
 
 class LanceTable:
@@ -85,7 +78,7 @@ class LanceTable:
         attempt = uuid.uuid4().hex
         if not fragment_sets:
             return int(self.dataset().version)
-        return self._until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
+        return until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
 
     def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:
         """Partition -> complaint, for each set that repeats a sample id of an earlier set or of a partition not in the list.
@@ -108,7 +101,7 @@ class LanceTable:
         """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
         if not self.exists():
             return {}
-        snapshot, by_name = self._until_no_conflict(lambda: self._consistent(self._records.all))
+        snapshot, by_name = until_no_conflict(lambda: self._consistent(self._records.all))
         found = {}
         for name, records in sorted(by_name.items()):
             live = snapshot.live(records)
@@ -116,12 +109,35 @@ class LanceTable:
                 found[name] = facts_of(live, snapshot)
         return found
 
+    def strays(self) -> list[Stray]:
+        """Rows that are in the newest version, but not by a commit of a partition. Counts tell that there are none; else ids are read."""
+        if not self.exists():
+            return []
+        return until_no_conflict(lambda: find_strays(*self._consistent(self._records.all)))
+
+    def remove_strays(self) -> int:
+        """Take such rows out, in a commit of its own, and return how many they were; older versions keep them."""
+
+        def once() -> int:
+            snapshot, records = self._consistent(self._records.all)
+            strays = find_strays(snapshot, records)
+            operation = taking_out(snapshot, (), rows_by_fragment(strays))
+            if operation is not None:
+                self._apply(snapshot.dataset, operation, {})
+            return sum(stray.rows for stray in strays)
+
+        return until_no_conflict(once) if self.exists() else 0
+
+    def partitions_with_values(self, columns: Collection[str], among: Collection[str]) -> set[str]:
+        """Those of some partitions that have, in the newest version, a value in one of some columns."""
+        return until_no_conflict(lambda: partitions_with_values(*self._consistent(self._records.all), columns, among))
+
     def ensure_indexes(self) -> int:
         """Make the scalar indexes (sample_id BTREE, modality BITMAP) cover every row; returns the version.
 
         Makes no version when they already do, or when the table has no rows.
         """
-        return self._until_no_conflict(lambda: cover_all_rows(self.dataset()))
+        return until_no_conflict(lambda: cover_all_rows(self.dataset()))
 
     def _commit_once(
         self, sets: Sequence[FragmentSet], properties: Mapping[str, str], attempt: str, afresh: Collection[str]
@@ -156,7 +172,7 @@ class LanceTable:
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
-        """The newest version, with records that are complete for it. Raises `_Overtaken`.
+        """The newest version, with records that are complete for it. Raises `Overtaken`.
 
         Records of fragments are put before the version that adds them and pruned after the one that takes them out:
         read while a version is the newest, they name all its fragments.
@@ -168,14 +184,15 @@ class LanceTable:
 
     def _check_newest(self, snapshot: Snapshot) -> None:
         if snapshot.dataset.latest_version != snapshot.version:
-            raise _Overtaken("other commits land faster than the table's records can be read")
+            raise Overtaken("other commits land faster than the table's records can be read")
 
     def _resolve_rows(self, replacement: Replacement) -> None:
+        has_rows = True
         try:
-            replacement.resolve_rows(self._records.all)
-        except ValueError:
-            self._check_newest(replacement.snapshot)  # else the complaint may come of a record that was just pruned
-            raise
+            has_rows = replacement.resolve_rows(self._records.all)
+        finally:
+            if has_rows:  # else what it found, a complaint too, may come of a record that was just pruned
+                self._check_newest(replacement.snapshot)
 
     def _create(self, sets: Sequence[FragmentSet]) -> None:
         if not self.exists():
@@ -208,15 +225,17 @@ class LanceTable:
 
         def once() -> None:
             snapshot, records = self._consistent(lambda: self._records.of([f.partition for f in sets]))
-            doubled, complaint = find_doubles(snapshot, records, sets, self._records.all)
-            if doubled:
-                self._apply(snapshot.dataset, lance.LanceOperation.Update(removed_fragment_ids=doubled), {})
-            if complaint:
+            doubles = find_doubles(snapshot, records, sets, self._records.all)
+            operation = taking_out(snapshot, doubles.fragments, doubles.rows)
+            if operation is not None:
+                self._check_newest(snapshot)
+                self._apply(snapshot.dataset, operation, {})
+            if doubles.complaints:
                 # Now they have landed and gone again: no record may say that they landed.
-                self._records.delete(r for entries in records.values() for r in entries if r.attempt == attempt)
-                raise ValueError(complaint)
+                self._records.delete(r for name in doubles.complaints for r in records[name] if r.attempt == attempt)
+                raise ValueError("; ".join(doubles.complaints.values()))
 
-        self._until_no_conflict(once)
+        until_no_conflict(once)
 
     def _settle(self, replacement: Replacement, version: int, attempt: str) -> None:
         """Say in the records what landed, and drop those that stand for nothing any more."""
@@ -230,16 +249,6 @@ class LanceTable:
         self._records.put(record for record in [*landed, *confirmed] if record.rows)
         removals = [record for record in landed if not record.rows]
         self._records.delete([*replacement.obsolete, *removals])
-
-    def _until_no_conflict(self, action: Callable[[], Result]) -> Result:
-        for attempt in range(_ATTEMPTS):
-            try:
-                return action()
-            except CommitConflictError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))
-        raise AssertionError("unreachable")
 
 
 def _describe(sets: Iterable[FragmentSet]) -> str:

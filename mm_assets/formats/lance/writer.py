@@ -12,6 +12,8 @@ from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.names import with_original_names, with_stored_names
 from mm_assets.formats.lance.reader import lance_options
+from mm_assets.formats.lance.refusal import PartitionsRefused
+from mm_assets.formats.lance.strays import Stray
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
@@ -60,15 +62,39 @@ class InterleavedLanceWriter(InterleavedWriter):
 
     def partition_facts(self) -> dict[str, dict[str, object]] | None:
         """Rows, digest and commit of every partition the table holds, and whether its rows are all there; None without a table."""
-        table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+        table = self._table()
         if not table.exists():
             return None
         return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole} for n, f in table.partitions().items()}
 
+    def table_columns(self) -> pa.Schema | None:
+        """The columns of the table by their own names and types; None without a table."""
+        table = self._table()
+        return with_original_names(table.schema()) if table.exists() else None
+
+    def partitions_with_values(self, columns: Collection[str], among: Collection[str]) -> set[str]:
+        """Those of some partitions that have a value in one of some columns (by their own names)."""
+        table = self._table()
+        schema = table.schema()
+        stored = dict(zip(with_original_names(schema).names, schema.names, strict=True))
+        return table.partitions_with_values([stored[name] for name in columns], among)
+
+    def strays(self) -> list[Stray]:
+        """Rows of the table that no partition's commit has put there."""
+        return self._table().strays()
+
+    def remove_strays(self) -> int:
+        """Take such rows out in a commit of its own; returns how many they were."""
+        return self._table().remove_strays()
+
     def finish(self, reports: Sequence[PartitionReport]) -> None:
-        complaints = self.commit(reports)
+        """Commit all sound partitions. Raises `PartitionsRefused` for the others."""
+        try:
+            complaints = self.commit(reports)
+        except ValueError as error:  # none has landed
+            raise PartitionsRefused({report.partition: str(error) for report in reports}) from error
         if complaints:
-            raise ValueError("; ".join(complaints.values()))
+            raise PartitionsRefused(complaints)
 
     def commit(self, reports: Sequence[PartitionReport], afresh: Collection[str] = ()) -> dict[str, str]:
         """Commit all sound partitions at once; returns why others did not land, by partition.
@@ -78,7 +104,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         """
         if not reports:
             return {}
-        table = LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+        table = self._table()
         sets = [FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports]
         complaints = table.repeated_ids(sets)
         if sound := [fragments for fragments in sets if fragments.partition not in complaints]:
@@ -86,6 +112,9 @@ class InterleavedLanceWriter(InterleavedWriter):
             table.ensure_indexes()
         table.discard_unused(sets)  # a partition that was there already, unchanged, keeps its old files
         return complaints
+
+    def _table(self) -> LanceTable:
+        return LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)

@@ -26,7 +26,7 @@ class BlobBuilder:
     def __init__(self, descriptor: int, uri: str) -> None:
         self._descriptor = descriptor
         self._uri = uri
-        self.unreferenced: list[str] = []  # members with more frames than references, and how many more
+        self.frames: dict[str, tuple[Member, int, int]] = {}  # TIFFs by name, how many frames each has, how many of them a sample refers to
 
     def build(self, rows: Sequence[Row]) -> pa.Array:
         """One value per row (null without content), as ``large_binary`` over a single buffer."""
@@ -67,6 +67,8 @@ class BlobBuilder:
                 name = content.member.name
                 if name not in frames:
                     frames[name] = self._plan(content)
+                elif name in self.frames and content.frames > self.frames[name][2]:  # of another sample
+                    self.frames[name] = (*self.frames[name][:2], content.frames)
                 pieces.append(self._frame(row, frames[name]))
         return pieces
 
@@ -81,8 +83,7 @@ class BlobBuilder:
         size = sum(plan.size for plan in plans if isinstance(plan, FramePlan))
         if size > _GROWTH * member.size + _FRAME_RESERVE * len(plans):
             return ImageError(f"its frames share data: {len(plans)} of them would take {size} bytes")
-        if len(plans) > content.frames:
-            self.unreferenced.append(f"{member.name}: {len(plans) - content.frames} of {len(plans)} frames")
+        self.frames[member.name] = (member, len(plans), content.frames)
         return plans
 
     def _frame(self, row: Row, plans: list[FramePlan | ImageError] | ImageError) -> _Piece | None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 
 import pyarrow as pa
+import xxhash
 
 from mm_assets.interleaved.json_codec import is_json_text
 
 ENERGON_VERSION = "7.4.1"  # the release whose `energon prepare` these files equal
 
-_Text = str | bytes  # a class below has a field called bytes
+_Bytes = bytes  # a class below has a field called bytes
+_Text = str | bytes
 _FEATURE = re.compile(r"(list:)*(int64|float64|bool|string|null)|json")
 _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 
@@ -25,7 +27,8 @@ class PartitionFacts:
 
     ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted positions
     with such an image; ``columns`` maps each extra column, in order, to its Hugging Face feature *as JSON*: ``int64
-    float64 bool string null json``, or ``list:`` before any but the last. Raises ``ValueError`` for anything else.
+    float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the digest of its ``.tar.idx``
+    (empty: not known). Raises ``ValueError`` for anything else.
     """
 
     file: str
@@ -33,6 +36,7 @@ class PartitionFacts:
     bytes: int
     pairs: Mapping[str, Sequence[int]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
+    idx: str = ""
 
     def __post_init__(self) -> None:
         if not self.file.endswith(".tar") or self.file.startswith(".") or "/" in self.file:
@@ -49,11 +53,20 @@ class PartitionFacts:
             if not _FEATURE.fullmatch(feature):
                 raise ValueError(f"{self.file}: column {column!r} has no feature {feature!r}")
 
+    def with_idx(self, idx: _Bytes) -> PartitionFacts:
+        """The same, with the digest of this ``.tar.idx``."""
+        return replace(self, idx=xxhash.xxh3_128_hexdigest(idx))
+
+    def fits(self, nbytes: int, idx: _Bytes) -> bool:
+        """Whether they can be those of a tar of this size and a ``.tar.idx``, as far as these tell."""
+        is_known = self.idx in ("", xxhash.xxh3_128_hexdigest(idx))
+        return self.bytes == nbytes and len(idx) == 8 * (self.samples + 1) and is_known
+
     def to_json(self) -> str:
         """The facts as JSON text; the same facts give the same text."""
         pairs = {ext: _ranges(positions) for ext, positions in self.pairs.items()}
         content = {"file": self.file, "samples": self.samples, "bytes": self.bytes, "pairs": pairs}
-        return json.dumps(content | {"columns": list(self.columns.items())}) + "\n"
+        return json.dumps(content | {"columns": list(self.columns.items()), "idx": self.idx}) + "\n"
 
     @classmethod
     def from_json(cls, text: _Text) -> PartitionFacts:
@@ -61,7 +74,8 @@ class PartitionFacts:
         try:
             raw = json.loads(text)
             pairs = {ext: _positions(ranges) for ext, ranges in raw["pairs"].items()}
-            return cls(raw["file"], int(raw["samples"]), int(raw["bytes"]), pairs, dict(raw["columns"]))
+            columns, idx = dict(raw["columns"]), str(raw.get("idx", ""))
+            return cls(raw["file"], int(raw["samples"]), int(raw["bytes"]), pairs, columns, idx)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the facts of a partition: {text[:200]!r}") from error
 
@@ -136,8 +150,11 @@ def wids_index(name: str, facts: Iterable[PartitionFacts]) -> str:
 
 
 def parse_wids_index(text: str | bytes) -> list[PartitionFacts]:
-    """Files, counts and sizes that a `wids_index` lists; no pairs and columns."""
-    return [PartitionFacts(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]]
+    """Files, counts and sizes that a `wids_index` lists; no pairs and columns. None are listed in what is no such index."""
+    try:
+        return [PartitionFacts(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return []
 
 
 def energon_info(facts: Iterable[PartitionFacts]) -> str:

@@ -13,6 +13,7 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 
+_INFINITE = (float("inf"), float("-inf"))  # JSON as Python writes it has a name for these, and it is no number
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -39,7 +40,10 @@ def naming(sample_id: str) -> Iterator[None]:
 
 
 def parse_payload(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object of a sample. Raises `SampleError` for bad JSON, bad UTF-8, a repeated key, a lone surrogate, no object."""
+    """The JSON object of a sample.
+
+    Raises `SampleError` for bad JSON, bad UTF-8, a repeated key, a number beyond float64, a lone surrogate, no object.
+    """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -47,7 +51,7 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
     try:
         if is_too_deep(text):  # what cannot be written again must not be taken in
             raise RecursionError
-        payload = json.loads(text, object_pairs_hook=_object)
+        payload = json.loads(text, object_pairs_hook=_object, parse_float=_finite)
     except RecursionError as error:
         raise SampleError(BAD_JSON, f"{where}: JSON is nested too deeply") from error
     except ValueError as error:
@@ -60,6 +64,13 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
         except UnicodeEncodeError as error:
             raise SampleError(LONE_SURROGATE, f"{where}: lone surrogate in JSON: {error.object[error.start]!a}") from error
     return payload
+
+
+def _finite(literal: str) -> float:
+    value = float(literal)
+    if value in _INFINITE:
+        raise ValueError(f"the number {literal:.100} is larger than any float64")
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -95,7 +95,8 @@ class SchemaTally:
 
     def schema(self) -> pa.Schema:
         """The tar's columns: the union of all, with JSON text where integers meet floats and are not exact as such."""
-        joined = unify_schemas([*self.declared, self.raw_schema()])
+        undeclared = [self.raw_schema()] if self._has_undeclared else []  # without samples it would stand for some that lack all columns
+        joined = unify_schemas([*self.declared, *undeclared])
         return pa.schema([field if self._is_exact(field) else json_field(field.name) for field in joined])
 
     def _is_exact(self, field: pa.Field) -> bool:

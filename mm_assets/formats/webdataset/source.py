@@ -12,10 +12,12 @@ from mm_assets.formats.webdataset.blobs import BlobBuilder
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.raw_sample import member_ref
 from mm_assets.formats.webdataset.rows import MISFITS, Sample, SchemaTally, build_table, misfit
 from mm_assets.formats.webdataset.tar_samples import SampleIds, TarSamples
 from mm_assets.formats.webdataset.tar_scan import Member
-from mm_assets.interleaved.faults import BAD_LAYOUT
+from mm_assets.interleaved.faults import BAD_LAYOUT, UNREFERENCED_FRAME
+from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, canonical_schema
 
@@ -45,6 +47,7 @@ class WebdatasetSource(FileSource):
             self._materialize = materialize
             self._members: list[Member] = []
             self._kept: dict[Member, Sample] = {}
+            self._frames: dict[str, tuple[Member, int, int]] = {}  # as `BlobBuilder.frames`, of all batches
             tally = SchemaTally()
             kept_bytes = 0
             for member, sample in self._samples.sound():
@@ -60,9 +63,11 @@ class WebdatasetSource(FileSource):
             raise
         self.losses = self._samples.losses
         if unreferenced := self._samples.unreferenced():
-            self.notes["unreferenced_members"] = unreferenced
-        if skipped := self._samples.index.skipped:
+            self.notes["unreferenced_members"] = [member.name for member in unreferenced]
+        if skipped := self._samples.skipped():
             self.notes["skipped_members"] = [member.name for member in skipped]
+        if strays := self._samples.strays():
+            self.notes["strays"] = strays
         per_item = [*layout.per_text_fields, *layout.per_image_fields]
         if self._members and (absent := [name for name in per_item if name not in self._samples.decoder.spread]):
             warn_user(f"{uri}: per-item fields not found in any sample: {', '.join(absent)}")
@@ -87,6 +92,17 @@ class WebdatasetSource(FileSource):
             filled += size
         if pending:
             yield self._table(pending, wanted, with_bytes)
+        self._note_frames()
+
+    def _note_frames(self) -> None:
+        """Frames behind the last that any sample has: in the end, since samples may share a TIFF."""
+        for member, frames, references in self._frames.values():
+            if frames > references:
+                self.notes.setdefault("unreferenced_frames", []).append(f"{member.name}: {frames - references} of {frames} frames")
+                self.notes.setdefault("strays", []).extend(
+                    _stray_frame(self._samples.path, member, frame, frames) for frame in range(references, frames)
+                )
+        self._frames.clear()
 
     def _table(self, samples: list[Sample], wanted: list[str], with_bytes: bool) -> pa.Table:
         target = pa.schema([self.schema.field(name) for name in wanted])
@@ -97,8 +113,9 @@ class WebdatasetSource(FileSource):
             if with_bytes:
                 builder = BlobBuilder(self._samples.descriptor, self._samples.name)
                 blobs = builder.build(rows)
-                if builder.unreferenced:
-                    self.notes.setdefault("unreferenced_frames", []).extend(builder.unreferenced)
+                for name, (member, frames, references) in builder.frames.items():
+                    known = self._frames.get(name)
+                    self._frames[name] = (member, frames, max(references, known[2] if known else 0))
             else:
                 blobs = pa.array([row.binary for row in rows], pa.large_binary())
             extras = self._raw_schema if declared is None else declared.schema
@@ -114,6 +131,13 @@ class WebdatasetSource(FileSource):
             if (own := misfit(sample, extras, self.schema)) is not None:
                 return SampleError(BAD_LAYOUT, f"{self.uri}: sample {sample.sample_id!r}: {own}")
         return SampleError(BAD_LAYOUT, f"{self.uri}: {error}")
+
+
+def _stray_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
+    """The ledger's entry of a frame that no reference leads to."""
+    reason = f"frame {frame} of {frames} is no image of any sample that was read"
+    ref = member_ref(path, member, frame)
+    return Loss(None, None, None, "unreferenced", UNREFERENCED_FRAME, reason, source_ref=ref)
 
 
 def _estimate(sample: Sample, json_bytes: int, row_bytes: int, with_bytes: bool) -> int:

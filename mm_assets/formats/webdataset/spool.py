@@ -101,6 +101,7 @@ def _chain(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
     """Unpacked blocks; an empty one says that what came before it has passed its checksum."""
     inflator: zlib._Decompress | None = None  # None between gzip members
+    is_new = False
     read = 0
     for block in blocks:
         for at in range(0, len(block), _INFLATE_STEP):
@@ -110,12 +111,14 @@ def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
                     data = data.lstrip(b"\0")  # gzip allows zeros after a member (tape blocks)
                     if not data:
                         break
-                    inflator = zlib.decompressobj(_GZIP_WINDOW)
+                    inflator, is_new = zlib.decompressobj(_GZIP_WINDOW), True
                 try:
                     plain = inflator.decompress(data, _BLOCK)
                 except zlib.error as error:
-                    what = f"corrupt gzip, or none, near this byte of the compressed file: {error}"
-                    raise damage(name, read + at, what) from error
+                    what = f"corrupt gzip, or none, {'from' if is_new else 'near'} this byte of the compressed file: {error}"
+                    end = read + min(at + _INFLATE_STEP, len(block))
+                    raise damage(name, end - len(data) if is_new else read + at, what) from error
+                is_new = False
                 if plain:
                     yield plain
                 if inflator.eof:

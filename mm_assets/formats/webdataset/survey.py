@@ -37,7 +37,8 @@ class TarSurvey:
     """One tar. ``samples`` are in archive order, each id once; ``losses`` are samples that cannot be read and damaged stretches.
 
     ``unresolved`` lists (sample id, position, message) of image references that lead to no image; ``frame_counts`` (TIFF member, frames,
-    references) of those whose numbers differ; ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
+    references) of those whose numbers differ; ``unreferenced`` members that are no image of a sample, ``skipped`` those that are no files;
+    ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
     passthrough schemas of those that do, ``declared_ints`` the integers of its 64-bit columns.
     """
 
@@ -46,6 +47,7 @@ class TarSurvey:
     unresolved: tuple[tuple[str, int, str], ...] = ()
     frame_counts: tuple[tuple[str, int, int], ...] = ()
     unreferenced: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     tallies: Mapping[str, FieldTally] = field(default_factory=dict)
     declared: tuple[pa.Schema, ...] = ()
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
@@ -77,7 +79,8 @@ def survey_tar(
             losses=tuple(tar.losses),
             unresolved=tuple(unresolved),
             frame_counts=tuple(frames.differences),
-            unreferenced=tuple(tar.unreferenced()),
+            unreferenced=tuple(member.name for member in tar.unreferenced()),
+            skipped=tuple(member.name for member in tar.skipped()),
             tallies=tally.tallies,
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,

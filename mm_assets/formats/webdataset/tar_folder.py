@@ -7,9 +7,8 @@ import os
 import posixpath
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 from mm_assets.formats import storage
@@ -19,34 +18,29 @@ from mm_assets.formats.webdataset.dataset_files import (
     energon_dataset,
     energon_info,
     energon_split,
-    parse_pairs,
     parse_wids_index,
     union_columns,
     wids_index,
 )
+from mm_assets.formats.webdataset.folder_files import FolderFiles
 from mm_assets.formats.webdataset.spool import local_tar
-from mm_assets.formats.webdataset.tar_scan import TarIndex, scan
-from mm_assets.formats.webdataset.tar_write import END_BLOCKS, idx_bytes
+from mm_assets.formats.webdataset.tar_facts import measure, stated_columns
+from mm_assets.formats.webdataset.tar_write import END_BLOCKS
 
+_AT_ONCE = 256  # index files of tars held in memory
 _OWN = ".mm_assets"  # <tar>.json: facts of the published tar; <tar>.pending.json: of one that is being published
 _FACTS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
 
 
-class TarFolder:
+class TarFolder(FolderFiles):
     """Publishes partitions and the dataset-level files into a local folder or an fsspec URL.
 
     Several processes may publish different partitions at once. In a local folder a lock file puts them one after the
     other. Object stores have no locks: there a card that another process overwrote is derived again until it declares
     everybody's columns, and `finish` must not run while a partition is being published.
     """
-
-    def __init__(self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None) -> None:
-        self.folder = os.fspath(folder).rstrip("/") or "/"
-        self._options = storage_options
-        self._is_remote = storage.is_remote(self.folder)
-        self._root = self.folder if self._is_remote else storage.local_path(self.folder)
 
     def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
         """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's previous
@@ -61,6 +55,7 @@ class TarFolder:
             Path(staged_tar).unlink(missing_ok=True)
             return
         _check(staged_tar, idx, facts)
+        facts = facts.with_idx(idx)
         pending, final = (f"{_OWN}/{facts.file}{suffix}" for suffix in (_PENDING, _FACTS))
         with storage.staged(self._uri(facts.file), self._options) as tar:
             shutil.move(staged_tar, tar.path)
@@ -84,9 +79,11 @@ class TarFolder:
         """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes had to
         change.
 
-        Completes what crashed publishers left: facts and index of such a tar are taken from the tar itself. Raises
-        `TarDamage` if that cannot be read.
+        Completes what crashed publishers left, and what others did to index files or facts: facts and index of such a
+        tar are taken from the tar itself. Raises `TarDamage` if that cannot be read.
         """
+        if not self._is_remote and not os.path.isdir(self._root):
+            return []
         with self._locked():
             facts = self._settle()
             if not facts and self._read(_INDEX) is None:
@@ -116,8 +113,7 @@ class TarFolder:
 
     def _relist(self, file: str, samples: int) -> None:
         """Let the index files promise at most ``samples`` of a tar: too many end wids and Energon with an error."""
-        text = self._read(_INDEX)
-        listed = parse_wids_index(text) if text is not None else []
+        listed = parse_wids_index(self._read(_INDEX) or b"")
         fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
         kept = [p for p in fewer if p.samples]
         if kept != listed:
@@ -128,7 +124,7 @@ class TarFolder:
     def _declare(self, facts: PartitionFacts) -> None:
         """Make the card declare what a tar is about to bring. Reads all facts only when that is something new."""
         card = self._read(_CARD)
-        while card is None or not declares(card.decode(), facts):
+        while card is None or not declares(_text(card), facts):
             self._write_card(facts)
             card = self._read(_CARD)
 
@@ -137,7 +133,7 @@ class TarFolder:
         while True:
             published, pending = self.facts(), [*self._pending(), facts]
             card = self._read(_CARD)
-            if card is not None and card.decode().startswith(front_matter([*published, *pending])):
+            if card is not None and _text(card).startswith(front_matter([*published, *pending])):
                 return
             self._write(_CARD, readme(published, also=pending))
 
@@ -145,40 +141,49 @@ class TarFolder:
         return self._read_facts(f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING))
 
     def _settle(self) -> list[PartitionFacts]:
-        """Facts of the tars that exist, after mending those of which a publisher died."""
+        """Facts of the tars that exist, after mending those of which a publisher died, or whose facts or idx are not as
+        they were written.
+        """
         sizes = self._list("")
         known = {p.file: p for p in self.facts()}
         pending = {p.file: p for p in self._pending()}
+        for file in sorted((known | pending).keys() - sizes.keys()):
+            self._forget(file)
+        # One whose facts are lost has an idx, or its facts cannot be read; other tars are other people's.
+        lost = {name for name in sizes if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")}
+        lost |= {name.removesuffix(_FACTS) for name in self._list(_OWN) if name.endswith(_FACTS)} & sizes.keys()
+        tars = sorted(((known | pending).keys() & sizes.keys()) | lost)
         settled = []
-        for file in sorted(known | pending):
-            if file not in sizes:
-                self._forget(file)
-            elif file in pending or known[file].bytes != sizes[file]:
-                settled.append(self._mend(file, [p[file] for p in (pending, known) if file in p]))
-            else:
-                settled.append(known[file])
+        for at in range(0, len(tars), _AT_ONCE):
+            idx = self._read_many(f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes)
+            for file in tars[at : at + _AT_ONCE]:
+                if file not in pending and file in known and known[file].fits(sizes[file], idx.get(f"{file}.idx", b"")):
+                    settled.append(known[file])
+                else:
+                    settled += self._mend(file, [p[file] for p in (pending, known) if file in p])
         return settled
 
-    def _mend(self, file: str, candidates: list[PartitionFacts]) -> PartitionFacts:
-        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a column."""
+    def _mend(self, file: str, candidates: list[PartitionFacts]) -> list[PartitionFacts]:
+        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a column.
+
+        Without candidates the tar itself tells its columns; no facts of one that is not ours.
+        """
         uri = self._uri(file)
         source = storage.open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
         with source as tar, local_tar(tar, file) as fd:
-            index, size = scan(fd, file), os.fstat(fd).st_size
-        starts, pairs = _measure(index)
-        measured = PartitionFacts(file, len(starts), size, parse_pairs(pairs))
-        matching = [p for p in candidates if replace(p, columns={}) == measured] or candidates
-        facts = replace(measured, columns=union_columns(matching))
-        self._write_if_new(f"{file}.idx", idx_bytes(starts, index.end))
+            columns = union_columns(candidates) if candidates else stated_columns(fd, file)
+            if columns is None:
+                return []
+            measured, idx = measure(fd, file)
+        matching = [p for p in candidates if replace(p, columns={}, idx=measured.idx) == measured]
+        facts = replace(measured, columns=union_columns(matching) if matching else columns)
+        self._write_if_new(f"{file}.idx", idx)
         self._write(f"{_OWN}/{file}{_FACTS}", facts.to_json())
         self._remove(f"{_OWN}/{file}{_PENDING}")
-        return facts
+        return [facts]
 
     def _name(self) -> str:
         return posixpath.basename(self.folder if self._is_remote else os.path.abspath(self._root)) or "dataset"
-
-    def _uri(self, name: str) -> str:
-        return storage.join(self._root, name) if name else self._root
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -190,66 +195,13 @@ class TarFolder:
             fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a kill
             yield
 
-    def _read(self, name: str) -> bytes | None:
-        return self._read_many([name]).get(name)
-
-    def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents of those files that exist."""
-        if not self._is_remote:
-            paths = {name: Path(self._uri(name)) for name in names}
-            return {name: path.read_bytes() for name, path in paths.items() if path.exists()}
-        fs, _ = storage.filesystem(self._root, self._options)
-        paths_of = {name: storage.filesystem(self._uri(name), self._options)[1] for name in names}
-        if not paths_of:
-            return {}
-        found = fs.cat(list(paths_of.values()), on_error="return")
-        contents: dict[str, bytes] = {}
-        for name, path in paths_of.items():
-            content = found[path]
-            if isinstance(content, FileNotFoundError):
-                continue
-            if isinstance(content, Exception):
-                raise content
-            contents[name] = content
-        return contents
-
     def _read_facts(self, names: Iterable[str]) -> list[PartitionFacts]:
-        return [PartitionFacts.from_json(text) for text in self._read_many(names).values()]
-
-    def _list(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the files right below a sub-folder; empty when it does not exist."""
-        if not self._is_remote:
-            path = self._uri(folder)
-            entries = os.scandir(path) if os.path.isdir(path) else ()
-            return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        fs, path = storage.filesystem(self._uri(folder), self._options)
-        fs.invalidate_cache()
-        try:
-            return {posixpath.basename(i["name"]): i["size"] for i in fs.ls(path, detail=True) if i["type"] == "file"}
-        except FileNotFoundError:  # object stores have no empty folders
-            return {}
-
-    def _write(self, name: str, content: str | bytes) -> None:
-        with storage.staged(self._uri(name), self._options) as file:
-            Path(file.path).write_bytes(content.encode() if isinstance(content, str) else content)
-            file.publish()
-
-    def _write_if_new(self, name: str, content: str | bytes) -> bool:
-        raw = content.encode() if isinstance(content, str) else content
-        if self._read(name) == raw:
-            return False
-        self._write(name, raw)
-        return True
-
-    def _remove(self, name: str) -> None:
-        if not self._is_remote:
-            Path(self._uri(name)).unlink(missing_ok=True)
-            return
-        fs, path = storage.filesystem(self._uri(name), self._options)
-        try:
-            fs.rm_file(path)
-        except FileNotFoundError:
-            return
+        """Facts that cannot be read are none: `finish` takes them from the tar."""
+        found = []
+        for text in self._read_many(names).values():
+            with suppress(ValueError):
+                found.append(PartitionFacts.from_json(text))
+        return found
 
 
 def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
@@ -262,15 +214,8 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts
         )
 
 
-def _measure(index: TarIndex) -> tuple[list[int], set[str]]:
-    """Header offset of every sample's first member, and the "<position>.<ext>" that occur, of a tar in our layout."""
-    starts: list[int] = []
-    pairs: set[str] = set()
-    for _, members in groupby(index.members, key=lambda member: member.name.partition(".")[0]):
-        group = list(members)
-        starts.append(group[0].header_offset)
-        pairs.update(member.name.partition(".")[2] for member in group)
-    return starts, pairs - {"json"}
+def _text(card: bytes) -> str:
+    return card.decode(errors="replace")  # what others overwrote declares nothing
 
 
 def _sync(path: str) -> None:

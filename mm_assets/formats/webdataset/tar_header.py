@@ -9,6 +9,7 @@ BLOCK = 512
 
 _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"xgLK"
 _SOLARIS_PAX = b"X"[0]
+_SPARSE, _SPARSE_NAME = b"GNU.sparse", b"GNU.sparse.name"
 EXTENDED_KINDS = b"xXgLK"
 _LEADING_DOTS = re.compile(rb"\A(?:\./+)+")
 _LONGEST_NUMBER = 20  # digits; beyond 4,300 Python refuses to convert
@@ -69,12 +70,17 @@ class Extended:
         value = self._value(b"size")
         return int(value) if value else size
 
+    @property
+    def sparse_name(self) -> bytes | None:
+        """Where the bytes of the member to come are a map and pieces of a file: the file's name, empty if only its header has it."""
+        return self._value(_SPARSE)
+
     def _value(self, key: bytes) -> bytes | None:
         return self.own.get(key, self.shared.get(key))  # an empty value of its own takes a global one back
 
 
 def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
-    """The PAX keywords that place a member. Raises `TarDamage` for malformed records and for sparse files."""
+    """The PAX keywords that place a member, and `_SPARSE` where some say it is sparse. Raises `TarDamage` for malformed records."""
     values: dict[bytes, bytes] = {}
     start = 0
     while start < len(body) and body[start]:
@@ -85,7 +91,7 @@ def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
         if end <= space + 1 or end > len(body) or not equals or body[end - 1] != 10:
             raise damage(name, at, f"malformed PAX record at byte {start} of its block")
         if key.startswith(b"GNU.sparse.") or key == b"SCHILY.realsize":
-            raise damage(name, at, "sparse member is not supported")
+            values[_SPARSE] = value if key == _SPARSE_NAME else values.get(_SPARSE, b"")
         if key == b"size" and value and not (value.isdigit() and len(value) <= _LONGEST_NUMBER):
             raise damage(name, at, f"PAX size {value!r} is not a size")
         if key in (b"path", b"linkpath", b"size"):

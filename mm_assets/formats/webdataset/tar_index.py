@@ -32,19 +32,48 @@ class Ambiguous(NamedTuple):
     members: tuple[Member, ...]
 
 
+_KINDS = {
+    "3": "a character device",
+    "4": "a block device",
+    "6": "a pipe",
+    "D": "a list of the files in a folder",
+    "V": "the label of a volume",
+    "S": "a sparse file",
+    "M": "a part of a file that began on another volume",
+}
+
+
 class Skipped(NamedTuple):
-    """A member that is neither file, link nor folder; ``kind`` is its type character."""
+    """A member that is no file, link or folder, or none that can be read; ``kind`` is its type character."""
 
     name: str
     kind: str
     header_offset: int
+
+    @property
+    def reason(self) -> str:
+        """What it is."""
+        return f"{_KINDS[self.kind]}: not read as a file"
+
+    @property
+    def has_lost_bytes(self) -> bool:
+        """Whether it is a file whose bytes cannot be had: they are a damaged stretch, too."""
+        return self.kind in "SM"
+
+
+class Stretch(NamedTuple):
+    """Bytes from ``start`` up to ``end`` that belong to no member that can be read, and why."""
+
+    start: int
+    end: int
+    damage: TarDamage
 
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
     """What was found: ``members`` in archive order, ``end`` the byte offset at which the zero blocks begin.
 
-    In a tar with ``damage``, ``members`` are those wholly before it, and ``end`` is where they end.
+    ``stretches`` are what is damaged, in archive order: each byte is a member's or its headers', in an end block, or in one of them.
     """
 
     name: str
@@ -52,7 +81,7 @@ class TarIndex:
     by_name: dict[str, Member | Ambiguous]
     skipped: list[Skipped]
     end: int
-    damage: TarDamage | None = None
+    stretches: tuple[Stretch, ...] = ()
 
 
 def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:

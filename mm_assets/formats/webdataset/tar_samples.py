@@ -15,7 +15,7 @@ from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payl
 from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref, sample_stem
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, read_members, salvage, scan
+from mm_assets.formats.webdataset.tar_scan import Member, Skipped, Stretch, TarDamage, TarIndex, read_members, salvage, scan
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
     DAMAGED_TAR,
@@ -24,12 +24,15 @@ from mm_assets.interleaved.faults import (
     NOT_UTF8,
     OVERSIZED_MEMBER,
     TRUNCATED_TAR,
+    UNREADABLE_MEMBER,
+    UNREFERENCED_MEMBER,
 )
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import METADATA_POSITION
 from mm_assets.interleaved.source_ref import build_source_ref
 
 _LONGEST_REASON = 2000  # characters
+_UNREFERENCED = "it is no image of any sample that was read"
 
 # What the columns of one sample may take while they are built: this much, or in proportion to its json.
 _MAX_ROOM = 64 << 20
@@ -100,8 +103,15 @@ class TarSamples:
             self.items += len(sample.rows)
             if self._ids is None or self._stands(sample, member, self._ids):
                 yield member, sample
-        if self.index.damage is not None:
-            self.losses.append(self._stretch(self.index.damage))
+        for skipped in self.index.skipped:
+            if self._layout.is_json(skipped.name):
+                no_file = SampleError(UNREADABLE_MEMBER, f"{self.name}: {skipped.name}: {skipped.reason}")
+                if self._ids is None:
+                    raise no_file
+                self.items += 1
+                ref = build_source_ref(self.path, skipped.name, skipped.header_offset)
+                self.losses.append(_lost_sample(sample_stem(skipped.name), no_file, ref))
+        self.losses += [self._stretch(stretch) for stretch in self.index.stretches]
 
     def decode(self, member: Member) -> Sample:
         """The sample of a json member. Raises `SampleError`."""
@@ -118,11 +128,23 @@ class TarSamples:
             _refuse_large(sample, member, where)
         return sample
 
-    def unreferenced(self) -> list[str]:
+    def unreferenced(self) -> list[Member]:
         """Members that are neither a json nor an image of any sample met."""
         links = {member.link for member in self.index.members if member.link is not None}
         known = self.decoder.referenced | links
-        return [m.name for m in self.index.members if not self._layout.is_json(m.name) and m.name not in known]
+        return [member for member in self.index.members if not self._layout.is_json(member.name) and member.name not in known]
+
+    def skipped(self) -> list[Skipped]:
+        """Members that are no files and no samples either, as far as their names tell."""
+        return [member for member in self.index.skipped if not (member.has_lost_bytes or self._layout.is_json(member.name))]
+
+    def strays(self) -> list[Loss]:
+        """All of these, for the ledger."""
+        refs = [
+            *((build_source_ref(self.path, m.name) if m.broken else member_ref(self.path, m), _UNREFERENCED) for m in self.unreferenced()),
+            *((build_source_ref(self.path, member.name, member.header_offset), member.reason) for member in self.skipped()),
+        ]
+        return [Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref) for ref, reason in refs]
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         limit = unpacked_limit(size_of(uri, options))
@@ -133,7 +155,7 @@ class TarSamples:
         damaged: list[TarDamage] = []
         descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
         index = salvage(descriptor, self.name)
-        return descriptor, replace(index, damage=damaged[0]) if damaged else index
+        return descriptor, _with_packing(index, damaged[0], os.fstat(descriptor).st_size) if damaged else index
 
     def _stands(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
         """Whether the sample can be used; else its rows are among the losses. Values need a trial only where a json states their types."""
@@ -164,15 +186,25 @@ class TarSamples:
 
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         is_link = member.link is not None and member.broken is not None
-        ref = build_source_ref(self.path, member.name) if is_link else member_ref(self.path, member)
-        sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
-        return Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", error.kind, _shortened(str(error)), source_ref=ref)
+        ref = build_source_ref(self.path, member.name, member.header_offset) if is_link else member_ref(self.path, member)
+        return _lost_sample(sample_stem(member.name) if error.sample_id is None else error.sample_id, error, ref)
 
-    def _stretch(self, damage: TarDamage) -> Loss:
-        at = self.index.end
-        lost = os.fstat(self.descriptor).st_size - at
-        kind = TRUNCATED_TAR if damage.is_cut else DAMAGED_TAR
-        return Loss(None, None, None, "quarantined", kind, str(damage), source_ref=build_source_ref(self.path, None, at, lost))
+    def _stretch(self, stretch: Stretch) -> Loss:
+        kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR
+        ref = build_source_ref(self.path, None, stretch.start, stretch.end - stretch.start)
+        return Loss(None, None, None, "quarantined", kind, str(stretch.damage), source_ref=ref)
+
+
+def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
+    return Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", error.kind, _shortened(str(error)), source_ref=ref)
+
+
+def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:
+    """With what is wrong with the gzip file around the tar: that is why the tar is cut, where it is."""
+    whole, last = index.stretches[:-1], index.stretches[-1:]
+    if last and not last[0].damage.is_cut:
+        whole, last = index.stretches, ()
+    return replace(index, stretches=(*whole, Stretch(last[0].start if last else size, size, damage)))
 
 
 def _refuse_large(sample: Sample, member: Member, where: str) -> None:

@@ -18,19 +18,23 @@ from mm_assets.formats.webdataset.tar_header import (
     padded,
     size_of,
 )
-from mm_assets.formats.webdataset.tar_index import Ambiguous, Member, Skipped, TarIndex, by_name, follow_links
+from mm_assets.formats.webdataset.tar_index import Ambiguous, Member, Skipped, Stretch, TarIndex, by_name, follow_links
+from mm_assets.formats.webdataset.tar_resume import Resumption
 
-__all__ = ["Ambiguous", "Member", "Skipped", "TarDamage", "TarIndex", "read_members", "salvage", "scan"]
+__all__ = ["Ambiguous", "Member", "Skipped", "Stretch", "TarDamage", "TarIndex", "read_members", "salvage", "scan"]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
+MAX_STRETCHES = 1000  # of one tar; the last of them is all that follows
 
 _ZERO_BLOCK = bytes(BLOCK)
 _ZERO_TAIL = bytes(1 << 16)
 _LEAST_TAIL = 2 * BLOCK
 _REGULAR = b"\0" + b"07"  # 7: "contiguous", a hint to 1980s file systems
-_HARD_LINK, _SYMLINK, _FOLDER = b"125"
+_HARD_LINK, _SYMLINK, _SPARSE = b"12S"
 _NO_BODY = b"\0" + b"123456"  # folders, links, devices, pipes: their size field means nothing
 _NOT_WHOLE = {b"S"[0]: "sparse member", b"M"[0]: "member continued from another volume"}
+_NO_FILE = b"346DV"  # devices, pipes, GNU's folder lists and volume labels
+_KNOWN = _NO_BODY + b"07SM" + _NO_FILE  # POSIX: a member of any other type is a regular file
 
 
 def scan(fd: int, name: str) -> TarIndex:
@@ -44,47 +48,56 @@ def scan(fd: int, name: str) -> TarIndex:
     data beyond the end of the file, fewer than two zero blocks at the end, anything after them, sparse and multi-volume
     members, empty files, gzip.
     """
-    index = salvage(fd, name)
-    if index.damage is not None:
-        raise index.damage
-    return index
+    walk = _Walk(fd, name)
+    walk.run(0)
+    return _index(walk, name, ())
 
 
 def salvage(fd: int, name: str) -> TarIndex:
-    """What `scan` finds before it would raise; the index then says what the damage is."""
+    """What `scan` finds of a sound tar, and of another all that lies before and behind its damage, which the index states."""
     walk = _Walk(fd, name)
-    try:
-        walk.run()
-    except TarDamage as error:
-        found: TarDamage | None = error.with_traceback(None)
-    else:
-        found = None
+    resumption = Resumption(fd, walk.file_size)
+    stretches: list[Stretch] = []
+    at = 0
+    while not stretches or at < walk.file_size:
+        try:
+            walk.run(at)
+            break
+        except TarDamage as error:
+            is_last = error.is_cut or len(stretches) + 1 == MAX_STRETCHES
+            at = walk.file_size if is_last else resumption.behind(error, walk.at, walk.extended)
+            stretches.append(Stretch(walk.end, at, error.with_traceback(None)))
+    return _index(walk, name, tuple(stretches))
+
+
+def _index(walk: _Walk, name: str, stretches: tuple[Stretch, ...]) -> TarIndex:
     members = walk.members
     names = by_name(members)
     if walk.has_links:
         members = follow_links(members, names)
         names = by_name(members)
-    return TarIndex(name, members, names, walk.skipped, walk.end, found)
+    return TarIndex(name, members, names, walk.skipped, walk.end, stretches)
 
 
 class _Walk:
-    """From header to header; ``end`` follows behind what is known to be whole."""
+    """From header to header: ``at`` is the one it is at, ``end`` follows behind what is known to be whole."""
 
     def __init__(self, fd: int, name: str) -> None:
         self.members: list[Member] = []
         self.skipped: list[Skipped] = []
+        self.extended = Extended()
         self.has_links = False
-        self.end = 0
+        self.at = self.end = 0
+        self.file_size = os.fstat(fd).st_size
         self._fd = fd
         self._name = name
 
-    def run(self) -> None:
-        """Raises `TarDamage` where it cannot go on."""
-        fd, name, members = self._fd, self._name, self.members
-        file_size = os.fstat(fd).st_size
-        extended = Extended()
-        at = 0
+    def run(self, at: int) -> None:
+        """From the header at this byte offset. Raises `TarDamage` where it cannot go on."""
+        fd, name, members, file_size, extended = self._fd, self._name, self.members, self.file_size, self.extended
+        extended.clear()
         while True:
+            self.at = at
             if extended.at < 0:
                 self.end = at
             header = os.pread(fd, BLOCK, at)
@@ -103,11 +116,15 @@ class _Walk:
             else:
                 start = extended.at if extended.at >= 0 else at
                 raw, size = extended.take_name(full_name(header)), extended.take_size(size)
+                if (sparse_name := extended.sparse_name) is not None:
+                    raw, kind = sparse_name or raw, _SPARSE
             text, broken = decode_name(raw)
             data = at + BLOCK
             if kind in _NOT_WHOLE:
+                self.skipped.append(Skipped(text, chr(kind), start))
                 raise damage(name, at, f"{_NOT_WHOLE[kind]} {text!r} is not supported")
-            is_file = kind in _REGULAR and (kind or not text.endswith("/"))  # old tars have no folder type but the slash
+            # Old tars have no folder type but the slash.
+            is_file = (kind in _REGULAR and (kind or not text.endswith("/"))) or kind not in _KNOWN
             if not is_file and kind in _NO_BODY:
                 size = 0  # some writers note the size of a link's target
             at = data + padded(size)
@@ -119,7 +136,7 @@ class _Walk:
                 target = extended.take_link(header[157:257].split(b"\0", 1)[0])
                 members.append(_link(text, target, kind, start, broken))
                 self.has_links = True
-            elif kind not in (0, _FOLDER):
+            elif kind in _NO_FILE:
                 self.skipped.append(Skipped(text, chr(kind), start))
             if at > file_size:
                 if data + size <= file_size:  # only padding is missing
@@ -130,6 +147,7 @@ class _Walk:
                 extended.clear()
         if extended.at >= 0:
             raise damage(name, extended.at, "an extended header without its member")
+        extended.shared.clear()  # another tar may follow
         _check_tail(fd, name, at, file_size)
 
 

@@ -1,0 +1,130 @@
+"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others set their sample aside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # commands start faster without pyarrow
+    import pyarrow as pa
+
+    from mm_assets.formats.conversion import Conversion
+    from mm_assets.formats.partitions import Partition
+    from mm_assets.interleaved.batch import InterleavedBatch
+    from mm_assets.interleaved.losses import Loss
+    from mm_assets.interleaved.steps import StepResult
+    from mm_assets.workers import WorkerPool
+
+
+@dataclass(frozen=True)
+class SetAsideTaken:
+    """The step that takes out samples whose id another partition keeps (``keepers``: sample id -> partition)."""
+
+    keepers: Mapping[str, str]
+
+    def __call__(self, batch: InterleavedBatch) -> StepResult:
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from mm_assets.interleaved.buffers import take_rows
+        from mm_assets.interleaved.steps import StepResult
+
+        table = batch.data
+        is_taken = pc.is_in(table.column("sample_id"), pa.array(list(self.keepers), pa.string())).to_numpy()
+        if not is_taken.any():
+            return StepResult(batch)
+        removed = take_rows(table, np.flatnonzero(is_taken))
+        return StepResult(batch.with_data(take_rows(table, np.flatnonzero(~is_taken))), self._losses(removed), removed)
+
+    def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
+        from mm_assets.interleaved.faults import DUPLICATE_ID, INCOMPLETE_SAMPLE
+        from mm_assets.interleaved.losses import Loss
+
+        met: set[str] = set()
+        losses = []
+        for row in removed.select(["sample_id", "position", "modality"]).to_pylist():
+            sample_id = row["sample_id"]
+            is_cause = sample_id not in met  # the sample's first row, its metadata
+            met.add(sample_id)
+            kind = DUPLICATE_ID if is_cause else INCOMPLETE_SAMPLE
+            reason = f"sample id {sample_id!r:.200} is already in partition {self.keepers[sample_id]!r}"
+            losses.append(Loss(**row, outcome="quarantined", kind=kind, reason=reason, is_cause=is_cause))
+        return tuple(losses)
+
+
+def settle(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Conversion], list[str]]:
+    """The conversions, in their order, that make an output without repeated sample ids, and why others are left out.
+
+    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets those samples aside.
+    """
+    from mm_assets.workers import WorkerFailure
+
+    if len(conversions) < 2:
+        return list(conversions), []
+    answers = pool.map(sample_ids, conversions)
+    # One that cannot be read fails when it is converted.
+    found = {conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)}
+    repeated = _repeated(found)
+    keepers: dict[str, Partition] = {}
+    settled: list[Conversion] = []
+    complaints: list[str] = []
+    for conversion in conversions:
+        partition = conversion.partition
+        shared = repeated.get(partition.name, [])
+        taken = {sample_id: keepers[sample_id] for sample_id in shared if sample_id in keepers}
+        if taken and conversion.writer.on_materialize_error == "error":
+            complaints.append(_complaint(partition, taken))
+            continue
+        keepers.update({sample_id: partition for sample_id in shared if sample_id not in taken})
+        if taken:
+            step = SetAsideTaken({sample_id: keeper.name for sample_id, keeper in taken.items()})
+            conversion = replace(conversion, steps=(step, *conversion.steps))
+        settled.append(conversion)
+    return settled, complaints
+
+
+def sample_ids(conversion: Conversion) -> pa.Array:
+    """The distinct ids of a partition, found without reading any image.
+
+    Samples that the policy will drop, because an item comes with an error, have no claim on their id.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    ids = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the conversion itself says the same
+        _, tables = conversion.reader.project(conversion.partition, ["sample_id", "materialize_error"])
+        for table in tables:
+            column = table.column("sample_id")
+            if conversion.writer.on_materialize_error == "drop_sample":
+                faulty = column.filter(pc.is_valid(table.column("materialize_error")))
+                column = column.filter(pc.invert(pc.is_in(column, faulty)))
+            ids += column.chunks
+    return pc.unique(pa.chunked_array(ids, pa.string()))
+
+
+def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
+    """Partition -> those of its ids that another has, too."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    counts = pc.value_counts(pa.chunked_array(list(found.values()), pa.string()))
+    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    if not len(repeated):
+        return {}
+    return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
+
+
+def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
+    sample_id, keeper = next(iter(taken.items()))
+    more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
+    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(keeper)}{more}"
+
+
+def _place(partition: Partition) -> str:
+    files = ", ".join(partition.files[:3])
+    return f"{files}, partition {partition.name!r}" if partition.fragments else files

@@ -1,0 +1,96 @@
+"""What a table holds that no partition's commit has put there: rows, and values in columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mm_assets.formats.lance.ownership import Ownership
+from mm_assets.formats.lance.partitions import PartitionRecord
+from mm_assets.formats.lance.snapshot import Snapshot
+
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Stray:
+    """Rows of one sample in one fragment that are no partition's. ``partition`` is the one that has the sample id all the same, or ""."""
+
+    sample_id: str
+    fragment: int
+    rows: int
+    partition: str
+
+
+def find_strays(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> list[Stray]:
+    """Rows in files that no record names, when there are more than partitions lack in their own; and what two commits left double.
+
+    A row with the sample id of a partition is stray if that partition has all of its rows in files of its own. If it has not
+    (compaction), the surplus row cannot be told from the others: `Snapshot.is_whole` is False then, and the partition is to be
+    committed again.
+    """
+    live = [record for entries in records.values() if (record := snapshot.live(entries)) is not None]
+    ownership = Ownership(snapshot, records)
+    double = set(ownership.of_fragment) - {id_ for record in live for id_ in snapshot.fragment_ids(record)}
+    unnamed = set(snapshot.fragments) - set(ownership.of_fragment)
+    moved = sum(max(record.rows - snapshot.present_rows(record), 0) for record in live)
+    if sum(snapshot.fragments[id_].num_rows for id_ in unnamed) == moved:
+        unnamed = set()
+    counts = Counter(_rows(snapshot, double | unnamed))
+    claims = ownership.claims({sample_id for sample_id, _ in counts})
+    strays = []
+    for (sample_id, fragment), rows in sorted(counts.items()):
+        claim = claims.get(sample_id)
+        if fragment in double or claim is None or snapshot.present_rows(claim) == claim.rows:
+            strays.append(Stray(sample_id, fragment, rows, claim.partition if claim is not None else ""))
+    return strays
+
+
+def rows_by_fragment(strays: Iterable[Stray]) -> dict[int, set[str]]:
+    """Fragment -> sample ids whose rows there are stray."""
+    found: dict[int, set[str]] = {}
+    for stray in strays:
+        found.setdefault(stray.fragment, set()).add(stray.sample_id)
+    return found
+
+
+def partitions_with_values(
+    snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], columns: Iterable[str], among: Collection[str]
+) -> set[str]:
+    """Those of some partitions that have a value in one of some columns. Files without the column are not read."""
+    ownership = Ownership(snapshot, records)
+    candidates = {id_: fragment for id_, fragment in snapshot.fragments.items() if ownership.of_fragment.get(id_, "") in {"", *among}}
+    rows: set[tuple[str, int]] = set()
+    for column in columns:
+        ids = _ids_below(snapshot, column)
+        relevant = [id_ for id_, fragment in candidates.items() if any(ids & set(file.fields) for file in fragment.files)]
+        rows.update(_rows(snapshot, relevant, f"`{column}` IS NOT NULL"))
+    return set(ownership.of_rows(rows).values()).intersection(among)
+
+
+def _rows(snapshot: Snapshot, fragments: Collection[int], where: str | None = None) -> Iterable[tuple[str, int]]:
+    """(sample id, fragment) of each row."""
+    if not fragments:
+        return
+    scanner = snapshot.dataset.scanner(
+        columns=["sample_id"],
+        filter=where,
+        fragments=[snapshot.fragment(id_) for id_ in sorted(fragments)],
+        with_row_address=True,
+        batch_size=_BATCH_ROWS,
+    )
+    for batch in scanner.to_batches():
+        addresses = batch.column("_rowaddr").to_pylist()
+        yield from zip(batch.column("sample_id").to_pylist(), (address >> 32 for address in addresses), strict=True)
+
+
+def _ids_below(snapshot: Snapshot, column: str) -> set[int]:
+    """Field ids of a column and all that is in it."""
+    waiting = [field for field in snapshot.dataset.lance_schema.fields() if field.name() == column]
+    found: set[int] = set()
+    while waiting:
+        field = waiting.pop()
+        found.add(field.id())
+        waiting.extend(field.children())
+    return found

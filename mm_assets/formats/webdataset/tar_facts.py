@@ -1,0 +1,40 @@
+"""The facts of a tar in our layout, found again from the tar itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import groupby
+
+import pyarrow as pa
+
+from mm_assets.formats.webdataset.dataset_files import PartitionFacts, hf_type, parse_pairs
+from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
+from mm_assets.formats.webdataset.tar_header import TarDamage
+from mm_assets.formats.webdataset.tar_scan import scan
+from mm_assets.formats.webdataset.tar_write import idx_bytes
+from mm_assets.interleaved.schema_text import schema_from_text
+
+
+def measure(fd: int, file: str) -> tuple[PartitionFacts, bytes]:
+    """Facts of an open tar, but for its columns, and its ``.tar.idx``, both from its headers. Raises `TarDamage`."""
+    index = scan(fd, file)
+    starts: list[int] = []
+    pairs: set[str] = set()
+    for _, members in groupby(index.members, key=lambda member: member.name.partition(".")[0]):
+        group = list(members)
+        starts.append(group[0].header_offset)
+        pairs.update(member.name.partition(".")[2] for member in group)
+    idx = idx_bytes(starts, index.end)
+    facts = PartitionFacts(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
+    return facts.with_idx(idx), idx
+
+
+def stated_columns(fd: int, file: str) -> dict[str, str] | None:
+    """``columns`` of `PartitionFacts` by the first json of an open tar: all of a tar state the same. None if it is not one of ours."""
+    try:
+        first = next(member for member in scan(fd, file).members if member.name.endswith(".json") and member.size <= MAX_JSON_BYTES)
+        stated = json.loads(os.pread(fd, first.size, first.offset))[BOOKKEEPING]["schema"]
+        return {column.name: hf_type(column) for column in schema_from_text(stated)}
+    except (TarDamage, StopIteration, ValueError, LookupError, TypeError, OSError, RecursionError, pa.ArrowException):
+        return None

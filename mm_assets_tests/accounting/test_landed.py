@@ -1,0 +1,74 @@
+"""What was noted of landed shards is lost: their outputs still keep their ids, and their types."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mm_assets.accounting.contract import SchemaContract
+from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.sample_ids import duplicates
+from mm_assets.accounting.shard_columns import Need
+from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets.interleaved.json_values import json_field
+from mm_assets_tests.accounting.test_sample_ids import store_of
+from mm_assets_tests.formats.datasets import item, table_of, write
+
+FIELDS = [pa.field("n", pa.int64()), pa.field("big", pa.int64()), pa.field("score", pa.float64()), json_field("tags")]
+
+
+def land(root: Path, partition: str, ids: str) -> None:
+    """A curated shard and its record; each letter is a sample of two rows."""
+    rows = [row for i in ids for row in (item(i, n=1, big=2**53 + 1, score=0.5, tags="[]"), item(i, 0, text_content="t"))]
+    write("parquet", root / "curated", InterleavedBatch(table_of(rows, FIELDS), (), partition))
+    uri = f"{root}/curated/{partition}.parquet"
+    ShardRecords(str(root)).write(ShardRecord("curated_parquet", partition, "", "v1", uri))
+
+
+@pytest.mark.parametrize("lost", ["ledger/sample_ids/z.parquet", "ledger/sample_ids"])
+def test_a_landed_shard_keeps_its_ids_without_any_note(lost: str, tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a": "xy", "z": "yz"}, {"z": "yz"})
+    land(tmp_path, "z", "yz")
+    (tmp_path / "ledger/raw_shards/z.parquet").unlink()
+    (tmp_path / "ledger/raw_shards/z.published.json").unlink()
+    path = tmp_path / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {"y": "z"}}
+
+
+def test_a_note_goes_before_the_output(tmp_path: Path) -> None:
+    """The output may be a newer one, whose notes are about to be taken."""
+    store = store_of(tmp_path, {"a": "x"}, {"z": "x"})
+    land(tmp_path, "z", "y")
+    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {"x": "z"}}
+
+
+@pytest.mark.parametrize("damage", ["missing", "torn", "no output"])
+def test_an_output_that_tells_nothing_keeps_nothing(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_of(tmp_path, {"a": "x"})
+    land(tmp_path, "z", "x")
+    file = tmp_path / "curated" / "z.parquet"
+    if damage == "torn":
+        file.write_bytes(b"torn")
+    elif damage == "missing":
+        file.unlink()
+    else:
+        ShardRecords(str(tmp_path)).write(ShardRecord("curated_parquet", "z", "", "v1", ""))
+    assert duplicates(store, ["a"], ["z"], ["a", "z"]) == {"a": {}}
+    assert ("z.parquet tells nothing of shard 'z'" in caplog.text) is (damage != "no output")
+
+
+def test_the_contract_holds_without_any_note(tmp_path: Path) -> None:
+    land(tmp_path, "z", "yz")
+    published = SurveyStore(str(tmp_path)).published(["z", "unknown"])
+    assert list(published) == ["z"]
+    assert published["z"].schema.equals(table_of([], FIELDS).schema, check_metadata=True)
+    contract = SchemaContract.derive({}, published)
+    assert {name: column.need.field for name, column in contract.columns.items()} == {field.name: field for field in FIELDS}
+    number = Need(pa.field("n", pa.float64()))
+    assert contract.columns["n"].need.join(number).field.type == pa.float64()
+    assert contract.columns["big"].need.clashes(number)  # no float holds 2^53 + 1

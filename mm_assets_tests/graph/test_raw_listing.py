@@ -1,0 +1,88 @@
+"""Raw shards that are absent, contend for a name or lie out of reach, in the graph: good shards do not wait for them."""
+
+import gzip
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized, write_tar
+
+Deploy = Callable[..., Deployment]
+
+
+def landed(result: dg.ExecuteInProcessResult) -> dict[str, list[str]]:
+    return {asset: sorted(shards) for asset, shards in materialized(result).items()}
+
+
+def log(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
+    return "\n".join(record.event_log_entry.user_message for record in deployment.instance.get_records_for_run(result.run_id).records)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, was_there: bool) -> None:
+    raw = tmp_path / "raw"
+    make_shards(raw, members=3, pdf=0, samples=2)
+    deployment = deploy(raw=f"{raw}/web-{{00000..00002}}.tar")
+    if was_there:
+        assert deployment.run().success
+    (raw / "web-00001.tar").rename(tmp_path / "aside")
+    outputs = {path: path.read_bytes() for path in (tmp_path / "storage").rglob("web-00001.*") if path.suffix in (".parquet", ".tar")}
+    result = deployment.run()
+    assert not result.success
+    assert landed(result) == {key: ["web-00000", "web-00002"] for key in ASSETS}
+    assert {key for _, check, key in failed_checks(result) if check != "landed"} == {"web-00001"}
+    assert "shard 'web-00001' of curated_parquet: [Errno 2] No such file or directory" in log(result, deployment)
+    assert bool(outputs) == was_there and all(path.read_bytes() == data for path, data in outputs.items())
+    (tmp_path / "aside").rename(raw / "web-00001.tar")
+    again = deployment.run()
+    assert again.success
+    assert landed(again) == {key: ["web-00000", "web-00001", "web-00002"] for key in ASSETS}
+
+
+def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "a", members=1, pdf=0, samples=2)
+    make_shards(tmp_path / "b", members=0, pdf=1, samples=2)
+    deployment = deploy(raw=f"{tmp_path}/a {tmp_path}/b/*.tar")
+    assert deployment.run().success
+    shutil.rmtree(tmp_path / "b")
+    result = deployment.run()
+    assert not result.success
+    assert landed(result) == {key: ["a/web-00000"] for key in ASSETS}
+    told = log(result, deployment)
+    assert f"{tmp_path}/b/*.tar: no such file" in told.splitlines()
+    assert "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: no such raw shard" in told
+    assert (tmp_path / "storage" / "curated" / "b%2Fpdf-00000.parquet").exists()
+
+
+def test_two_files_of_one_name_fail_that_partition_alone(tmp_path: Path, deploy: Deploy) -> None:
+    raw = tmp_path / "raw"
+    make_shards(raw, members=2, pdf=0, samples=2)
+    deployment = deploy()
+    assert deployment.run().success
+    (raw / "web-00000.tar.gz").write_bytes(gzip.compress((raw / "web-00000.tar").read_bytes()))
+    result = deployment.run()
+    assert not result.success
+    assert landed(result) == {key: ["web-00001"] for key in ASSETS}
+    message = f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/web-00000.tar.gz"
+    assert message in log(result, deployment)
+    alone = deployment.check("raw_shards", "integrity")
+    assert failed_checks(alone) == {("raw_shards", "integrity", "web-00000"), ("raw_shards", "integrity", None)}
+    (raw / "web-00000.tar").unlink()
+    assert deployment.run().success
+
+
+def test_records_are_closed_once(tmp_path: Path, deploy: Deploy) -> None:
+    sound = {"s.json": b'{"texts": ["x"], "images": [null]}'}
+    write_tar(tmp_path / "raw" / "x.tar", {**sound, "bad.json": b"{nope"})
+    deployment = deploy()
+    closed = [materialized(deployment.run())["quarantine"]["x"].metadata["closed"].value]
+    write_tar(tmp_path / "raw" / "x.tar", sound)
+    for _ in range(2):
+        made = materialized(deployment.run())["quarantine"]["x"].metadata
+        closed.append(made["closed"].value)
+    assert "unchanged" in made
+    assert closed == [0, 1, 0]
