@@ -1,0 +1,1 @@
+"""Speed and memory of the project, beside NeMo Curator and beside raw reading and writing: ``python -m benchmarks``."""

@@ -1,0 +1,89 @@
+"""A task measured in a process of its own: CPU seconds, wall seconds, peak memory.
+
+Standard library only: it runs in the peer's environment, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+Work = Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a task cost: ``cpu`` user and system seconds of the process and of children it waited for, ``wall`` seconds, ``peak`` MiB of
+    resident memory of the process above what it had after its preparation. ``result`` is what the task returned.
+    """
+
+    cpu: float
+    wall: float
+    peak: float
+    result: dict[str, Any]
+
+
+class TaskFailed(RuntimeError):
+    """The task's process ended with an error; the message is the end of what it said."""
+
+
+def measure(task: str, *, python: Path | None = None, environment: Mapping[str, str] | None = None, **arguments: Any) -> Measurement:
+    """Run ``task`` (``module:function``) in a fresh interpreter and measure it.
+
+    The function takes ``arguments`` (JSON values), imports and prepares what it needs and returns the work, which alone is measured.
+    """
+    command = [str(python or sys.executable), "-m", __name__, task, json.dumps(arguments)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TaskFailed(f"{task}: exit {done.returncode}: {done.stderr[-4000:]}")
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))  # a library may have printed before
+
+
+def cpu_seconds() -> float:
+    """User and system seconds of this process, its threads, and its children that have ended."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def _memory(name: str) -> float:
+    """A figure of this process in MiB: ``VmRSS`` now, ``VmHWM`` at its peak."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) / 1024 for line in file if line.startswith(f"{name}:"))
+
+
+def _forget_peak() -> None:
+    """Set the peak back to what is resident now: imports may have needed more for a moment."""
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+
+
+def _measured(work: Work) -> Measurement:
+    gc.collect()
+    _forget_peak()
+    resident, cpu, wall = _memory("VmRSS"), cpu_seconds(), time.perf_counter()
+    result = work()
+    cpu, wall = cpu_seconds() - cpu, time.perf_counter() - wall
+    return Measurement(cpu, wall, _memory("VmHWM") - resident, result)
+
+
+def main() -> None:
+    """The measured process: prints its `Measurement` as the last line."""
+    module, _, name = sys.argv[1].partition(":")
+    prepare: Callable[..., Work] = getattr(importlib.import_module(module), name)
+    print(json.dumps(_measured(prepare(**json.loads(sys.argv[2]))).__dict__), flush=True)
+
+
+if __name__ == "__main__":
+    main()
