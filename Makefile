@@ -17,7 +17,7 @@ demo: .venv/.made  ## example shards through the whole graph, and a table of wha
 	$(BIN)/python -m mm_assets.demo
 
 test: .venv/.made  ## all tests but those of the clients
-	$(BIN)/python -m pytest -m "not clients"
+	$(BIN)/python -m pytest -m "not clients" -n auto --dist loadfile
 
 lint: .venv/.made
 	$(BIN)/ruff check .

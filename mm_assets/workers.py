@@ -227,6 +227,9 @@ def _loads(answer: bytes) -> Any:
         return _failure(error)
 
 
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # numpy's: one spins for each core when a process starts, and no worker multiplies matrices
+
+
 def _start() -> _Worker:
     """Start one worker without importing this program's `__main__` in it.
 
@@ -240,9 +243,13 @@ def _start() -> _Worker:
     hidden: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
     main.pop("__file__", None)
     main["__spec__"] = None
+    has_said = _BLAS_THREADS in os.environ
+    os.environ.setdefault(_BLAS_THREADS, "1")
     try:
         process.start()
     finally:
+        if not has_said:
+            del os.environ[_BLAS_THREADS]
         main.update(hidden)
         theirs.close()  # else our copy would keep the pipe open after the worker's death
     return _Worker(process, ours)

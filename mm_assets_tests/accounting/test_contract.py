@@ -87,7 +87,6 @@ def kind(shards: dict[str, ShardColumns], published: dict[str, Published] | None
         (ShardColumns({}, typed(x=pa.float64()).declared, raw(x=BIG).tallies), raw(x=None), JSON),
         (raw(), raw(x=1), "int64"),
     ],
-    ids=str,
 )
 def test_unpublished_columns_are_reconciled_freely(one: ShardColumns, other: ShardColumns, expected: str) -> None:
     for shards in ({"a": one, "b": other}, {"a": other, "b": one}):
@@ -116,7 +115,6 @@ def test_unpublished_columns_are_reconciled_freely(one: ShardColumns, other: Sha
         (landed(raw(x=[[1]])), raw(x="a"), JSON),
         (landed(raw(x=1), x=JSON), raw(x=None), JSON),
     ],
-    ids=str,
 )
 def test_published_columns_grow_without_loss(before: Published, now: ShardColumns, expected: str) -> None:
     contract = SchemaContract.derive({"b": now}, {"a": before})
@@ -139,7 +137,6 @@ def test_published_columns_grow_without_loss(before: Published, now: ShardColumn
         (landed(typed(x=pa.date32())), raw(x=[[1]]), "json in this shard, date32[day] in shard 'a' (contract: date32[day])"),
         (landed(typed(x=pa.uint8())), raw(x=1), "int64 in this shard, uint8 in shard 'a' (contract: uint8)"),
     ],
-    ids=str,
 )
 def test_what_would_lose_is_refused_or_widened_on_demand(before: Published, now: ShardColumns, says: str) -> None:
     own = type_name(before.schema.field("x"))

@@ -16,8 +16,7 @@ from mm_assets.formats.webdataset.tar_scan import Member, read_members
 _SNIFF_BYTES = 64
 _GROWTH = 2  # split frames take at most this many times their TIFF: shared strips could otherwise blow it up
 _FRAME_RESERVE = 1 << 16
-
-_Piece = Member | FramePlan | bytes
+_FRAME_HEAD = 1 << 10  # what a frame's own directory usually takes at most
 
 
 class BlobBuilder:
@@ -27,54 +26,61 @@ class BlobBuilder:
         self._descriptor = descriptor
         self._uri = uri
         self.frames: dict[str, tuple[Member, int, int]] = {}  # TIFFs by name, how many frames each has, how many of them a sample refers to
+        self._tiff: str | None = None  # the one that is split now; a sample has one
+        self._plans: list[FramePlan | ImageError] | ImageError = []
+        self._scratch = memoryview(b"")
 
     def build(self, rows: Sequence[Row]) -> pa.Array:
         """One value per row (null without content), as ``large_binary`` over a single buffer."""
-        pieces = self._pieces(rows)
-        sizes = [_size(piece) for piece in pieces]
-        total = sum(sizes)
-        buffer = pa.allocate_buffer(total)
-        view = memoryview(buffer).cast("B")
-        offsets = [0]
-        at = 0
-        for row, piece, size in zip(rows, pieces, sizes, strict=True):
-            target = view[at : at + size]
-            if isinstance(piece, Member):
-                read_members(self._descriptor, [piece], target, self._uri)
-            elif isinstance(piece, FramePlan):
-                piece.write_into(target)
-            elif piece is not None:
-                target[:] = piece
-            if row.content_type is None and not row.is_typed and row.content is not None and piece is not None:
-                row.content_type = _content_type(target)
-            at += size
-            offsets.append(at)
-        present = pa.array([piece is not None for piece in pieces])
-        validity = present.buffers()[1] if rows else None
-        packed = [validity, pa.array(offsets, pa.int64()).buffers()[1], buffer]
-        return pa.Array.from_buffers(pa.large_binary(), len(rows), packed)
-
-    def _pieces(self, rows: Sequence[Row]) -> list[_Piece | None]:
-        frames: dict[str, list[FramePlan | ImageError] | ImageError] = {}
-        pieces: list[_Piece | None] = []
+        blobs = _Blobs(_expected_bytes(rows))
         for row in rows:
             content = row.content
             if content is None:
-                pieces.append(row.binary)
+                if row.binary is None:
+                    blobs.add_null()
+                else:
+                    blobs.add(len(row.binary))[:] = row.binary
             elif content.frame is None:
-                pieces.append(content.member)
+                view = blobs.add(content.member.size)
+                read_members(self._descriptor, [content.member], view, self._uri)
+                if row.content_type is None and not row.is_typed:
+                    row.content_type = _content_type(view)
+            elif (plan := self._frame(row, content, content.frame)) is None:
+                blobs.add_null()
             else:
-                name = content.member.name
-                if name not in frames:
-                    frames[name] = self._plan(content)
-                elif name in self.frames and content.frames > self.frames[name][2]:  # of another sample
-                    self.frames[name] = (*self.frames[name][:2], content.frames)
-                pieces.append(self._frame(row, frames[name]))
-        return pieces
+                plan.write_into(blobs.add(plan.size))
+                if row.content_type is None and not row.is_typed:
+                    row.content_type = CONTENT_TYPES["tiff"]
+        return blobs.array()
 
-    def _plan(self, content: Content) -> list[FramePlan | ImageError] | ImageError:
-        member = content.member
-        data = memoryview(pa.allocate_buffer(member.size)).cast("B")  # unlike a bytearray not filled with zeros first
+    def _frame(self, row: Row, content: Content, frame: int) -> FramePlan | None:
+        name = content.member.name
+        if name != self._tiff:
+            self._tiff, self._plans = name, self._plan(content.member)
+        plans = self._plans
+        if isinstance(plans, ImageError):
+            row.error = lost_frame(name, frame, plans)
+            return None
+        known = self.frames.get(name)
+        if known is None or known[2] < content.frames:  # samples may share a TIFF
+            self.frames[name] = (content.member, len(plans), content.frames)
+        if frame < len(plans):
+            plan = plans[frame]
+        elif plans and isinstance(plans[-1], ImageError):  # the chain of frames is broken there
+            plan = plans[-1]
+        else:
+            row.error = surplus_reference(name, frame, len(plans), content.frames)
+            return None
+        if isinstance(plan, ImageError):
+            row.error = lost_frame(name, frame, plan)
+            return None
+        return plan
+
+    def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
+        """The frames of a TIFF, valid until the next is planned: it is split while the processor's cache still holds it."""
+        if len(self._scratch) < member.size:
+            self._scratch = memoryview(pa.allocate_buffer(member.size)).cast("B")  # unlike a bytearray not filled with zeros first
+        data = self._scratch[: member.size]
         read_members(self._descriptor, [member], data, self._uri)
         try:
             plans = plan_sound_frames(data)
@@ -83,27 +89,56 @@ class BlobBuilder:
         size = sum(plan.size for plan in plans if isinstance(plan, FramePlan))
         if size > _GROWTH * member.size + _FRAME_RESERVE * len(plans):
             return ImageError(f"its frames share data: {len(plans)} of them would take {size} bytes")
-        self.frames[member.name] = (member, len(plans), content.frames)
         return plans
 
-    def _frame(self, row: Row, plans: list[FramePlan | ImageError] | ImageError) -> _Piece | None:
-        assert row.content is not None and row.content.frame is not None
-        name, frame = row.content.member.name, row.content.frame
-        plan: FramePlan | ImageError
-        if isinstance(plans, ImageError):
-            plan = plans
-        elif frame < len(plans):
-            plan = plans[frame]
-        elif plans and isinstance(plans[-1], ImageError):  # the chain of frames is broken there
-            plan = plans[-1]
+
+class _Blobs:
+    """Values laid one behind the other in one Arrow buffer, which grows should the expected bytes not do."""
+
+    def __init__(self, expected: int) -> None:
+        self._buffer = pa.allocate_buffer(expected, resizable=True)
+        self._view = memoryview(self._buffer).cast("B")
+        self._offsets = [0]
+        self._present: list[bool] = []
+
+    def add(self, size: int) -> memoryview:
+        """Room for one more value, to be filled before the next is added."""
+        start = self._offsets[-1]
+        if start + size > len(self._view):
+            self._view.release()
+            self._buffer.resize(max(start + size, start * 3 // 2))
+            self._view = memoryview(self._buffer).cast("B")
+        self._offsets.append(start + size)
+        self._present.append(True)
+        return self._view[start : start + size]
+
+    def add_null(self) -> None:
+        self._offsets.append(self._offsets[-1])
+        self._present.append(False)
+
+    def array(self) -> pa.Array:
+        """The values as ``large_binary``; nothing can be added any more."""
+        self._view.release()
+        self._buffer.resize(self._offsets[-1])
+        validity = None if all(self._present) else pa.array(self._present).buffers()[1]
+        packed = [validity, pa.array(self._offsets, pa.int64()).buffers()[1], self._buffer]
+        return pa.Array.from_buffers(pa.large_binary(), len(self._present), packed)
+
+
+def _expected_bytes(rows: Sequence[Row]) -> int:
+    total = 0
+    tiffs: set[str] = set()
+    for row in rows:
+        if row.content is None:
+            total += len(row.binary or b"")
+        elif row.content.frame is None:
+            total += row.content.member.size
         else:
-            row.error = surplus_reference(name, frame, len(plans), row.content.frames)
-            return None
-        if isinstance(plan, ImageError):
-            row.error = lost_frame(name, frame, plan)
-            return None
-        alone = not isinstance(plans, ImageError) and len(plans) == 1
-        return row.content.member if alone else plan  # a file of one frame stays untouched
+            total += _FRAME_HEAD
+            if row.content.member.name not in tiffs:
+                tiffs.add(row.content.member.name)
+                total += row.content.member.size
+    return total
 
 
 def lost_frame(member: str, frame: int, error: ImageError) -> str:
@@ -114,12 +149,6 @@ def lost_frame(member: str, frame: int, error: ImageError) -> str:
 def surplus_reference(member: str, frame: int, frames: int, references: int) -> str:
     """The error of an item whose frame is not there."""
     return f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references"
-
-
-def _size(piece: _Piece | None) -> int:
-    if piece is None:
-        return 0
-    return len(piece) if isinstance(piece, bytes) else piece.size
 
 
 def _content_type(view: memoryview) -> str | None:
