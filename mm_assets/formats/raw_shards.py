@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ from functools import cached_property
 from braceexpand import braceexpand
 
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.formats.paired.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
 
@@ -80,10 +82,10 @@ class RawLocations:
     deepest common folder of the local locations, and the deepest common prefix of the URLs.
     """
 
-    def __init__(self, text: str, options: StorageOptions | None = None, excluded: str = "") -> None:
-        """``excluded`` is a folder or URL prefix whose files are no raw shards: the outputs.
+    def __init__(self, text: str, options: StorageOptions | None = None, excluded: str = "", missing_keys: str = "skip") -> None:
+        """``excluded`` is a folder or URL prefix whose files are no raw shards: the outputs. ``missing_keys``: see `PairedAddress`.
 
-        Raises ``ValueError`` for a quotation mark without its partner.
+        Raises ``ValueError`` for a quotation mark without its partner, and for modalities beside other locations.
         """
         self._options = options
         self._excluded = excluded.rstrip("/")
@@ -91,6 +93,8 @@ class RawLocations:
             items = shlex.split(text)
         except ValueError as error:
             raise ValueError(f"raw shards {text!r}: {error}") from error
+        if (paired := _paired(items, missing_keys)) is not None:
+            items = [paired]
         self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
         self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], SUFFIXES)
         self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], SUFFIXES)
@@ -165,6 +169,18 @@ class RawLocations:
         return self.remote_root if is_remote(file) else self.local_root
 
 
-def local_root(roots: Sequence[str]) -> str | None:
-    """The root among them that is a folder of this machine: local locators are relative to it."""
-    return next((root for root in roots if not is_remote(root)), None)
+def _paired(items: Sequence[str], missing_keys: str) -> str | None:
+    """The URL of the paired shards that ``name=location`` items stand for; None where no item is of that form."""
+    named = [found for item in items if (found := modality_of(item)) is not None]
+    if not named:
+        return None
+    if len(named) < len(items):
+        raise ValueError(f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: {' '.join(items)}")
+    if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
+        raise ValueError(f"raw shards: modality {repeated[0]!r} is named twice")
+    return PairedAddress(dict(named), missing_keys).url
+
+
+def relative_root(roots: Sequence[str]) -> str | None:
+    """The root among them that locators are stored relative to: the folder of this machine, or that of paired shards."""
+    return next((root for root in roots if not is_remote(root) or root.startswith(f"{PROTOCOL}://")), None)

@@ -31,6 +31,8 @@ _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{12}\.tmp$")
 _GLOB = re.compile(r"[*?\[]")
 
+fsspec.register_implementation("paired", "mm_assets.formats.paired.file_system.PairedFileSystem")
+
 
 def is_remote(uri: str) -> bool:
     """True for a URL of any scheme but ``file``."""

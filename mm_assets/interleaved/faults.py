@@ -16,6 +16,7 @@ DECOMPRESSION_BOMB = "decompression_bomb"
 OVERSIZED_MEMBER = "oversized_member"
 TRUNCATED_TAR = "truncated_tar"
 DAMAGED_TAR = "damaged_tar"
+MISSING_MODALITY = "missing_modality"  # of paired shards: a key that one of the tars lacks
 UNREADABLE_MEMBER = "unreadable_member"  # a json's name on what is no file, such as a pipe, or on a sparse file
 FETCH_FAILED = "fetch_failed"  # a locator that cannot be followed, or any error that came with the data
 INCOMPLETE_SAMPLE = "incomplete_sample"  # sound, but another item of its sample is not, and the policy keeps samples whole
@@ -37,6 +38,7 @@ FAULTS = (
     OVERSIZED_MEMBER,
     TRUNCATED_TAR,
     DAMAGED_TAR,
+    MISSING_MODALITY,
     UNREADABLE_MEMBER,
     FETCH_FAILED,
     INCOMPLETE_SAMPLE,

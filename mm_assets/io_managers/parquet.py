@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.raw_shards import local_root
+from mm_assets.formats.raw_shards import relative_root
 from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -37,7 +37,7 @@ def ingest_shard(job: Job) -> Done:
         set_aside=policy != "error",
         taken_ids=options["taken_ids"],
         schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
-        relative_to=local_root(options["raw_roots"]),
+        relative_to=relative_root(options["raw_roots"]),
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])

@@ -13,7 +13,7 @@ from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import ShardSurvey, findings
 from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.raw_shards import local_root
+from mm_assets.formats.raw_shards import relative_root
 from mm_assets.io_managers.shards import Check, Shard
 from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
@@ -103,7 +103,7 @@ class RawGate(dg.ConfigurableResource[Any]):
 
         layout = self.layout()
         by = digest_of_layout(layout)
-        relative_to = local_root(self.raw.roots())
+        relative_to = relative_root(self.raw.roots())
         surveys: dict[str, ShardSurvey] = {}
         errors: dict[str, str] = {}
         jobs = []

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mm_assets.filters.readable import MAX_PIXELS
+from mm_assets.formats.paired.address import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.storage import is_remote, local_path
 from mm_assets.interleaved.policies import POLICIES
@@ -30,10 +31,14 @@ def resources_from_environment() -> dict[str, Any]:
     ``MM_RAW_SHARDS`` (default ``demo/raw``), ``MM_STORAGE`` (``demo/storage``), ``MM_WORKERS`` (0: all cores),
     ``MM_ON_MATERIALIZE_ERROR`` (``drop_sample``), ``MM_MIN_ASPECT_RATIO`` (1.0), ``MM_MAX_ASPECT_RATIO`` (2.0),
     ``MM_SAMPLE_ID_FIELD``, ``MM_PER_IMAGE_FIELDS``, ``MM_PER_TEXT_FIELDS`` (comma-separated), ``MM_DECODE_FRACTION`` (0.01),
-    ``MM_MAX_IMAGE_PIXELS`` (Pillow's limit), ``MM_MAX_MEMBER_BYTES`` (1 GiB), ``MM_SCHEMA_CHANGES`` (``refuse``).
+    ``MM_MAX_IMAGE_PIXELS`` (Pillow's limit), ``MM_MAX_MEMBER_BYTES`` (1 GiB), ``MM_SCHEMA_CHANGES`` (``refuse``),
+    ``MM_MISSING_KEYS`` (``skip``; of paired shards).
     """
     root = _storage_root(_get("MM_STORAGE", "demo/storage"))
-    raw = RawShards(locations=_get("MM_RAW_SHARDS", "demo/raw"), excluded=root)
+    missing_keys = _get("MM_MISSING_KEYS", MISSING_KEY_POLICIES[0])
+    if missing_keys not in MISSING_KEY_POLICIES:
+        raise ValueError(f"MM_MISSING_KEYS must be one of {', '.join(MISSING_KEY_POLICIES)}, not {missing_keys!r}")
+    raw = RawShards(locations=_get("MM_RAW_SHARDS", "demo/raw"), excluded=root, missing_keys=missing_keys)
     workers = Workers(processes=_number("MM_WORKERS", 0, int))
     policy = _get("MM_ON_MATERIALIZE_ERROR", "drop_sample")
     if policy not in POLICIES:

@@ -15,6 +15,7 @@ from mm_assets.formats.webdataset.layout import (
     MAX_POSITION,
     METADATA_TYPE,
     OWN_KEYS,
+    REFUSED,
     ROW_ERRORS,
     ROW_EXTRA,
     SAMPLE_ID,
@@ -26,7 +27,7 @@ from mm_assets.formats.webdataset.raw_sample import RawDecoder, checked_length, 
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.formats.webdataset.tar_scan import Member
-from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
 
@@ -37,7 +38,17 @@ def decode_own(payload: dict[str, Any], member: Member, raw: RawDecoder) -> Samp
     if not isinstance(sample_id, str):
         raise SampleError(BAD_SAMPLE_ID, f"{where}: field {SAMPLE_ID!r} is no string: {sample_id!r:.100}")
     with naming(sample_id):
+        _heed_refusal(payload, where)
         return _decode(payload, member, raw, sample_id, where)
+
+
+def _heed_refusal(payload: dict[str, Any], where: str) -> None:
+    bookkeeping = payload.get(BOOKKEEPING)
+    refused = bookkeeping.get(REFUSED) if isinstance(bookkeeping, dict) else None
+    if refused is None:
+        return
+    kind, reason = refused if isinstance(refused, list) and len(refused) == 2 else (BAD_LAYOUT, f"refused: {refused!r:.200}")
+    raise SampleError(kind if kind in FAULTS else BAD_LAYOUT, f"{where}: {reason}")
 
 
 def _decode(payload: dict[str, Any], member: Member, raw: RawDecoder, sample_id: str, where: str) -> Sample:

@@ -37,7 +37,7 @@ def local_tar(
     """A read-only descriptor of an uncompressed tar, closed at the end of the block.
 
     ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and
-    left open. A plain local file is opened as it is. A stream, a gzip file (several gzip members in a row too) or a
+    left open. A plain local file is used as it is. A stream, a gzip file (several gzip members in a row too) or a
     pipe is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the
     tar.
 
@@ -46,6 +46,9 @@ def local_tar(
     everything up to a cut, else the gzip members before the one whose checksum fails, nothing of what is too large.
     """
     if not isinstance(source, str | os.PathLike):
+        if (own := _plain_file(source)) is not None:
+            yield own
+            return
         with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
             yield fd
         return
@@ -56,6 +59,16 @@ def local_tar(
         else:
             with _spooled(file, name, max_bytes, temporary_folder, damaged) as spooled:
                 yield spooled
+
+
+def _plain_file(stream: IO[bytes]) -> int | None:
+    """The descriptor of a stream that is a local file from its start on, and not packed."""
+    try:
+        descriptor = stream.fileno()
+        is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode) and stream.tell() == 0 and os.pread(descriptor, len(_GZIP), 0) != _GZIP
+    except (AttributeError, OSError):  # io.UnsupportedOperation is one
+        return None
+    return descriptor if is_plain else None
 
 
 @contextmanager

@@ -1,0 +1,183 @@
+"""What `_metadata.json` says of a cache, checked against the files that are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mm_assets.formats.arrow_cache import verified
+from mm_assets.formats.arrow_cache.features import Features, features_of
+from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+
+METADATA_FILE = "_metadata.json"
+CACHE_FORMAT_VERSION = 1
+# The names a builder gives; no other is opened, whatever the metadata say. The suffix is the generation of a rebuilt cache.
+SHARD_NAME = re.compile(r"shard-\d{5,}(?:-(?P<generation>[0-9a-f]{12}))?\.arrow")
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+_Found = TypeVar("_Found")
+
+
+@dataclass
+class ShardedCacheMeta:
+    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests xxh3-128 of these."""
+
+    cache_dir: Path
+    num_rows: int
+    num_shards: int
+    shard_filenames: list[str]
+    shard_row_counts: list[int]
+    schema_fingerprint: str
+    shard_sizes: list[int] = field(default_factory=list)
+    shard_digests: list[str] = field(default_factory=list)
+    features: Features = field(default_factory=Features)
+
+    @property
+    def shard_paths(self) -> list[Path]:
+        return [self.cache_dir / name for name in self.shard_filenames]
+
+    @property
+    def shards(self) -> list[Shard]:
+        lists = zip(self.shard_filenames, self.shard_row_counts, self.shard_sizes, self.shard_digests, strict=True)
+        return [Shard(*one) for one in lists]
+
+
+def features_fingerprint(features: Features) -> str:
+    """16 hex digits that every definition of every field, and their order, goes into; the same in every process."""
+    return hashlib.sha256(json.dumps(features.definition()).encode()).hexdigest()[:16]
+
+
+def meta_of(cache_dir: Path, features: Features, shards: Iterable[Shard]) -> ShardedCacheMeta:
+    """The metadata of a cache of these shards."""
+    shards = list(shards)
+    return ShardedCacheMeta(
+        cache_dir=cache_dir,
+        num_rows=sum(shard.rows for shard in shards),
+        num_shards=len(shards),
+        shard_filenames=[shard.filename for shard in shards],
+        shard_row_counts=[shard.rows for shard in shards],
+        schema_fingerprint=features_fingerprint(features),
+        shard_sizes=[shard.size for shard in shards],
+        shard_digests=[shard.digest for shard in shards],
+        features=features,
+    )
+
+
+def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
+    """The metadata file."""
+    content = {
+        "cache_format_version": CACHE_FORMAT_VERSION,
+        "schema_fingerprint": meta.schema_fingerprint,
+        "num_rows": meta.num_rows,
+        "num_shards": meta.num_shards,
+        "shard_row_counts": meta.shard_row_counts,
+        "shard_filenames": meta.shard_filenames,
+        "shard_size_target_bytes": shard_size_bytes,
+        "shard_sizes": meta.shard_sizes,
+        "shard_digests": meta.shard_digests,
+        "features": meta.features.definition(),
+    }
+    return json.dumps(content, indent=2)
+
+
+def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMeta:
+    """The metadata of a cache whose shards are all there, in their sizes.
+
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged or missing.
+    """
+    return settled(Path(cache_dir), lambda meta: meta)
+
+
+def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features) -> ShardedCacheMeta:
+    """The metadata of a cache of these features of which every shard was read and is as it was written.
+
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for other features and for the first damaged or missing file.
+    """
+
+    def check(meta: ShardedCacheMeta) -> ShardedCacheMeta:
+        require_features(meta, features)
+        for path, shard in zip(meta.shard_paths, meta.shards, strict=True):
+            verified.check(path, shard)
+            if (rows := OpenShard(path).rows) != shard.rows:
+                raise ValueError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
+        return meta
+
+    return settled(Path(cache_dir), check)
+
+
+def require_features(meta: ShardedCacheMeta, features: Features) -> None:
+    """Raise ``ValueError`` if the cache was built with other features."""
+    if (expected := features_fingerprint(features)) != meta.schema_fingerprint:
+        raise ValueError(
+            f"{meta.cache_dir}: Schema fingerprint mismatch: the cache has {meta.schema_fingerprint} for {meta.features!r}, "
+            f"expected {expected} for {features!r}. Build it again."
+        )
+
+
+def settled(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Found:
+    """What ``use`` makes of a cache; done again if the cache was replaced under it, for then files are missing without fault."""
+    while True:
+        text = _read(cache_dir)
+        try:
+            meta = parse_metadata(cache_dir, text)
+            for path, shard in zip(meta.shard_paths, meta.shards, strict=True):
+                verified.require_size(path, shard)
+            return use(meta)
+        except (ValueError, OSError):
+            if _read(cache_dir) == text:
+                raise
+
+
+def _read(cache_dir: Path) -> bytes:
+    path = cache_dir / METADATA_FILE
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such file; there is no cache here") from None
+
+
+def parse_metadata(cache_dir: Path, text: bytes) -> ShardedCacheMeta:
+    """What a metadata file says, consistent in itself. Raises ``ValueError`` naming the file."""
+    path = cache_dir / METADATA_FILE
+    try:
+        return _meta(cache_dir, json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not the metadata of a cache: {error}") from error
+
+
+def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
+    if not isinstance(content, dict):
+        raise ValueError("not a JSON object")
+    if (version := content.get("cache_format_version")) != CACHE_FORMAT_VERSION:
+        raise ValueError(f"cache format version {version!r}, expected {CACHE_FORMAT_VERSION}")
+    names = _list(content, "shard_filenames", lambda value: isinstance(value, str) and SHARD_NAME.fullmatch(value) is not None)
+    rows = _list(content, "shard_row_counts", _is_count)
+    sizes = _list(content, "shard_sizes", _is_count)
+    digests = _list(content, "shard_digests", lambda value: isinstance(value, str) and _DIGEST.fullmatch(value) is not None)
+    if not len(names) == len(rows) == len(sizes) == len(digests) == len(set(names)):
+        raise ValueError("the lists of the shards differ in length, or name a shard twice")
+    meta = meta_of(cache_dir, features_of(content.get("features")), map(Shard, names, rows, sizes, digests))
+    for key in ("num_shards", "num_rows", "schema_fingerprint"):
+        if content.get(key) != getattr(meta, key):
+            raise ValueError(f"{key} is {content.get(key)!r}, the rest gives {getattr(meta, key)!r}")
+    return meta
+
+
+def _list(content: dict[str, Any], key: str, is_right: Callable[[Any], bool]) -> list[Any]:
+    values = content.get(key)
+    if not isinstance(values, list):
+        raise ValueError(f"{key} is no list")
+    for value in values:
+        if not is_right(value):
+            raise ValueError(f"{key} has {value!r}")
+    return values
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0

@@ -1,0 +1,119 @@
+"""One shard: an Arrow IPC file, its digest, and its rows in place."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+import xxhash
+
+_BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What the metadata say of a shard: file name, rows, bytes of the file, and its xxh3-128 as 32 hex digits."""
+
+    filename: str
+    rows: int
+    size: int
+    digest: str
+
+
+class ShardWriter:
+    """Batches into the shards of one folder, named ``shard-00000.arrow`` …; a shard that has reached ``target`` bytes is closed.
+
+    ``target`` counts the bytes of the batches in memory. A shard is opened by its first batch, so none is empty.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, target: int) -> None:
+        self.shards: list[Shard] = []
+        self._folder, self._schema, self._target = folder, schema, target
+        self._sink: pa.OSFile | None = None
+        self._bytes = self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if self._sink is None:
+            self._sink = pa.OSFile(str(self._folder / self._name), "wb")
+            self._writer = ipc.new_file(self._sink, self._schema)
+            self._bytes = self._rows = 0
+        self._writer.write_batch(batch)
+        self._bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._bytes >= self._target:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close the open shard, if there is one, and see that it is on disk."""
+        if self._sink is None:
+            return
+        self._writer.close()
+        self._sink.close()
+        self._sink = None
+        path = self._folder / self._name
+        self.shards.append(Shard(self._name, self._rows, path.stat().st_size, file_digest(path)))
+        sync(path)
+
+    def abandon(self) -> None:
+        """Close the file of the open shard as it is."""
+        if self._sink is not None:
+            self._sink.close()
+
+    @property
+    def _name(self) -> str:
+        return f"shard-{len(self.shards):05d}.arrow"
+
+
+class OpenShard:
+    """The batches of a memory-mapped shard. Nothing is read before a row is; closing a file under it, or removing it, does no harm.
+
+    Raises ``ValueError`` naming a file that is no Arrow file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            reader = ipc.open_file(pa.memory_map(str(path), "r"), options=ipc.IpcReadOptions(use_threads=False))  # fork-safe
+            self.schema = reader.schema
+            self.batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
+        except (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError) as error:
+            raise ValueError(f"{path}: not an Arrow file: {error}") from error
+        self._starts = list(accumulate((batch.num_rows for batch in self.batches), initial=0))
+
+    @property
+    def rows(self) -> int:
+        return self._starts[-1]
+
+    def locate(self, row: int) -> tuple[pa.RecordBatch, int]:
+        """The batch of a row, and the row's number in it."""
+        index = bisect_right(self._starts, row) - 1
+        return self.batches[index], row - self._starts[index]
+
+
+def file_digest(path: Path) -> str:
+    """xxh3-128 of a file's bytes as 32 hex digits."""
+    digest = xxhash.xxh3_128()
+    for block in _blocks(path):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _blocks(path: Path) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(_BLOCK))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield buffer[:count]

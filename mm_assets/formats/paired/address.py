@@ -1,0 +1,96 @@
+"""Addresses of paired shards: one URL for tars of the same name in several folders, one folder a modality."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from urllib.parse import parse_qsl, urlencode
+
+from braceexpand import braceexpand
+
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, local_path
+
+PROTOCOL = "paired"
+SUFFIXES = (".tar", ".tar.gz", ".tgz")
+MISSING_KEY_POLICIES = ("skip", "partial", "error")
+
+_MODALITY = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<location>.+)", re.DOTALL)
+_PATTERN = re.compile(r"[*?\[{]")
+_POLICY = "missing key policy"  # no name of a modality: it has spaces
+
+
+@dataclass(frozen=True)
+class PairedAddress:
+    """Where each modality's tars lie, and what becomes of a key that some of them lack.
+
+    A location is a folder or URL prefix, or a pattern of file names (``*``, braces) in one. Tars are paired by their names without suffix.
+    """
+
+    locations: Mapping[str, str]
+    missing_key_policy: str = "skip"
+
+    def __post_init__(self) -> None:
+        if self.missing_key_policy not in MISSING_KEY_POLICIES:
+            raise ValueError(f"the policy for missing keys is one of {', '.join(MISSING_KEY_POLICIES)}, not {self.missing_key_policy!r}")
+        if len(self.locations) < 2:
+            raise ValueError(f"paired shards have at least two modalities, not {', '.join(self.locations) or 'none'}")
+        for name, location in self.locations.items():
+            folder, _ = _split(location)
+            if _PATTERN.search(folder):
+                raise ValueError(f"modality {name!r}: {location}: only the file's name can be a pattern, not its folder")
+
+    @property
+    def url(self) -> str:
+        """The address as a URL: a folder that holds one tar for each name."""
+        return f"{PROTOCOL}://{urlencode([*self.locations.items(), (_POLICY, self.missing_key_policy)])}"
+
+    @classmethod
+    def parse(cls, token: str) -> PairedAddress:
+        """The address whose `url` has ``token`` behind its scheme."""
+        pairs = parse_qsl(token, strict_parsing=True)
+        return cls(dict(pairs[:-1]), pairs[-1][1])
+
+    def names(self, options: StorageOptions | None = None) -> dict[str, dict[str, str]]:
+        """By name without suffix, the tar of each modality that has one, sorted. Raises ``FileNotFoundError`` for a folder that is gone."""
+        found: dict[str, dict[str, str]] = {}
+        for modality, location in self.locations.items():
+            for stem, file in _tars(location, options).items():
+                found.setdefault(stem, {})[modality] = file
+        return dict(sorted(found.items()))
+
+
+def modality_of(item: str) -> tuple[str, str] | None:
+    """Name and location of an item ``images=/data/images``; None for any other item, such as a path."""
+    match = _MODALITY.fullmatch(item)
+    if match is None:
+        return None
+    location = match["location"]
+    return match["name"], location if is_remote(location) else os.path.abspath(local_path(location))
+
+
+def _split(location: str) -> tuple[str, str]:
+    """Folder and file name pattern; the pattern is empty where the location is the folder."""
+    head, _, last = location.rstrip("/").rpartition("/")
+    return (head, last) if _PATTERN.search(last) or last.lower().endswith(SUFFIXES) else (location.rstrip("/"), "")
+
+
+def _tars(location: str, options: StorageOptions | None) -> dict[str, str]:
+    folder, pattern = _split(location)
+    patterns = list(braceexpand(pattern)) if pattern else ["*"]
+    fs, path = filesystem(folder, options)
+    tars: dict[str, str] = {}
+    for found in sorted(fs.ls(path, detail=False)):
+        name = found.rstrip("/").rpartition("/")[2]
+        if name.startswith(".") or not any(fnmatchcase(name, some) for some in patterns):
+            continue
+        for suffix in SUFFIXES:
+            if name.lower().endswith(suffix):
+                stem = name[: -len(suffix)]
+                if stem in tars:
+                    raise ValueError(f"{folder}: two tars are called {stem!r}: {tars[stem].rpartition('/')[2]} and {name}")
+                tars[stem] = join(folder, name)
+                break
+    return tars

@@ -1,0 +1,105 @@
+"""A webdataset whose modalities lie in separate tars."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self
+
+from webdataset.compat import FluidInterface
+from webdataset.filters import detshuffle as detshuffled
+from webdataset.filters import shuffle as shuffled
+from webdataset.handlers import reraise_exception
+from webdataset.pipeline import DataPipeline
+from webdataset.shardlists import single_node_only, split_by_worker
+
+from mm_assets.formats.paired.collation import collate
+from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedTarExpander, Rename, Select
+from mm_assets.formats.paired.join import Sample
+from mm_assets.formats.paired.report import GroupReport
+from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
+
+Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
+
+
+class MultiModalWebDataset(DataPipeline, FluidInterface):
+    """`webdataset.WebDataset` for modalities in separate tars, with its other arguments and its fluent methods.
+
+    Shards are paired before they are split and shuffled: `PairedShardList`, ``nodesplitter``, ``workersplitter``, shard shuffle,
+    `PairedTarExpander`. ``shardshuffle`` is the number of shards in the shuffle buffer, or False. ``detshuffle`` shuffles by
+    ``seed`` and pass; without it, ``seed`` gives every pass the same order. ``seed=None`` is ``WDS_SEED`` of the environment; without
+    that, ``detshuffle`` counts from 0 and other shuffles are new in each pass. ``empty_check`` raises ``ValueError`` where a pass (in
+    a DataLoader worker: its part of it) yields nothing.
+    """
+
+    def __init__(
+        self,
+        modalities: Mapping[str, ShardUrls],
+        handler: Handler = reraise_exception,
+        shardshuffle: int | None = None,
+        detshuffle: bool = False,
+        nodesplitter: Splitter | None = single_node_only,
+        workersplitter: Splitter | None = split_by_worker,
+        select_files: Select | None = None,
+        rename_files: Rename | None = None,
+        empty_check: bool = True,
+        seed: int | None = None,
+        missing_key_policy: MissingKeyPolicy = "skip",
+    ) -> None:
+        super().__init__()
+        if shardshuffle is None:
+            warnings.warn("shardshuffle is None, so shards are not shuffled; set it to False or to a number", stacklevel=2)
+        if shardshuffle is True:
+            warnings.warn("shardshuffle is True, taken as 100; set it to a number", stacklevel=2)
+            shardshuffle = 100
+        if seed is None and "WDS_SEED" in os.environ:
+            seed = int(os.environ["WDS_SEED"])
+        self.shards = PairedShardList(modalities)
+        self.expander = PairedTarExpander(handler, select_files, rename_files, missing_key_policy)
+        self.append(self.shards)
+        if nodesplitter is not None:
+            self.append(nodesplitter)
+        if workersplitter is not None:
+            self.append(workersplitter)
+        if shardshuffle:
+            self.append(detshuffled(shardshuffle, seed=seed or 0) if detshuffle else shuffled(shardshuffle, seed=seed))
+        self.append(self.expander)
+        if empty_check:
+            self.append(_EmptyCheck(self.expander))
+
+    @property
+    def reports(self) -> list[GroupReport]:
+        """What this process read in the pass that began last: samples and keys left out, by shard group."""
+        return self.expander.reports
+
+    def survey(self) -> Iterator[GroupReport]:
+        """What a pass would leave out, of all shard groups and from the tars' headers alone. Streams are read in full."""
+        return self.expander.survey(self.shards)
+
+    def batched(self, batchsize: int, collation_fn: Callable[[list[Any]], Any] | None = collate, partial: bool = True) -> Self:
+        """As in webdataset; pictures of different sizes become a list, not an error."""
+        return super().batched(batchsize, collation_fn=collation_fn, partial=partial)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+class _EmptyCheck:
+    """A pipeline stage that raises ``ValueError`` when nothing comes through."""
+
+    def __init__(self, expander: PairedTarExpander) -> None:
+        self._expander = expander
+
+    def __call__(self, src: Iterable[Sample]) -> Iterator[Sample]:
+        is_empty = True
+        for sample in src:
+            is_empty = False
+            yield sample
+        if is_empty:
+            reports = self._expander.reports
+            what = f"all {len(reports)} shard groups are empty; the first: {reports[0]}" if reports else "fewer shards than workers"
+            raise ValueError(f"No samples found in dataset: {what}. Set empty_check=False to allow that.")

@@ -1,0 +1,76 @@
+"""The tars of a shard group as local descriptors, wherever they lie."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO
+from urllib.parse import urlparse
+
+from webdataset.gopen import gopen, gopen_schemes, rewrite_url
+
+from mm_assets.formats.storage import open_binary
+from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
+
+_GZIP = b"\x1f\x8b\x08"
+
+
+@contextmanager
+def open_shards(urls: Sequence[str]) -> Iterator[list[int]]:
+    """A descriptor of an uncompressed tar for each URL, good for ``pread`` until the end of the block.
+
+    A local file is opened as it is. A stream (``pipe:``, ``https:``, …) or a gzip file is spooled into an unlinked temporary
+    file, all of the group at the same time, so its end is known before its first sample is given.
+
+    Raises what opening and reading raise, ``OSError`` also for a command that fails after its last byte.
+    """
+    with ExitStack() as stack:
+        streams = []
+        for url in urls:
+            streams.append(_open(url))
+            stack.callback(_abandon, streams[-1])
+        found = [_plain_descriptor(stream) for stream in streams]
+        to_spool = [at for at, fd in enumerate(found) if fd is None]
+        if to_spool:
+            with ThreadPoolExecutor(len(to_spool)) as threads:
+                spooled = threads.map(lambda at: _spool(streams[at], urls[at], stack), to_spool)
+                for at, fd in zip(to_spool, spooled, strict=True):
+                    found[at] = fd
+        yield [fd for fd in found if fd is not None]
+
+
+def _open(url: str) -> IO[bytes]:
+    """webdataset's way to open what it knows, fsspec's for other schemes."""
+    scheme = urlparse(rewrite_url(url)).scheme
+    if scheme in ("", "file") or scheme in gopen_schemes:
+        stream: IO[bytes] = gopen(url)
+        return stream
+    return open_binary(url)
+
+
+def _plain_descriptor(stream: IO[bytes]) -> int | None:
+    try:
+        fd = stream.fileno()
+    except (AttributeError, OSError):  # webdataset's Pipe has none, streams in memory refuse
+        return None
+    is_plain = stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_GZIP), 0) != _GZIP
+    return fd if is_plain else None
+
+
+def _spool(stream: IO[bytes], url: str, stack: ExitStack) -> int:
+    try:
+        fd = stream.fileno()
+        limit = unpacked_limit(os.fstat(fd).st_size) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    except (AttributeError, OSError):
+        limit = None
+    spooled = stack.enter_context(local_tar(stream, url, max_bytes=limit))
+    stream.close()  # a command that failed says so here
+    return spooled
+
+
+def _abandon(stream: IO[bytes]) -> None:
+    with suppress(OSError):  # a command that is no longer read from fails; what is wrong was said before
+        stream.close()

@@ -1,0 +1,79 @@
+"""Which shards of each modality belong together."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+
+from webdataset.pytorch import IterableDataset
+from webdataset.shardlists import expand_urls
+
+ShardUrls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+ShardGroup = dict[str, dict[str, str]]  # {"urls": {modality: url}}
+
+_TAR_NAME = re.compile(r"""([^\s/"'=?&]+)\.(?:tar(?:\.\w+)?|tgz)\b""")
+
+
+class PairedShardList(IterableDataset):
+    """Yields one ``{"urls": {modality: url}}`` per shard: the n-th URL of every modality.
+
+    The URLs of a modality are a string, expanded as webdataset does (braces, ``::`` between several, ``${X}`` for the
+    environment's ``WDS_X``), or a list of URLs that are taken as they are. With ``seed`` every pass has the same shuffled order.
+
+    Raises ``ValueError`` without modalities or shards, and where the modalities have different numbers of shards. Warns once, here,
+    when shards that are paired have different file names.
+    """
+
+    def __init__(self, modalities: Mapping[str, ShardUrls], seed: int | None = None) -> None:
+        super().__init__()
+        urls = {name: _expand(given) for name, given in modalities.items()}
+        counts = {name: len(found) for name, found in urls.items()}
+        if not counts:
+            raise ValueError("no modalities")
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{name}={count}" for name, count in counts.items())
+            raise ValueError(f"all modalities must have the same number of shards: {told}")
+        if not all(counts.values()):
+            raise ValueError("no shards")
+        self.seed = seed
+        self.groups = [dict(zip(urls, group, strict=True)) for group in zip(*urls.values(), strict=True)]
+        _warn_of_names(self.groups)
+
+    def __len__(self) -> int:
+        """Number of shard groups."""
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[ShardGroup]:
+        groups = self.groups.copy()
+        if self.seed is not None:
+            random.Random(self.seed).shuffle(groups)
+        for urls in groups:
+            yield {"urls": dict(urls)}
+
+
+def shard_name(url: str) -> str:
+    """The name of a shard's file without ``.tar`` and what follows, also where a ``pipe:`` command names it."""
+    names = _TAR_NAME.findall(url)
+    return names[-1] if names else url.rstrip("/").rpartition("/")[2]
+
+
+def _expand(given: ShardUrls) -> list[str]:
+    if isinstance(given, str):
+        found: list[str] = expand_urls(given)
+        return found
+    if isinstance(given, os.PathLike):
+        return [os.fspath(given)]
+    return [os.fspath(url) for url in given]
+
+
+def _warn_of_names(groups: list[dict[str, str]]) -> None:
+    differing = [group for group in groups if len({shard_name(url) for url in group.values()}) > 1]
+    if differing:
+        example = ", ".join(f"{name}={url!r}" for name, url in differing[0].items())
+        warnings.warn(
+            f"shards are paired by index, and the names differ in {len(differing)} of {len(groups)} pairs; the first is {example}",
+            stacklevel=3,
+        )

@@ -1,0 +1,73 @@
+"""The samples of one tar, from its headers: where the bytes of each key and extension lie."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from webdataset.tariterators import base_plus_ext
+
+from mm_assets.formats.webdataset.tar_scan import scan
+
+SelectFiles = Callable[[str], bool]
+RenameFiles = Callable[[str], str]
+
+_FOR_WEBDATASET = re.compile(r"__[^/]*__($|/)")  # members that are about the tar, which webdataset leaves out
+
+
+class Payload(NamedTuple):
+    """Where the bytes of one file lie in the tar; both in bytes."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TarSamples:
+    """The payload of each key and extension, keys in the order of their first members; ``unkeyed`` are files of no sample."""
+
+    fd: int
+    url: str
+    payloads: dict[str, dict[str, Payload]]
+    extensions: frozenset[str]
+    unkeyed: list[str]
+
+
+def index_samples(fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None) -> TarSamples:
+    """Index an open tar. Names become keys and lower-case extensions by webdataset's rule, after ``rename`` and ``select``.
+
+    A leading ``./`` is no part of a name. Members of a key need not be neighbours. A link inside the tar is the file it leads to.
+
+    Raises `TarDamage` for a tar that is cut or corrupt, ``ValueError`` for a key that has an extension twice, for an extension that
+    webdataset keeps for itself (``__url__`` and alike), and for a member that cannot be read.
+    """
+    payloads: dict[str, dict[str, Payload]] = {}
+    extensions: dict[str, str] = {}  # one string for all members that share an extension
+    unkeyed: list[str] = []
+    index = scan(fd, url)
+    for member in index.members:
+        name = member.name
+        if _FOR_WEBDATASET.match(name):
+            continue
+        if rename is not None:
+            name = rename(name)
+        if select is not None and not select(name):
+            continue
+        key, extension = base_plus_ext(name)
+        if key is None:
+            unkeyed.append(name)
+            continue
+        if member.broken is not None:
+            raise ValueError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
+        extension = extension.lower()
+        extension = extensions.setdefault(extension, extension)
+        if extension.startswith("__") and extension.endswith("__"):
+            raise ValueError(f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself")
+        found = payloads.setdefault(key, {})
+        if extension in found:
+            raise ValueError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
+        found[extension] = Payload(member.offset, member.size)
+    unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
+    return TarSamples(fd, url, payloads, frozenset(extensions), unkeyed)
