@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mm_assets.formats.fetching import Request, open_fetcher
+from mm_assets.formats.paired.address import parts_of
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
 from mm_assets.formats.webdataset import tar_header
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
@@ -52,6 +53,8 @@ class RawFiles:
         for root in (root.rstrip("/") + "/" for root in roots):
             self._by_name.update({file.removeprefix(root): file for file in files if file.startswith(root)})
         self.only_name = min(self._by_name, key=len) if len(files) == 1 else None
+        for file in files:
+            self._by_name.update(parts_of(file))
 
     def read(self, places: Sequence[Place | None]) -> list[memoryview | str | None]:
         """The bytes at each place, or why they cannot be had; None for None.

@@ -12,11 +12,12 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, meta_of, metadata_text, parse_metadata
-from mm_assets.formats.arrow_cache.shards import Shard, sync
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
+from mm_assets.formats.arrow_cache.shards import sync
 from mm_assets.formats.storage import sweep, temporary_name
 
 log = logging.getLogger(__name__)
@@ -34,9 +35,12 @@ class Generation:
     The first generation becomes the cache by the rename of its whole folder, and its shards are called ``shard-00000.arrow``. A
     later one, ``shard-00000-<generation>.arrow``, is moved in beside the published one and becomes the cache when `_metadata.json` is
     replaced; then the old files go. Before and after that one rename there is a whole cache, and readers keep what they have mapped.
+
+    ``sweeps_beside``: look for leftovers beside the cache, too. Who builds many caches in one folder does it once, with `sweep_folders`.
     """
 
-    def __init__(self, cache_dir: Path) -> None:
+    def __init__(self, cache_dir: Path, *, sweeps_beside: bool = True) -> None:
+        self._sweeps_beside = sweeps_beside
         self._cache_dir = Path(os.path.realpath(cache_dir))
         self._cache_dir.parent.mkdir(parents=True, exist_ok=True)
         home = _home(self._cache_dir)
@@ -61,7 +65,7 @@ class Generation:
             self._move_inside()
         if (published := self._same(meta)) is not None:
             return published
-        named = meta_of(meta.cache_dir, meta.features, [self._renamed(shard) for shard in meta.shards])
+        named = of_generation(meta, self.name)
         self._write_metadata(named, shard_size_bytes)
         for old, new in zip(meta.shard_filenames, named.shard_filenames, strict=True):
             os.rename(self.folder / old, self._cache_dir / new)
@@ -80,10 +84,9 @@ class Generation:
 
     def _sweep(self) -> None:
         try:
-            _sweep_folders(self._cache_dir.parent)
-            if self._cache_dir.is_dir():
-                _sweep_folders(self._cache_dir)
-                _sweep_shards(self._cache_dir)
+            if self._sweeps_beside:
+                sweep_folders(self._cache_dir.parent)
+            sweep_cache(self._cache_dir)
         except OSError as error:  # the build is not at fault
             log.warning("%s: could not remove leftovers: %s", self._cache_dir, error)
 
@@ -121,8 +124,17 @@ class Generation:
             return None  # damaged, or just replaced
         return published
 
-    def _renamed(self, shard: Shard) -> Shard:
-        return Shard(f"{Path(shard.filename).stem}-{self.name}.arrow", shard.rows, shard.size, shard.digest)
+
+def of_generation(meta: ShardedCacheMeta, generation: str) -> ShardedCacheMeta:
+    """The same shards under the names that they have in a cache that was there before."""
+    return replace(meta, shard_filenames=[f"{Path(name).stem}-{generation}.arrow" for name in meta.shard_filenames])
+
+
+def sweep_cache(cache_dir: Path) -> None:
+    """Remove what killed builders and replaced generations left in the folder of a cache."""
+    if cache_dir.is_dir():
+        sweep_folders(cache_dir)
+        _sweep_shards(cache_dir)
 
 
 def _home(cache_dir: Path) -> Path:
@@ -135,7 +147,8 @@ def _content(meta: ShardedCacheMeta) -> tuple[str, list[int], list[str]]:
     return meta.schema_fingerprint, meta.shard_row_counts, meta.shard_digests
 
 
-def _sweep_folders(home: Path) -> None:
+def sweep_folders(home: Path) -> None:
+    """Remove the hidden folders of killed builders."""
     folders = list(_matching(home, _FOLDER))  # before the markers: see `_living`
     living = _living(home)
     for folder, match in folders:

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, features_of
 from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 METADATA_FILE = "_metadata.json"
 CACHE_FORMAT_VERSION = 1
@@ -26,7 +29,10 @@ _Found = TypeVar("_Found")
 
 @dataclass
 class ShardedCacheMeta:
-    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests xxh3-128 of these."""
+    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests xxh3-128 of these.
+
+    Its columns are those of ``features``, or, where it holds interleaved rows, of ``schema``.
+    """
 
     cache_dir: Path
     num_rows: int
@@ -37,6 +43,7 @@ class ShardedCacheMeta:
     shard_sizes: list[int] = field(default_factory=list)
     shard_digests: list[str] = field(default_factory=list)
     features: Features = field(default_factory=Features)
+    schema: pa.Schema | None = None
 
     @property
     def shard_paths(self) -> list[Path]:
@@ -50,10 +57,10 @@ class ShardedCacheMeta:
 
 def features_fingerprint(features: Features) -> str:
     """16 hex digits that every definition of every field, and their order, goes into; the same in every process."""
-    return hashlib.sha256(json.dumps(features.definition()).encode()).hexdigest()[:16]
+    return _fingerprint(features.definition())
 
 
-def meta_of(cache_dir: Path, features: Features, shards: Iterable[Shard]) -> ShardedCacheMeta:
+def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Shard]) -> ShardedCacheMeta:
     """The metadata of a cache of these shards."""
     shards = list(shards)
     return ShardedCacheMeta(
@@ -62,10 +69,11 @@ def meta_of(cache_dir: Path, features: Features, shards: Iterable[Shard]) -> Sha
         num_shards=len(shards),
         shard_filenames=[shard.filename for shard in shards],
         shard_row_counts=[shard.rows for shard in shards],
-        schema_fingerprint=features_fingerprint(features),
+        schema_fingerprint=_fingerprint(schema_to_text(columns) if isinstance(columns, pa.Schema) else columns.definition()),
         shard_sizes=[shard.size for shard in shards],
         shard_digests=[shard.digest for shard in shards],
-        features=features,
+        features=columns if isinstance(columns, Features) else Features(),
+        schema=columns if isinstance(columns, pa.Schema) else None,
     )
 
 
@@ -81,7 +89,7 @@ def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
         "shard_size_target_bytes": shard_size_bytes,
         "shard_sizes": meta.shard_sizes,
         "shard_digests": meta.shard_digests,
-        "features": meta.features.definition(),
+        **({"features": meta.features.definition()} if meta.schema is None else {"arrow_schema": schema_to_text(meta.schema)}),
     }
     return json.dumps(content, indent=2)
 
@@ -114,8 +122,9 @@ def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features
 def require_features(meta: ShardedCacheMeta, features: Features) -> None:
     """Raise ``ValueError`` if the cache was built with other features."""
     if (expected := features_fingerprint(features)) != meta.schema_fingerprint:
+        held = repr(meta.features) if meta.schema is None else "interleaved rows"
         raise ValueError(
-            f"{meta.cache_dir}: Schema fingerprint mismatch: the cache has {meta.schema_fingerprint} for {meta.features!r}, "
+            f"{meta.cache_dir}: Schema fingerprint mismatch: the cache has {meta.schema_fingerprint} for {held}, "
             f"expected {expected} for {features!r}. Build it again."
         )
 
@@ -162,11 +171,25 @@ def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
     digests = _list(content, "shard_digests", lambda value: isinstance(value, str) and _DIGEST.fullmatch(value) is not None)
     if not len(names) == len(rows) == len(sizes) == len(digests) == len(set(names)):
         raise ValueError("the lists of the shards differ in length, or name a shard twice")
-    meta = meta_of(cache_dir, features_of(content.get("features")), map(Shard, names, rows, sizes, digests))
+    columns = _schema(content["arrow_schema"]) if "arrow_schema" in content else features_of(content.get("features"))
+    meta = meta_of(cache_dir, columns, map(Shard, names, rows, sizes, digests))
+    if meta.schema is not None:  # another version of Arrow may write the same schema in other bytes
+        meta.schema_fingerprint = _fingerprint(content["arrow_schema"])
     for key in ("num_shards", "num_rows", "schema_fingerprint"):
         if content.get(key) != getattr(meta, key):
             raise ValueError(f"{key} is {content.get(key)!r}, the rest gives {getattr(meta, key)!r}")
     return meta
+
+
+def _schema(text: Any) -> pa.Schema:
+    try:
+        return schema_from_text(text)
+    except (TypeError, OSError, pa.ArrowException) as error:
+        raise ValueError(f"arrow_schema is no Arrow schema: {error}") from error
+
+
+def _fingerprint(columns: Any) -> str:
+    return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
 
 
 def _list(content: dict[str, Any], key: str, is_right: Callable[[Any], bool]) -> list[Any]:

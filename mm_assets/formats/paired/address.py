@@ -71,6 +71,19 @@ def modality_of(item: str) -> tuple[str, str] | None:
     return match["name"], location if is_remote(location) else os.path.abspath(local_path(location))
 
 
+def parts_of(url: str) -> dict[str, str]:
+    """What locators call the tars that a merged one was made of, and their URLs; none for any other URL."""
+    root, _, name = url.rpartition("/")
+    if not root.startswith(f"{PROTOCOL}://"):
+        return {}
+    try:
+        files = PairedAddress.parse(root.removeprefix(f"{PROTOCOL}://")).names().get(name.removesuffix(".tar"), {})
+    except OSError:  # they are gone
+        return {}
+    called = [f"{modality}/{os.path.basename(file)}" for modality, file in files.items()]
+    return {name: f"{root}/{name}" for name in called}
+
+
 def _split(location: str) -> tuple[str, str]:
     """Folder and file name pattern; the pattern is empty where the location is the folder."""
     head, _, last = location.rstrip("/").rpartition("/")

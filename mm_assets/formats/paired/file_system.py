@@ -13,7 +13,8 @@ from fsspec.spec import AbstractFileSystem
 
 from mm_assets.formats.file_stamps import local_stamp, remote_stamps
 from mm_assets.formats.paired.address import PROTOCOL, PairedAddress
-from mm_assets.formats.paired.merge import Part, merge
+from mm_assets.formats.paired.merge import merge
+from mm_assets.formats.paired.parts import Part
 from mm_assets.formats.storage import filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import scan

@@ -13,9 +13,7 @@ from urllib.parse import urlparse
 from webdataset.gopen import gopen, gopen_schemes, rewrite_url
 
 from mm_assets.formats.storage import open_binary
-from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-
-_GZIP = b"\x1f\x8b\x08"
+from mm_assets.formats.webdataset.spool import local_tar, plain_descriptor, unpacked_limit
 
 
 @contextmanager
@@ -32,7 +30,7 @@ def open_shards(urls: Sequence[str]) -> Iterator[list[int]]:
         for url in urls:
             streams.append(_open(url))
             stack.callback(_abandon, streams[-1])
-        found = [_plain_descriptor(stream) for stream in streams]
+        found = [plain_descriptor(stream) for stream in streams]
         to_spool = [at for at, fd in enumerate(found) if fd is None]
         if to_spool:
             with ThreadPoolExecutor(len(to_spool)) as threads:
@@ -49,15 +47,6 @@ def _open(url: str) -> IO[bytes]:
         stream: IO[bytes] = gopen(url)
         return stream
     return open_binary(url)
-
-
-def _plain_descriptor(stream: IO[bytes]) -> int | None:
-    try:
-        fd = stream.fileno()
-    except (AttributeError, OSError):  # webdataset's Pipe has none, streams in memory refuse
-        return None
-    is_plain = stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_GZIP), 0) != _GZIP
-    return fd if is_plain else None
 
 
 def _spool(stream: IO[bytes], url: str, stack: ExitStack) -> int:

@@ -47,8 +47,11 @@ def _heed_refusal(payload: dict[str, Any], where: str) -> None:
     refused = bookkeeping.get(REFUSED) if isinstance(bookkeeping, dict) else None
     if refused is None:
         return
-    kind, reason = refused if isinstance(refused, list) and len(refused) == 2 else (BAD_LAYOUT, f"refused: {refused!r:.200}")
-    raise SampleError(kind if kind in FAULTS else BAD_LAYOUT, f"{where}: {reason}")
+    if not isinstance(refused, list) or len(refused) != 3 or refused[0] not in FAULTS or not isinstance(refused[2], str | None):
+        raise SampleError(BAD_LAYOUT, f"{where}: field {BOOKKEEPING!r} refuses the sample, and does not say why: {refused!r:.200}")
+    error = SampleError(refused[0], str(refused[1]))
+    error.source_ref = refused[2]
+    raise error
 
 
 def _decode(payload: dict[str, Any], member: Member, raw: RawDecoder, sample_id: str, where: str) -> Sample:

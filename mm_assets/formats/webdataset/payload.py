@@ -20,13 +20,14 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 class SampleError(ShardError):
     """One sample cannot be read; ``kind`` is its class of `mm_assets.interleaved.faults`, the message names file, member and field.
 
-    ``sample_id`` is the id it states, where that much could be read.
+    ``sample_id`` is the id it states, where that much could be read; ``source_ref`` says where the fault is, if not in the sample's json.
     """
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
         self.sample_id: str | None = None
+        self.source_ref: str | None = None
 
 
 @contextmanager

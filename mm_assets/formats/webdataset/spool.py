@@ -46,7 +46,7 @@ def local_tar(
     everything up to a cut, else the gzip members before the one whose checksum fails, nothing of what is too large.
     """
     if not isinstance(source, str | os.PathLike):
-        if (own := _plain_file(source)) is not None:
+        if (own := plain_descriptor(source)) is not None:
             yield own
             return
         with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
@@ -61,7 +61,7 @@ def local_tar(
                 yield spooled
 
 
-def _plain_file(stream: IO[bytes]) -> int | None:
+def plain_descriptor(stream: IO[bytes]) -> int | None:
     """The descriptor of a stream that is a local file from its start on, and not packed."""
     try:
         descriptor = stream.fileno()

@@ -187,6 +187,7 @@ class TarSamples:
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
         is_link = member.link is not None and member.broken is not None
         ref = build_source_ref(self.path, member.name, member.header_offset) if is_link else member_ref(self.path, member)
+        ref = error.source_ref or ref
         return _lost_sample(sample_stem(member.name) if error.sample_id is None else error.sample_id, error, ref)
 
     def _stretch(self, stretch: Stretch) -> Loss:

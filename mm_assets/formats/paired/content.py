@@ -1,0 +1,134 @@
+"""What the members of one key are: items of a sample, and values of its columns."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mm_assets.formats.paired.parts import Found
+from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, MAX_JSON_BYTES, MAX_POSITION, SOURCE
+from mm_assets.formats.webdataset.payload import SampleError, parse_payload
+from mm_assets.interleaved.faults import BAD_LAYOUT, DANGLING_REFERENCE, NOT_UTF8, UNREADABLE_MEMBER
+from mm_assets.interleaved.schema import RESERVED_COLUMNS
+
+_POSITION = re.compile(r"(\d{1,6})\.\w+")
+_TEXT_EXTENSIONS = ("txt", "text")
+_MAX_COLUMN_BYTES = 64 << 20  # of a member that becomes a column's value: it travels inside the sample's json
+
+
+@dataclass
+class Content:
+    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value."""
+
+    texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
+    images: dict[int, Found] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    typed: dict[str, pa.Array] = field(default_factory=dict)
+    json_ref: str | None = None
+
+    def add_field(self, name: str, value: Any, where: str) -> None:
+        """Raises `SampleError` for a second value of a name."""
+        if name in RESERVED_COLUMNS or name == SOURCE:
+            self.fields.setdefault(SOURCE, {}).setdefault("fields", {})[name] = value
+        elif name in self.fields or name in self.typed:
+            raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
+        elif isinstance(value, pa.Array):
+            self.typed[name] = value
+        else:
+            self.fields[name] = value
+
+
+def content_of(found: Sequence[Found]) -> Content:
+    """Raises `SampleError` for members that cannot be read or contradict each other."""
+    content = Content()
+    seen: set[tuple[str, str]] = set()
+    items: list[Found] = []
+    for one in found:
+        with _located(one):
+            _take(content, one, seen, items)
+    for position, item in zip(_positions(items), items, strict=True):
+        if item.suffix in DEFAULT_IMAGE_EXTENSIONS:
+            content.images[position] = item
+        else:
+            with _located(item):
+                content.texts[position] = _text(item), item
+    return content
+
+
+def _take(content: Content, one: Found, seen: set[tuple[str, str]], items: list[Found]) -> None:
+    if one.member.broken is not None:
+        raise SampleError(UNREADABLE_MEMBER, f"{one.where}: {one.member.broken}")
+    if (one.part.modality, one.extension) in seen:
+        raise SampleError(DANGLING_REFERENCE, f"ambiguous: {one.where}: the tar has this extension of the key twice")
+    seen.add((one.part.modality, one.extension))
+    if one.suffix in (*DEFAULT_IMAGE_EXTENSIONS, *_TEXT_EXTENSIONS):
+        items.append(one)
+    else:
+        _add_column(content, one)
+
+
+@contextmanager
+def _located(one: Found) -> Iterator[None]:
+    """Errors of the block are about this member."""
+    try:
+        yield
+    except SampleError as error:
+        error.source_ref = one.ref
+        raise
+
+
+def _add_column(content: Content, one: Found) -> None:
+    suffix = one.suffix
+    name = one.extension[: -len(suffix)].rstrip(".") or (one.part.modality if suffix == "npy" else suffix)
+    if suffix == "json":
+        content.json_ref = content.json_ref or one.ref
+        for field_name, value in parse_payload(one.read(MAX_JSON_BYTES), one.where).items():
+            content.add_field(field_name, value, one.where)
+        return
+    data = one.read(_MAX_COLUMN_BYTES)
+    if suffix == "npy":
+        content.add_field(name, _array(data, one.where), one.where)
+    elif suffix == "cls":
+        try:
+            content.add_field(name, int(data), one.where)
+        except ValueError as error:
+            raise SampleError(BAD_LAYOUT, f"{one.where}: no class number: {data!r:.100}") from error
+    else:
+        content.add_field(one.extension, pa.array([data], pa.large_binary()), one.where)
+
+
+def _array(data: bytes, where: str) -> pa.Array:
+    """One value: the array as nested lists of its own number type. Pickled objects are refused, as is a shape its bytes do not fill."""
+    try:
+        values = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        is_half = values.dtype == np.float16  # not all formats take these
+        flat = pa.array(values.astype(np.float32 if is_half else values.dtype.newbyteorder("=")).ravel())
+    except (ValueError, TypeError, OSError, OverflowError, MemoryError, pa.ArrowException) as error:
+        raise SampleError(BAD_LAYOUT, f"{where}: no array that can be read: {error}") from error
+    for level, length in reversed(list(enumerate(values.shape))):
+        lists = math.prod(values.shape[:level])
+        if lists > len(data):  # of a shape with a zero in it
+            raise SampleError(BAD_LAYOUT, f"{where}: an array of shape {values.shape} in {len(data)} bytes")
+        flat = pa.ListArray.from_arrays(pa.array([length * at for at in range(lists + 1)], pa.int32()), flat)
+    return flat
+
+
+def _positions(items: Sequence[Found]) -> list[int]:
+    stated = [match and int(match[1]) for match in (_POSITION.fullmatch(item.extension) for item in items)]
+    numbers = [number for number in stated if number is not None and number < MAX_POSITION]
+    return numbers if len(set(numbers)) == len(items) else list(range(len(items)))
+
+
+def _text(item: Found) -> str:
+    try:
+        return item.read(MAX_JSON_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise SampleError(NOT_UTF8, f"{item.where}: not UTF-8: {error}") from error

@@ -1,0 +1,221 @@
+"""Raw shards of several modalities as merged tars: what their members become, and how they are found."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mm_assets.formats.materialize import materialize_table
+from mm_assets.formats.paired.address import PairedAddress, modality_of, parts_of
+from mm_assets.formats.raw_shards import RawLocations, relative_root
+from mm_assets.formats.registry import reader_for
+from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.interleaved.losses import Loss
+from mm_assets_tests.formats.paired.modalities import make_modalities, npy, png
+from mm_assets_tests.formats.raw_tars import make_tar
+
+PNG = png(1, 2, 3)
+
+
+def merged(folder: Path, parts: dict[str, list[tuple[str, Any]]]) -> tuple[list[dict[str, Any]], pa.Schema, list[Loss]]:
+    """Rows, schema and losses of one paired shard ``x`` of these parts."""
+    locations = RawLocations(make_modalities(folder, {"x": parts}))
+    (shard,) = locations.shards().values()
+    reader = reader_for("webdataset", [shard.uri], set_aside=True, relative_to=relative_root(locations.roots()), roots=locations.roots())
+    stream = reader.open(reader.partitions()[0])
+    table = pa.concat_tables([batch.data for batch in stream]) if stream.items else None
+    return ([] if table is None else table.to_pylist()), stream.schema, list(stream.losses)
+
+
+def test_positions_are_those_stated_or_the_order_of_the_parts(tmp_path: Path) -> None:
+    parts: dict[str, list[tuple[str, Any]]] = {
+        "images": [("a.3.png", PNG), ("a.0.png", PNG), ("b.one.png", PNG), ("b.two.png", PNG), ("c.0.png", PNG)],
+        "texts": [("c.0.txt", b"same place"), ("b.txt", b"behind"), ("a.7.txt", b"last")],
+    }
+    rows, _, losses = merged(tmp_path, parts)
+    assert losses == []
+    assert [(row["sample_id"], row["position"], row["text_content"]) for row in rows if row["modality"] != "metadata"] == [
+        *(("a", 0, None), ("a", 3, None), ("a", 7, "last")),
+        *(("b", 0, None), ("b", 1, None), ("b", 2, "behind")),
+        *(("c", 0, None), ("c", 1, "same place")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("array", "type_"),
+    [
+        (np.array([1.1, -2.2], np.float32), pa.list_(pa.float32())),
+        (np.array([0.1, 65504], np.float16), pa.list_(pa.float32())),
+        (np.array([[1, 2], [3, 4], [5, 6]], np.int16), pa.list_(pa.list_(pa.int16()))),
+        (np.array([1, 2**63], ">u8"), pa.list_(pa.uint64())),
+        (np.array(7.5), pa.float64()),
+        (np.array([True, False]), pa.list_(pa.bool_())),
+        (np.zeros((2, 0), np.int8), pa.list_(pa.list_(pa.int8()))),
+        (np.array([np.nan, np.inf, -0.0]), pa.list_(pa.float64())),
+    ],
+    ids=["float32", "float16", "matrix", "big-endian", "number", "bool", "empty rows", "nan"],
+)
+def test_arrays_are_columns_of_their_own_type(tmp_path: Path, array: np.ndarray[Any, Any], type_: pa.DataType) -> None:
+    rows, schema, losses = merged(tmp_path, {"images": [("a.png", PNG)], "emb": [("a.npy", npy(array))]})
+    assert (losses, schema.field("emb").type) == ([], type_)
+    assert repr(rows[0]["emb"]) == repr(array.tolist())
+
+
+def test_other_members_are_columns(tmp_path: Path) -> None:
+    parts: dict[str, list[tuple[str, Any]]] = {
+        "images": [("a.png", PNG)],
+        "more": [("a.cls", b"12"), ("a.mp3", b"\x00sound"), ("a.json", {"x": [1, {"y": None}], "z": 1.5, "sample_id": "other"})],
+    }
+    rows, schema, losses = merged(tmp_path, parts)
+    assert losses == []
+    row = rows[0]
+    assert (row["cls"], row["mp3"], json.loads(row["x"]), row["z"]) == (12, b"\x00sound", [1, {"y": None}], 1.5)
+    assert (schema.field("cls").type, schema.field("mp3").type) == (pa.int64(), pa.large_binary())
+    assert (row["sample_id"], json.loads(row["_source"])) == ("a", {"fields": {"sample_id": "other"}})
+
+
+@pytest.mark.parametrize(
+    ("images", "more", "kind", "says"),
+    [
+        ([("a.png", PNG)], [("b.txt", b"x")], "missing_modality", "no member of key 'a' in more/x.tar"),
+        ([("a.png", PNG)], [("a.json", b"[]")], "not_an_object", "more/x.tar: a.json"),
+        ([("a.png", PNG)], [("a.cls", b"twelve")], "bad_layout", "no class number"),
+        ([("a.png", PNG), ("a.json", {"n": 1})], [("a.json", {"n": 2})], "bad_layout", "has the field 'n', too"),
+        ([("a.png", PNG), ("a.png", PNG)], [("a.txt", b"x")], "dangling_reference", "twice"),
+        ([("a.png", PNG)], [("a.npy", npy(np.array([{}], object), allow_pickle=True))], "bad_layout", "no array that can be read"),
+        ([("a.png", PNG)], [("a.npy", npy(np.zeros(3))[:-4])], "bad_layout", "no array that can be read"),
+        ([("a.png", PNG)], [("a.npy", npy(np.array([1j])))], "bad_layout", "no array that can be read"),
+    ],
+)
+def test_what_contradicts_itself_is_accounted_for(tmp_path: Path, images: Any, more: Any, kind: str, says: str) -> None:
+    fine = [("ok.json", {"n": 1}), ("ok.png", PNG)]
+    rows, _, losses = merged(tmp_path, {"images": [*fine, *images], "more": [("ok.txt", b"x"), *more]})
+    assert {row["sample_id"] for row in rows} == {"ok"}
+    (loss,) = [loss for loss in losses if loss.sample_id == "a"]
+    assert (loss.outcome, loss.kind) == ("quarantined", kind)
+    assert says in loss.reason
+    assert "images/x.tar: a.png" in loss.reason
+
+
+def test_arrays_of_two_types_are_not_one_column(tmp_path: Path) -> None:
+    parts = {"images": [(f"{key}.png", PNG) for key in "ab"], "emb": [("a.npy", npy(np.zeros(2))), ("b.npy", npy(np.zeros((1, 2))))]}
+    rows, _, (loss,) = merged(tmp_path, parts)
+    assert {row["sample_id"] for row in rows} == {"a"}
+    assert (loss.sample_id, loss.kind) == ("b", "bad_layout")
+    assert "in others of the shard list<item: double>" in loss.reason
+
+
+def test_strictly_read_a_refused_sample_is_an_error(tmp_path: Path) -> None:
+    locations = RawLocations(make_modalities(tmp_path, {"x": {"a": [("k.png", PNG)], "b": []}}))
+    (shard,) = locations.shards().values()
+    with pytest.raises(SampleError, match="no member of key 'k' in b/x.tar"):
+        list(reader_for("webdataset", [shard.uri]))
+
+
+def test_members_without_a_key_are_told(tmp_path: Path) -> None:
+    parts = {"images": [("a.png", PNG), ("README", b"hello"), (".hidden", b"x")], "texts": [("a.txt", b"x")]}
+    locations = RawLocations(make_modalities(tmp_path, {"x": parts}))
+    (shard,) = locations.shards().values()
+    reader = reader_for("webdataset", [shard.uri], set_aside=True, roots=locations.roots())
+    stream = reader.open(reader.partitions()[0])
+    assert [batch.data.num_rows for batch in stream] == [3]
+    notes = stream.notes[shard.uri]["unreferenced_members"]
+    assert sorted(notes) == ["images%2F%2Ehidden.unpaired", "images%2FREADME.unpaired"]
+
+
+def test_locators_lead_to_the_tars_themselves(tmp_path: Path) -> None:
+    parts = {"images": [("a.0.png", PNG), ("a.1.png", png(9, 9, 9))], "texts": [("a.txt", "ä".encode())]}
+    locations = RawLocations(make_modalities(tmp_path, {"x": parts}))
+    (shard,) = locations.shards().values()
+    reader = reader_for("webdataset", [shard.uri], relative_to=relative_root(locations.roots()))
+    table = pa.concat_tables([batch.data for batch in reader])
+    at = table.schema.get_field_index("binary_content")
+    bare = table.set_column(at, table.schema.field(at), pa.nulls(table.num_rows, pa.large_binary()))
+    assert materialize_table(bare, locations.roots()).equals(table)
+    for row in table.filter(pa.array([m != "metadata" for m in table.column("modality").to_pylist()])).to_pylist():
+        ref = json.loads(row["source_ref"])
+        with open(tmp_path / ref["path"], "rb") as file:
+            file.seek(ref["byte_offset"])
+            data = file.read(ref["byte_size"])
+        assert data == (row["binary_content"] if row["modality"] == "image" else row["text_content"].encode())
+    assert parts_of(shard.uri).keys() == {"images/x.tar", "texts/x.tar"}
+
+
+def test_parts_may_be_packed_or_remote(tmp_path: Path) -> None:
+    make_tar(tmp_path / "t" / "x.tar", [("a.txt", b"text")])
+    (tmp_path / "t" / "x.tar.gz").write_bytes(gzip.compress((tmp_path / "t" / "x.tar").read_bytes()))
+    (tmp_path / "t" / "x.tar").unlink()
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/paired-parts/x.tar", make_tar(tmp_path / "x.tar", [("a.png", PNG)]).read_bytes())
+    try:
+        locations = RawLocations(f"images=memory://paired-parts texts={tmp_path / 't'}")
+        (shard,) = locations.shards().values()
+        rows = [row for batch in reader_for("webdataset", [shard.uri]) for row in batch.data.to_pylist()]
+        assert [row["binary_content"] or row["text_content"] for row in rows] == [None, PNG, "text"]
+        before = shard.version
+        fs.pipe("/paired-parts/x.tar", make_tar(tmp_path / "x.tar", [("a.png", PNG + bytes(20_000))]).read_bytes())
+        assert RawLocations(f"images=memory://paired-parts texts={tmp_path / 't'}").shards()["x"].version != before
+    finally:
+        fs.rm("/paired-parts", recursive=True)
+
+
+def test_the_merged_tar_is_one_that_every_client_reads(tmp_path: Path) -> None:
+    parts = {"images": [("a/b.png", PNG)], "texts": [("a/b.txt", b"x")]}
+    (shard,) = RawLocations(make_modalities(tmp_path, {"x": parts})).shards().values()
+    with fsspec.open(shard.uri, "rb") as file, tarfile.open(fileobj=file) as tar:
+        names = tar.getnames()
+    assert names == ["a%2Fb.0.png", "a%2Fb.json"]
+
+
+def test_names_are_paired_and_patterns_choose(tmp_path: Path) -> None:
+    shards = {name: {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]} for name in ("s_0", "s_1", "s_2", "other")}
+    make_modalities(tmp_path, shards)
+    (tmp_path / "texts" / "notes.md").write_text("no tar")
+    assert set(RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()) == set(shards)
+    chosen = RawLocations(f"'images={tmp_path}/images/s_*.tar' 'texts={tmp_path}/texts/s_{{0..1}}.tar'").shards()
+    assert sorted(chosen) == ["s_0", "s_1", "s_2"]
+    with pytest.raises(FileNotFoundError, match="no tar 's_2' of modality 'texts'"), fsspec.open(chosen["s_2"].uri, "rb"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("images=/a /b/x.tar", "cannot be mixed"),
+        ("images=/a", "at least two modalities"),
+        ("images=/a images=/b", "'images' is named twice"),
+        ("images=/a/*/x.tar texts=/b", "only the file's name can be a pattern"),
+    ],
+)
+def test_what_names_no_pairs_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RawLocations(text)
+
+
+def test_two_tars_of_one_name_are_refused(tmp_path: Path) -> None:
+    make_modalities(tmp_path, {"x": {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]}})
+    (tmp_path / "texts" / "x.tgz").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"two tars are called 'x': x\.tar and x\.tgz"):
+        RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
+    assert modality_of(str(tmp_path / "date=2020")) is None
+    assert modality_of("./date=2020/x.tar") is None
+    assert modality_of("s3://bucket/date=2020") is None
+    assert modality_of("images=s3://bucket/a") == ("images", "s3://bucket/a")
+
+
+def test_addresses_survive_any_path() -> None:
+    address = PairedAddress({"a": "/d/ü %&=#", "b": "s3://x/y"}, "partial")
+    token = address.url.removeprefix("paired://")
+    assert PairedAddress.parse(token) == address
+    assert not set("/*?[]{}: ") & set(token)
