@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -48,23 +48,25 @@ class AspectRatioFilter:
         if len(images) == 0:
             return StepResult(batch)
         rows = images.to_pylist()
-        scores = self.book.of(table, rows) if self.book else score_rows(table, rows)
+        scores = self.book.of(table, rows) if self.book else score_rows(table, rows, batch.measured)
         gone: list[int] = []
-        losses: list[Loss] = []
+        verdicts: list[tuple[ImageScore, str]] = []
         errors: dict[int, str] = {}
         for row, score in zip(rows, scores, strict=True):
             if score.error is not None:
                 errors[row] = score.error
             elif (reason := self._verdict(score)) is not None:
                 gone.append(row)
-                losses.append(self._loss(table, row, score, reason))
+                verdicts.append((score, reason))
         table = with_errors(table, errors)
         counts = {ROWS_CHANGED: len(errors)} if errors else {}
         if not gone:
             return StepResult(batch.with_data(table), counts=counts)
         keep = np.ones(table.num_rows, bool)
         keep[gone] = False
-        return StepResult(batch.with_data(compact(take_rows(table, np.flatnonzero(keep)))), tuple(losses), take_rows(table, gone), counts)
+        removed = take_rows(table, gone)
+        kept = compact(take_rows(table, np.flatnonzero(keep)))
+        return StepResult(batch.with_data(kept), self._losses(removed, verdicts), removed, counts)
 
     def _verdict(self, score: ImageScore) -> str | None:
         ratio = score.aspect_ratio
@@ -72,10 +74,13 @@ class AspectRatioFilter:
             return "narrower than min_ratio"
         return "wider than max_ratio" if ratio > self.max_ratio else None
 
-    def _loss(self, table: pa.Table, row: int, score: ImageScore, reason: str) -> Loss:
-        sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
+    def _losses(self, removed: pa.Table, verdicts: Sequence[tuple[ImageScore, str]]) -> tuple[Loss, ...]:
         threshold = f"{self.min_ratio:g}..{self.max_ratio:g}"
-        return Loss(sample_id, position, "image", "filtered", NAME, reason, score.aspect_ratio, threshold)
+        places = zip(*(removed.column(name).to_pylist() for name in ("sample_id", "position")), strict=True)
+        return tuple(
+            Loss(sample_id, position, "image", "filtered", NAME, reason, score.aspect_ratio, threshold)
+            for (sample_id, position), (score, reason) in zip(places, verdicts, strict=True)
+        )
 
 
 def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:

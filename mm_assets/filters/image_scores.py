@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.images.errors import ImageError
-from mm_assets.formats.images.probe import probe
+from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.formats.storage import open_binary
 from mm_assets.interleaved.buffers import binary_views
 
@@ -51,6 +51,10 @@ def score_image(data: memoryview | bytes | None) -> ImageScore:
         info = probe(data)
     except ImageError as error:
         return ImageScore(byte_size=len(data), error=f"unreadable image: {error}")
+    return _score(info, data)
+
+
+def _score(info: ImageInfo, data: memoryview | bytes) -> ImageScore:
     return ImageScore(info.display_width, info.display_height, info.format, info.orientation, len(data))
 
 
@@ -60,9 +64,11 @@ def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]
     return [views[row] for row in rows]
 
 
-def score_rows(table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
-    """Scores of some rows of an interleaved table."""
-    return [score_image(view) for view in image_views(table, rows)]
+def score_rows(table: pa.Table, rows: Sequence[int], measured: Mapping[int, ImageInfo] | None = None) -> list[ImageScore]:
+    """Scores of some rows of an interleaved table; ``measured`` are those by row number whose headers have been read before."""
+    known = measured or {}
+    views = zip(rows, image_views(table, rows), strict=True)
+    return [_score(known[row], view) if view is not None and row in known else score_image(view) for row, view in views]
 
 
 def score_table(table: pa.Table) -> pa.Table:

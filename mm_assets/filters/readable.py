@@ -14,7 +14,7 @@ from mm_assets.filters.image_scores import image_views
 from mm_assets.formats.images.completeness import looks_whole
 from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
-from mm_assets.formats.images.probe import probe
+from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
@@ -50,24 +50,25 @@ class ReadableImages:
         rows = pc.indices_nonzero(pc.and_(wanted, pc.is_null(table.column("materialize_error")))).to_pylist()
         counts = Counter({CHECKED: len(rows), DECODED: 0, UNDECODABLE: 0})
         errors: dict[int, str] = {}
+        measured: dict[int, ImageInfo] = {}
         for row, view, is_sampled in zip(rows, image_views(table, rows), self._sampled(table, rows), strict=True):
             assert view is not None  # as asked of `wanted`
             try:
-                self._check(view, is_sampled, counts)
+                measured[row] = self._check(view, is_sampled, counts)
             except DecompressionBomb as error:
                 errors[row] = f"decompression bomb: {error}"
             except ImageError as error:
                 errors[row] = f"unreadable image: {error}"
         counts[ROWS_CHANGED] = len(errors)
-        return StepResult(batch.with_data(with_errors(table, errors)), counts=counts)
+        return StepResult(batch.with_data(with_errors(table, errors), measured), counts=counts)
 
-    def _check(self, data: memoryview, is_sampled: bool, counts: Counter[str]) -> None:
-        """Raises ``ImageError`` for an image that cannot be used."""
+    def _check(self, data: memoryview, is_sampled: bool, counts: Counter[str]) -> ImageInfo:
+        """What the header says. Raises ``ImageError`` for an image that cannot be used."""
         info = probe(data)
         refuse_bomb(info.width, info.height, self.max_pixels)
         is_whole = looks_whole(data, info.format)
         if is_whole and not is_sampled:
-            return
+            return info
         try:
             is_proven = decode(data, info.format, self.max_pixels)
         except DecompressionBomb:
@@ -79,6 +80,7 @@ class ReadableImages:
         if not is_whole and not is_proven:
             counts[UNDECODABLE] += 1
             raise ImageError("cut or damaged: too many frames to decode them all")
+        return info
 
     def _sampled(self, table: pa.Table, rows: list[int]) -> list[bool]:
         """Whether each of some rows belongs to the share that is decoded."""

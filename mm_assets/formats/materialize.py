@@ -111,10 +111,10 @@ def materialize_parts(
     table: pa.Table, max_bytes: int, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
 ) -> Iterator[pa.Table]:
     """`materialize_table` part by part of whole samples, so that no more than ``max_bytes`` are fetched at a time."""
-    expected = bytes_to_fetch(table)
-    if not expected.any():
-        yield materialize_table(table, roots, storage_options)
+    if not _rows_to_fetch(table):
+        yield table
         return
+    expected = bytes_to_fetch(table)
     for part in cut_rows(table, sample_offsets(table), row_bytes(table) + expected, max_bytes):
         yield materialize_table(part, roots, storage_options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,13 +18,14 @@ class InterleavedBatch:
 
     ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of a sample are
     consecutive. ``source_files`` is the lineage (the files these very rows were read from), ``partition`` names the output
-    file they belong to.
+    file they belong to. ``measured`` is what a step has found of images by row number, for the steps that follow: it ends with the rows.
     """
 
     data: pa.Table
     source_files: Sequence[str] = ()
     partition: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    measured: Mapping[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.data, pa.RecordBatch):
@@ -59,6 +60,6 @@ class InterleavedBatch:
         """True when there are rows and the required columns are there."""
         return self.num_rows > 0 and not self.missing_columns()
 
-    def with_data(self, data: pa.Table) -> InterleavedBatch:
-        """The same lineage over another table."""
-        return replace(self, data=data)
+    def with_data(self, data: pa.Table, measured: Mapping[int, Any] | None = None) -> InterleavedBatch:
+        """The same lineage over another table, of which ``measured`` is known."""
+        return replace(self, data=data, measured=measured or {})
