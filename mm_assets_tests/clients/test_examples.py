@@ -1,0 +1,255 @@
+"""The training loops of ``examples/``: every sample exactly once, its items in order, however often it stops."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mm_assets.demo.shards import make_shards
+from mm_assets_tests.clients.environment import FORMATS, ROOT, clients_bin, run
+from mm_assets_tests.formats.raw_tars import make_tar
+
+pytestmark = pytest.mark.clients
+
+Sample = tuple[str, tuple[Any, ...]]  # id; texts, and (width, height, digest) of pictures
+
+DRIVER = Path(__file__).with_name("open_with") / "example_samples.py"
+TWO_NODES = [{"RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
+
+
+def given(name: str, *arguments: str | Path, **env: str) -> list[list[Any]]:
+    """What the training loop of an example was given, batches joined; the count that it printed last must agree."""
+    *printed, batches = run([clients_bin("python"), DRIVER, name, *arguments], PYTHONPATH=str(ROOT), **env).splitlines()
+    samples = list(chain.from_iterable(json.loads(batches)))
+    counts = [int(found[1]) for line in printed if (found := re.fullmatch(r"(?:epoch \d+: )?(\d+) samples, \d+ samples/s", line))]
+    assert sum(counts) == len(samples)
+    return samples
+
+
+def plain(samples: Iterable[list[Any]]) -> list[Sample]:
+    return [(sample_id, tuple(item if isinstance(item, str) else tuple(item) for item in items)) for sample_id, items, _ in samples]
+
+
+def picture(data: bytes) -> tuple[int, int, str]:
+    with Image.open(io.BytesIO(data)) as image:
+        return (*image.size, hashlib.sha256(image.convert("RGB").tobytes()).hexdigest())
+
+
+def png(number: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4 + number, 5), (number, 2, 3)).save(file, "PNG")
+    return file.getvalue()
+
+
+def convert(raw: Path, out: Path, to: str) -> None:
+    run([sys.executable, "-m", "mm_assets.cli", "convert", raw, out, "--to", to])
+
+
+def from_parquet(folder: Path) -> list[Sample]:
+    """Samples as their rows say, items by position, a text before the picture of its position; in order of their ids."""
+    samples: dict[str, list[Any]] = {}
+    for row in chain.from_iterable(pq.read_table(file).to_pylist() for file in sorted(folder.glob("*.parquet"))):
+        items = samples.setdefault(row["sample_id"], [])
+        if row["modality"] == "text":
+            items.append((row["position"], 0, row["text_content"]))
+        elif row["modality"] == "image":
+            items.append((row["position"], 1, picture(row["binary_content"])))
+    return [(sample_id, tuple(item for *_, item in sorted(items))) for sample_id, items in sorted(samples.items())]
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each format, of both raw layouts and of documents that are long, empty, or have two items at one position."""
+    root = tmp_path_factory.mktemp("outputs")
+    make_shards(root / "raw", members=4, pdf=2, samples=9)
+    odd: list[tuple[str, Any]] = [
+        ("long.json", {"texts": [None, *"abcdefghijk"], "images": ["long.0.png", *[None] * 10, "long.11.png"]}),
+        ("long.0.png", png(1)),
+        ("long.11.png", png(2)),
+        ("text.json", {"texts": ["only"], "images": [None]}),
+        ("empty.json", {"texts": [], "images": []}),
+        ("both.json", {"texts": ["first", "third"], "images": ["both.0.png", None]}),
+        ("both.0.png", png(3)),
+    ]
+    make_tar(root / "raw" / "odd.tar", odd)
+    for name in (*FORMATS, "arrow_cache"):
+        convert(root / "raw", root / name, name)
+    return root
+
+
+@pytest.fixture(scope="module")
+def truth(outputs: Path) -> list[Sample]:
+    samples = from_parquet(outputs / "parquet")
+    assert len(samples) == 6 * 9 + 4
+    found = dict(samples)
+    assert found["long"] == (picture(png(1)), *"abcdefghijk", picture(png(2)))
+    assert found["both"] == ("first", picture(png(3)), "third")
+    return samples
+
+
+@pytest.fixture(scope="module")
+def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sample]]:
+    """Five trios of tars, keys in another order in each modality; and what the samples are."""
+    root, samples = tmp_path_factory.mktemp("modalities"), []
+    for shard in range(5):
+        members: dict[str, list[tuple[str, Any]]] = {"images": [], "texts": [], "embeddings": []}
+        for number in range(3):
+            key = f"s{shard}_{number}"
+            pictures = {place: png(10 * shard + number + place) for place in (0, 2, 10)}
+            texts = {place: f"{key} at {place}" for place in (1, 9, 11)}
+            members["images"] += [(f"{key}.{place}.png", data) for place, data in reversed(pictures.items())]
+            members["texts"][:0] = [(f"{key}.{place}.txt", text.encode()) for place, text in texts.items()]
+            array = io.BytesIO()
+            np.save(array, np.full(4, 10 * shard + number, np.float32))
+            members["embeddings"].append((f"{key}.emb.npy", array.getvalue()))
+            items = sorted([*texts.items(), *((place, picture(data)) for place, data in pictures.items())], key=lambda item: item[0])
+            samples.append((key, tuple(item for _, item in items)))
+        for name, found in members.items():
+            make_tar(root / name / f"{shard:04d}.tar", found)
+    return root, samples
+
+
+@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
+def test_webdataset_every_sample_once(seed: list[str], outputs: Path, truth: list[Sample]) -> None:
+    tars = outputs / "webdataset"
+    whole = plain(given("webdataset_loader", tars, *seed))
+    assert sorted(whole) == truth
+    assert plain(given("webdataset_loader", tars, *seed)) == whole  # the same order again
+
+    nodes = [plain(given("webdataset_loader", tars, *seed, **node)) for node in TWO_NODES]
+    assert all(nodes)
+    assert sorted(nodes[0] + nodes[1]) == truth
+
+
+def test_webdataset_shuffles_anew_in_each_epoch(outputs: Path, truth: list[Sample]) -> None:
+    orders = [plain(given("webdataset_loader", outputs / "webdataset", "--seed", "3", "--epoch", epoch)) for epoch in "01"]
+    unshuffled = plain(given("webdataset_loader", outputs / "webdataset"))
+    assert [sorted(order) for order in orders] == [truth, truth]
+    assert len({tuple(order) for order in (*orders, unshuffled)}) == 3
+
+
+@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
+@pytest.mark.parametrize("stops", [[1], [17, 20]])
+def test_webdataset_resumes_with_exactly_the_rest(
+    seed: list[str], stops: list[int], outputs: Path, truth: list[Sample], tmp_path: Path
+) -> None:
+    arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position", "--batch-size", "3"]
+    parts = []
+    for stop in stops:
+        parts.append(plain(given("webdataset_loader", *arguments, "--stop-after", str(stop))))
+        assert stop <= len(parts[-1]) < stop + 3
+    rest = plain(given("webdataset_loader", *arguments))
+
+    assert sorted([*chain.from_iterable(parts), *rest]) == truth
+    assert plain(given("webdataset_loader", *arguments)) == []  # the epoch is over
+    assert sorted(plain(given("webdataset_loader", *arguments, "--epoch", "1"))) == truth
+
+
+@pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
+def test_webdataset_resumes_on_other_nodes_and_workers(seed: list[str], outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
+    arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position"]
+    seen = []
+    for rank in "012":
+        seen += given("webdataset_loader", *arguments, "--workers", "1", "--stop-after", "5", RANK=rank, WORLD_SIZE="3")
+    for node in TWO_NODES:  # one is finished before the other begins
+        seen += given("webdataset_loader", *arguments, "--stop-after", "7", **node)
+    for node in reversed(TWO_NODES):
+        seen += given("webdataset_loader", *arguments, "--workers", "3", "--stop-after", "4", **node)
+    assert len(seen) < len(truth)
+    seen += given("webdataset_loader", *arguments, "--workers", "0")
+
+    assert sorted(plain(seen)) == truth
+
+
+def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None:
+    folder, truth = modalities
+    samples = given("paired_loader", folder)
+    assert sorted(plain(samples)) == truth
+    assert {sample_id: embedding for sample_id, _, embedding in samples} == {key: [float(key[1:2] + key[3:])] * 4 for key, _ in truth}
+
+    nodes = [plain(given("paired_loader", folder, "--epochs", "2", **node)) for node in TWO_NODES]
+    assert sorted(nodes[0] + nodes[1]) == sorted([*truth, *truth])
+    assert all(len(node) < 2 * len(truth) for node in nodes)
+
+
+def test_paired_refuses_what_does_not_pair(modalities: tuple[Path, list[Sample]], tmp_path: Path) -> None:
+    for name in ("images", "texts", "embeddings"):
+        make_tar(tmp_path / name / "0000.tar", [("a.emb.npy" if name == "embeddings" else "b.0.txt", b"")])
+    command = [str(clients_bin("python")), str(ROOT / "examples" / "paired_loader.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=False, timeout=300)
+    assert done.returncode == 1
+    assert "key mismatch across modalities" in done.stderr
+
+
+def test_lance_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
+    table = outputs / "lance" / "items.lance"
+    samples = plain(given("lance_loader", table, "--epochs", "2", "--seed", "5"))
+    first, second = samples[: len(truth)], samples[len(truth) :]
+    assert sorted(first) == sorted(second) == truth
+    assert first != second
+    assert plain(given("lance_loader", table, "--workers", "0", "--seed", "5")) == first
+
+
+def test_lance_rows_of_a_replaced_partition(tmp_path: Path) -> None:
+    """Its fragments come last, then, and others have rows that are gone."""
+    raw, table = tmp_path / "raw", tmp_path / "out"
+    make_shards(raw, members=3, pdf=0, samples=4)
+    for turn in range(2):
+        convert(raw, table, "lance")
+        if turn == 0:
+            make_tar(raw / "web-00001.tar", [("new.json", {"texts": ["new"], "images": [None]})])
+    convert(raw, tmp_path / "parquet", "parquet")
+
+    truth = from_parquet(tmp_path / "parquet")
+    assert len(truth) == 9
+    assert sorted(plain(given("lance_loader", table / "items.lance"))) == truth
+
+
+def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
+    """Ids are read in batches of 8,192 rows: one of these samples, of eleven rows each, begins in the first and ends in the second."""
+    texts = [f"text {place}" for place in range(10)]
+    make_tar(tmp_path / "raw.tar", [(f"{number:04d}.json", {"texts": texts, "images": []}) for number in range(800)])
+    convert(tmp_path / "raw.tar", tmp_path / "out", "lance")
+
+    found = plain(given("lance_loader", tmp_path / "out" / "items.lance", "--batch-size", "50"))
+    assert sorted(found) == [(f"{number:04d}", tuple(texts)) for number in range(800)]
+
+
+def test_arrow_cache_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
+    caches = outputs / "arrow_cache"
+    samples = plain(given("arrow_cache_loader", caches, "--epochs", "2", "--seed", "5"))
+    first, second = samples[: len(truth)], samples[len(truth) :]
+    assert sorted(first) == sorted(second) == truth
+    assert first != second
+
+    nodes = [plain(given("arrow_cache_loader", caches, "--seed", "5", **node)) for node in TWO_NODES]
+    assert sorted(nodes[0] + nodes[1]) == truth
+    assert abs(len(nodes[0]) - len(nodes[1])) <= 1
+
+
+def test_arrow_cache_by_id(outputs: Path) -> None:
+    command = [clients_bin("python"), ROOT / "examples" / "arrow_cache_loader.py", outputs / "arrow_cache", "--sample", "both"]
+    printed = run(command, PYTHONPATH=str(ROOT))
+    assert re.fullmatch(r"\{'sample_id': 'both', 'items': \['first', <PIL\.Image\.Image .*size=7x5 .*>, 'third'\]\}\n", printed)
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("webdataset_loader", "webdataset"), ("lance_loader", "lance/items.lance"), ("arrow_cache_loader", "arrow_cache")]
+)
+def test_the_scripts_run_by_path(name: str, folder: str, outputs: Path, truth: list[Sample]) -> None:
+    """As their users start them: in a spawned worker, what they define is in another module than here."""
+    printed = run([clients_bin("python"), ROOT / "examples" / f"{name}.py", outputs / folder], PYTHONPATH=str(ROOT))
+    assert f"{len(truth)} samples, " in printed.splitlines()[-1]
