@@ -3,7 +3,7 @@
 import dagster as dg
 
 from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
-from mm_assets.assets.delivery import final_tars, lance_table
+from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.raw_shards import raw_shards
 from mm_assets.checks.raw_gate import raw_gate_checks
 from mm_assets.checks.zero_loss import proof_keys, zero_loss_checks
@@ -11,7 +11,7 @@ from mm_assets.io_managers.sharded import landed_checks
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets.sensors import new_shards
 
-SHARDED_ASSETS = [curated_parquet, quarantine, image_scores, filtered_parquet, final_tars, lance_table]
+SHARDED_ASSETS = [curated_parquet, quarantine, image_scores, filtered_parquet, final_tars, lance_table, arrow_cache]
 
 
 def build_definitions() -> dg.Definitions:

@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = _run([sys.executable, "-m", "mm_assets.demo"], folder)
     rows = [line.split() for line in done.stdout.splitlines() if "demo/storage" in line]
     assert [(row[0], row[1]) for row in rows] == [
-        (asset, "5") for asset in ("curated_parquet", "image_scores", "filtered_parquet", "final_tars", "lance_table")
+        (asset, "5") for asset in ("curated_parquet", "image_scores", "filtered_parquet", "arrow_cache", "final_tars", "lance_table")
     ]
     assert "checks failed: 0" in done.stdout
     return folder

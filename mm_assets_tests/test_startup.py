@@ -42,10 +42,11 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "filtered_parquet": ["curated_parquet", "image_scores"],
         "final_tars": ["filtered_parquet"],
         "lance_table": ["filtered_parquet"],
+        "arrow_cache": ["filtered_parquet"],
     }
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}
-    rows = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table")
+    rows = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache")
     of_rows = ("schema_alignment", "materialization_errors", "ledger_balance", "landed", "zero_loss")
     assert checks == {(asset, check) for asset in rows for check in of_rows} | {
         ("raw_shards", "integrity"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
-from mm_assets.accounting.lookup import Rows, in_lance, in_parquet, in_tar
+from mm_assets.accounting.lookup import Rows, in_arrow_cache, in_lance, in_parquet, in_tar
 from mm_assets.formats.storage import StorageOptions, exists, join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.schema import MODALITIES
@@ -21,7 +21,10 @@ _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
 
 @dataclass(frozen=True)
 class Output:
-    """Where an asset of the graph lies below the storage root: a folder of files with ``suffix``, or (no suffix) one table."""
+    """Where an asset of the graph lies below the storage root: a folder of files with ``suffix``, or (no suffix) one table.
+
+    Of a cache, which is a folder itself, the suffix names the file in it that tells of the others.
+    """
 
     asset: str
     folder: str
@@ -32,7 +35,8 @@ CURATED = Output("curated_parquet", "curated", ".parquet")
 FILTERED = Output("filtered_parquet", "filtered", ".parquet")
 TARS = Output("final_tars", "webdataset", ".tar")
 LANCE = Output("lance_table", "lance/items.lance")
-OUTPUTS = (CURATED, FILTERED, TARS, LANCE)
+CACHE = Output("arrow_cache", "arrow_cache", "/_metadata.json")
+OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 
 
 @dataclass
@@ -74,8 +78,8 @@ class ShardHistory:
 def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
     """The sample in each shard that has or had it, from the outputs and the ledger below a storage root; none for an unknown id.
 
-    Costs a look at the footer of every Parquet and ledger file; tars are opened only for shards found there, and the Lance table is asked
-    by its index. No image is read.
+    Costs a look at the footer of every Parquet and ledger file; tars and caches are opened only for shards found there, and the Lance
+    table is asked by its index. No image is read.
     """
     ledger = Ledger(root, options)
     kept: dict[str, Mapping[Any, Rows]] = {
@@ -87,6 +91,7 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
     kept[LANCE.asset] = in_lance(_uri(root, LANCE, ""), sample_id, partitions, options)
     partitions += [p for p in kept[LANCE.asset] if p is not None and p not in partitions]
     kept[TARS.asset] = {p: in_tar(_uri(root, TARS, p), sample_id, options) for p in partitions}
+    kept[CACHE.asset] = {p: in_arrow_cache(_uri(root, CACHE, p), sample_id, options) for p in partitions}
 
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():

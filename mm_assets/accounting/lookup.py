@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
+from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, exists, expand_paths, filesystem, is_remote, local_path, open_binary
 from mm_assets.formats.webdataset.keys import sample_key
 from mm_assets.formats.webdataset.tar_header import BLOCK
@@ -53,9 +54,16 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
     with _tar_of(uri, sample_id, options) as tar:
         if tar is None:
             return []
-        reader = InterleavedWebdatasetReader(tar, materialize=False, storage_options=options)
-        _, tables = reader.project(Partition("", (tar,)), COLUMNS)
-        return [row for table in tables for row in table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()]
+        return _projected(InterleavedWebdatasetReader(tar, materialize=False, storage_options=options), tar, sample_id)
+
+
+def in_arrow_cache(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
+    """Rows of a sample in one cache, by the URI of its metadata; none when there is no cache. No image is read."""
+    from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
+
+    if not exists(uri, options):
+        return []
+    return _projected(InterleavedArrowCacheReader(uri, storage_options=options), uri, sample_id)
 
 
 def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None) -> dict[str | None, Rows]:
@@ -73,6 +81,11 @@ def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: Stora
     dataset = table.dataset()
     rows = dataset.scanner(columns=COLUMNS, filter=ids_predicate([sample_id])).to_table().to_pylist()
     return {_owner(dataset, uri, sample_id, partitions, options): rows} if rows else {}
+
+
+def _projected(reader: InterleavedReader, file: str, sample_id: str) -> Rows:
+    _, tables = reader.project(Partition("", (file,)), COLUMNS)
+    return [row for table in tables for row in table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()]
 
 
 def _in_file(

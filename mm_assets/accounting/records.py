@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -142,7 +143,7 @@ def own_folders(root: str, asset: str) -> list[str]:
 
 
 def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """How each output looks now: size and modification time or etag; None if it does not exist."""
+    """How each output looks now: size and modification time or etag, of a folder those of its files; None if it does not exist."""
     found: dict[str, dict[str, Any] | None] = {}
     remote: list[str] = []
     for uri in uris:
@@ -174,6 +175,9 @@ def _local_stat(path: str) -> dict[str, Any] | None:
         stat = os.stat(path)
     except FileNotFoundError:
         return None
+    if S_ISDIR(stat.st_mode):
+        files = sorted((entry.name, entry.stat()) for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
+        return {"files": {name: {"size": found.st_size, "mtime_ns": found.st_mtime_ns} for name, found in files}}
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
@@ -184,5 +188,11 @@ def _remote_stat(uri: str) -> dict[str, Any] | None:
         info = fs.info(path)
     except FileNotFoundError:
         return None
+    if info.get("type") == "directory":
+        return {"files": {str(file["name"]).rpartition("/")[2]: _mark(file) for file in fs.ls(path, detail=True) if file["type"] == "file"}}
+    return _mark(info)
+
+
+def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
     mark = next((info[k] for k in ("ETag", "etag", "generation", "LastModified", "mtime", "created") if info.get(k)), None)
     return {"size": info.get("size"), "mark": str(mark)}

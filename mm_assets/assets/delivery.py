@@ -25,3 +25,14 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
 )
 def lance_table(filtered_parquet: ShardSet) -> Plan:
     return Plan(filtered_parquet)
+
+
+@sharded(
+    code_version="1",
+    checks=ROW_CHECKS,
+    io_manager_key="arrow_cache_io_manager",
+    group_name="interleaved",
+    description="Memory-mapped Arrow files of whole samples: any of them at once, for training.",
+)
+def arrow_cache(filtered_parquet: ShardSet) -> Plan:
+    return Plan(filtered_parquet)

@@ -18,9 +18,9 @@ _CONTENT_FAILURES = ("ShardError", "SampleError", "TarDamage", "MaterializeError
 def add_to(commands: Any) -> None:
     """Declare the command and its options."""
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
-    parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet or Lance data")
+    parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("dst", help="folder for the output")
-    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance"))
+    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
     parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
     parser.add_argument("--sample-id-field", help="json field that holds the sample id")
     parser.add_argument("--per-image-fields", type=_names, default=(), help="json lists with one value per image")
@@ -132,7 +132,8 @@ def _refuse_nested(source: str, target: str) -> None:
 
 
 def _refuse_overwriting(conversions: list[Any]) -> None:
-    inputs = {os.path.realpath(file) for conversion in conversions for file in conversion.partition.files}
+    files = {file for conversion in conversions for file in conversion.partition.files}
+    inputs = {os.path.realpath(file.removesuffix("/_metadata.json")) for file in files}  # of a cache the whole folder
     for conversion in conversions:
         output = conversion.writer.uri_of(conversion.partition.name)
         if os.path.realpath(output) in inputs:

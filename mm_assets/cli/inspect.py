@@ -11,7 +11,7 @@ from typing import Any
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
-    parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet or Lance data")
+    parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
     parser.set_defaults(run=run)
 
 

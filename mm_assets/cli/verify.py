@@ -1,4 +1,4 @@
-"""``mm-assets verify A B [C]``."""
+"""``mm-assets verify A B [C …]``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("verify", help="prove that datasets hold the same items, or name what differs")
     for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet or Lance data")
-    parser.add_argument("c", metavar="C", nargs="?", help="a third dataset")
+        parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument("more", metavar="C", nargs="*", help="further datasets")
     parser.set_defaults(run=run)
 
 
@@ -21,11 +21,9 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.accounting.canonical.sources import places_of
     from mm_assets.accounting.comparison import Dataset, compare
 
-    named = {"A": options.a, "B": options.b, "C": options.c}
     datasets: dict[str, Dataset] = {}
-    for name, source in named.items():
-        if source is None:
-            continue
+    for number, source in enumerate([options.a, options.b, *options.more]):
+        name = chr(ord("A") + number)
         dataset = datasets[name] = Dataset(places_of(source))
         facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"

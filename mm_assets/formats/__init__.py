@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.feature_types import Array3D, ClassLabel, Image, Sequence, Value, Video
     from mm_assets.formats.arrow_cache.features import Features
     from mm_assets.formats.arrow_cache.fingerprint import cache_fingerprint
+    from mm_assets.formats.arrow_cache.interleaved_dataset import InterleavedArrowDataset
     from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
     from mm_assets.formats.arrow_cache.reader import ArrowCache, read_shard
     from mm_assets.formats.arrow_cache.writer import write_sharded_arrow_cache
@@ -28,6 +29,7 @@ _LAZY = {
     "Value": "mm_assets.formats.arrow_cache.feature_types",
     "Video": "mm_assets.formats.arrow_cache.feature_types",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.fingerprint",
+    "InterleavedArrowDataset": "mm_assets.formats.arrow_cache.interleaved_dataset",
     "ShardedCacheMeta": "mm_assets.formats.arrow_cache.metadata",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.metadata",
     "validate_sharded_cache": "mm_assets.formats.arrow_cache.metadata",
@@ -45,6 +47,7 @@ __all__ = [
     "ClassLabel",
     "Features",
     "Image",
+    "InterleavedArrowDataset",
     "MultiModalWebDataset",
     "PairedShardList",
     "PairedTarExpander",

@@ -13,7 +13,7 @@ from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SCHEMA_VERSION = "1"
-_VERSION = "mm_assets:schema_version"
+VERSION = "mm_assets:schema_version"
 SHARD = "mm_assets:shard"  # the partition's name, of which the file's may be only a digest
 _ORIGINAL = "mm_assets:arrow_schema"  # the schema before the nulls inside were replaced, in a file that has such
 _ARROW = "ARROW:schema"
@@ -21,7 +21,7 @@ _ARROW = "ARROW:schema"
 
 def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
     """What a file of these columns is written with: types Parquet holds, and which schema version and shard it is of."""
-    metadata = {**(schema.metadata or {}), _VERSION: SCHEMA_VERSION, SHARD: shard}
+    metadata = {**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: shard}
     fields = [field.with_type(_without_nulls_inside(field.type)) for field in schema]
     if fields != list(schema):
         metadata[_ORIGINAL] = schema_to_text(schema)
@@ -32,7 +32,7 @@ def original_schema(file: pq.ParquetFile) -> pa.Schema:
     """The schema that a file of ours was written in; that of a file of others as Arrow reads it."""
     metadata = file.metadata.metadata or {}
     text = metadata.get(_ORIGINAL.encode()) or metadata.get(_ARROW.encode())
-    if _VERSION.encode() not in metadata or text is None:
+    if VERSION.encode() not in metadata or text is None:
         return file.schema_arrow
     return schema_from_text(text)
 

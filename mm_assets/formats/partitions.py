@@ -14,7 +14,7 @@ from mm_assets.formats.storage import StorageOptions, is_remote, size_of
 from mm_assets.formats.webdataset.keys import partition_filename
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance")
+_SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance", "/_metadata.json")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def partition_name(file: str, root: str) -> str:
 def _is_ours(file: str, suffix: str) -> bool:
     """Tars are told by the facts beside them: a raw shard may have any name, and another may have that unescaped."""
     folder, name = posixpath.split(file)
-    return suffix == ".parquet" or (not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json"))
+    return suffix in (".parquet", "/_metadata.json") or (not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json"))
 
 
 def _unescaped(path: str) -> str:

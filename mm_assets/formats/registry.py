@@ -9,8 +9,15 @@ from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside
 from mm_assets.formats.writer import InterleavedWriter
 
-FORMATS = ("parquet", "webdataset", "lance")
-_SUFFIXES = {".parquet": "parquet", ".tar": "webdataset", ".tar.gz": "webdataset", ".tgz": "webdataset", ".lance": "lance"}
+FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
+_SUFFIXES = {
+    ".parquet": "parquet",
+    ".tar": "webdataset",
+    ".tar.gz": "webdataset",
+    ".tgz": "webdataset",
+    ".lance": "lance",
+    "/_metadata.json": "arrow_cache",
+}
 SUFFIXES = tuple(_SUFFIXES)
 
 
@@ -26,7 +33,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
         if fs.exists(path):
-            raise ValueError(f"{source}: no .tar, .parquet or .lance")
+            raise ValueError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache")
         if not any(c in source for c in "*?[{"):
             raise FileNotFoundError(f"{source}: no such file or folder")
         names = expand_paths(source, tuple(_SUFFIXES), options)
@@ -34,7 +41,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         names = _entries(fs, path)
     found = {kind for name in names if (kind := _by_suffix(name)) is not None}
     if not found:
-        raise FileNotFoundError(f"{source}: no .tar, .parquet or .lance here")
+        raise FileNotFoundError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here")
     if len(found) > 1:
         raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them")
     return found.pop()
@@ -54,6 +61,10 @@ def reader_for(kind: str, source: str | list[str], **arguments: Any) -> Interlea
         from mm_assets.formats.lance.reader import InterleavedLanceReader
 
         return InterleavedLanceReader(source, **arguments)
+    if kind == "arrow_cache":
+        from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
+
+        return InterleavedArrowCacheReader(source, **arguments)
     raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {kind!r}")
 
 
@@ -71,11 +82,15 @@ def writer_for(kind: str, path: str, **arguments: Any) -> InterleavedWriter:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter
 
         return InterleavedLanceWriter(path, **arguments)
+    if kind == "arrow_cache":
+        from mm_assets.formats.arrow_cache.interleaved_writer import InterleavedArrowCacheWriter
+
+        return InterleavedArrowCacheWriter(path, **arguments)
     raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {kind!r}")
 
 
 def _by_suffix(name: str) -> str | None:
-    lowered = os.fspath(name).rstrip("/").lower()
+    lowered = f"/{os.fspath(name).rstrip('/').lower()}"
     return next((kind for suffix, kind in _SUFFIXES.items() if lowered.endswith(suffix)), None)
 
 

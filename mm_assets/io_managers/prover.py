@@ -26,6 +26,7 @@ PROVEN = {
     "filtered_parquet": ("parquet", "curated_parquet"),
     "final_tars": ("webdataset", "filtered_parquet"),
     "lance_table": ("lance", "filtered_parquet"),
+    "arrow_cache": ("arrow_cache", "filtered_parquet"),
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical import READERS, Derived, derive
+from mm_assets.accounting.canonical.cache_files import cache_problems
 from mm_assets.accounting.canonical.index_files import folder_problems, has_index
 from mm_assets.accounting.canonical.webdataset import tar_offsets
 from mm_assets.accounting.comparison import Place, compare
@@ -23,7 +24,7 @@ _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 @dataclass(frozen=True)
 class Output:
-    """Where one shard of an asset lies: `kind` is the format, `uri` the file or the Lance table."""
+    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the Lance table or the folder of the cache."""
 
     asset: str
     kind: str
@@ -67,6 +68,8 @@ def prove_shard(job: ProofJob) -> ShardProof:
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
     if not differing and output.kind == "webdataset" and output.uri and not resized:
         return _tar_proof(job, found)
+    if not differing and output.kind == "arrow_cache":
+        return _proof(job, found, tuple(cache_problems(output.uri)))
     if not differing:
         return _proof(job, found, (*resized, *strays))
     problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
@@ -87,7 +90,7 @@ def _tar_proof(job: ProofJob, found: Derived) -> ShardProof:
 def _resized(job: ProofJob) -> tuple[str, ...]:
     """A file of another size than written: something may hang on it that readers pass over."""
     uri, written = job.output.uri, job.account.get("nbytes")
-    if job.output.kind == "lance" or not uri or written is None or (found := size_of(uri)) == written:
+    if job.output.kind in ("lance", "arrow_cache") or not uri or written is None or (found := size_of(uri)) == written:
         return ()
     return (f"{uri}: {written} bytes written, {found} found",)
 

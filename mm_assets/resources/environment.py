@@ -9,6 +9,7 @@ from mm_assets.formats.paired.address import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.storage import is_remote, local_path
 from mm_assets.interleaved.policies import POLICIES
+from mm_assets.io_managers.arrow_cache import ArrowCacheIOManager
 from mm_assets.io_managers.lance import LanceIOManager
 from mm_assets.io_managers.parquet import IngestIOManager, ParquetIOManager
 from mm_assets.io_managers.prover import Prover
@@ -73,6 +74,7 @@ def resources_from_environment() -> dict[str, Any]:
         "parquet_io_manager": ParquetIOManager(workers=workers, root=root, on_materialize_error=policy),
         "webdataset_io_manager": WebdatasetIOManager(workers=workers, root=root, on_materialize_error=policy),
         "lance_io_manager": LanceIOManager(workers=workers, root=root, on_materialize_error=policy),
+        "arrow_cache_io_manager": ArrowCacheIOManager(workers=workers, root=root, on_materialize_error=policy),
     }
 
 

@@ -38,7 +38,7 @@ TABLE = table_of(ROWS, EXTRAS)
 
 
 def place(kind: str, folder: Path | str, partition: str = "part") -> Place:
-    name = {"parquet": f"{partition}.parquet", "webdataset": f"{partition}.tar", "lance": "items.lance"}[kind]
+    name = {"parquet": f"{partition}.parquet", "webdataset": f"{partition}.tar", "lance": "items.lance", "arrow_cache": partition}[kind]
     return Place(kind, f"{folder}/{name}", partition)
 
 

@@ -123,6 +123,22 @@ def test_stat_tells_changed_and_missing_outputs(root: str) -> None:
     assert stat_outputs([uri]) != {uri: before[uri]}
 
 
+def test_stat_of_a_folder_is_that_of_its_files(root: str) -> None:
+    folder = f"{root}/cache"
+    fs, path = fsspec.core.url_to_fs(folder)
+    fs.makedirs(path, exist_ok=True)
+    fs.pipe_file(f"{path}/a.arrow", b"1234")
+    fs.pipe_file(f"{path}/_metadata.json", b"{}")
+    before = stat_outputs([folder])
+    assert {name: stat["size"] for name, stat in (before[folder] or {})["files"].items()} == {"_metadata.json": 2, "a.arrow": 4}
+    assert json.loads(json.dumps(before)) == before
+    assert stat_outputs([folder]) == before
+    fs.pipe_file(f"{path}/a.arrow", b"12345")
+    assert stat_outputs([folder]) != before
+    fs.rm_file(f"{path}/a.arrow")
+    assert list((stat_outputs([folder])[folder] or {})["files"]) == ["_metadata.json"]
+
+
 def test_stat_survives_json(tmp_path: Path) -> None:
     """Else a record read back would never equal the file it was written for."""
     uri = put(str(tmp_path), "a.bin", b"1")

@@ -13,7 +13,7 @@ from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.steps import Step
 
-ASSETS = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table")
+ASSETS = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache")
 
 
 def fill(root: str, raw: str, assets: Sequence[str] = ASSETS, policy: str = "drop_sample") -> None:
@@ -30,6 +30,8 @@ def fill(root: str, raw: str, assets: Sequence[str] = ASSETS, policy: str = "dro
         _make(root, "final_tars", reader, filtered, ("webdataset", "webdataset"), policy)
     if "lance_table" in assets:
         _make(root, "lance_table", reader, filtered, ("lance", "lance"), policy)
+    if "arrow_cache" in assets:
+        _make(root, "arrow_cache", reader, filtered, ("arrow_cache", "arrow_cache"), policy)
 
 
 def _make(

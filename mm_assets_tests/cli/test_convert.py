@@ -176,6 +176,9 @@ def test_outputs_inside_the_input(tmp_path: Path, raw: Path) -> None:
     for target in (raw, raw / "out", raw / "sub" / ".." / "out"):
         assert "the output cannot be inside the input" in refused("convert", raw, target, "--to", "parquet")
     assert "would overwrite the input" in refused("convert", raw / "*.tar", raw, "--to", "webdataset")
+    ok("convert", raw, tmp_path / "caches", "--to", "arrow_cache")
+    source = tmp_path / "caches" / "*" / "_metadata.json"
+    assert "would overwrite the input" in refused("convert", source, tmp_path / "caches", "--to", "arrow_cache")
     assert snapshot(raw) == before
     (tmp_path / "link").symlink_to(raw)
     assert "inside the input" in refused("convert", raw, tmp_path / "link" / "out", "--to", "parquet")

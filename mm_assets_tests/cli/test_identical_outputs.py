@@ -10,6 +10,7 @@ import pytest
 
 from mm_assets.cli import main
 from mm_assets.demo.shards import make_shards
+from mm_assets.formats.registry import FORMATS
 
 WORKERS = {"alone": "1", "two": "2", "two again": "2"}
 
@@ -20,7 +21,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("identical")
     make_shards(folder / "raw", members=3, pdf=3, samples=4)
     for name, workers in WORKERS.items():
-        for kind in ("parquet", "webdataset", "lance"):
+        for kind in FORMATS:
             target = folder / name / kind
             options = ["--to", kind, "--workers", workers, "--min-aspect-ratio", "1", "--max-aspect-ratio", "2"]
             assert main(["convert", str(folder / "raw"), str(target), *options]) == 0
@@ -31,10 +32,10 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+@pytest.mark.parametrize("kind", ["parquet", "webdataset", "arrow_cache"])
 def test_every_file_is_the_same(outputs: list[Path], kind: str) -> None:
     first, *others = [digests(output / kind) for output in outputs]
-    assert len([name for name in first if name.endswith((".parquet", ".tar")) and not name.startswith("_")]) == 6
+    assert len([name for name in first if name.endswith((".parquet", ".tar", ".arrow")) and not name.startswith("_")]) == 6
     assert others == [first, first]
 
 

@@ -72,7 +72,7 @@ def test_all_formats_are_equal(sound: Path, capsys: pytest.CaptureFixture[str]) 
     captured = capsys.readouterr()
     *lines, verdict = captured.out.splitlines()
     assert (verdict, captured.err) == ("equal", "")
-    for line, name, source in zip(lines, "ABC", sources, strict=True):
+    for line, name, source in zip(lines, "ABCD", sources, strict=True):
         assert line.startswith(f"{name}: {source}: {source.name}, 3 samples, 8 rows, 3 images, digest ")
     assert len({line.rpartition(" ")[2] for line in lines}) == 1
     assert verify(sound / "parquet" / "*.parquet", sound / "lance" / "items.lance") == 0
@@ -85,7 +85,7 @@ def test_no_dagster_is_loaded(sound: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, timeout=120).returncode == 0
 
 
-PATHS = {"parquet": "p.parquet", "webdataset": "p.tar", "lance": "items.lance"}
+PATHS = {"parquet": "p.parquet", "webdataset": "p.tar", "lance": "items.lance", "arrow_cache": "p"}
 IMAGE = "sample 'doc.one', position {}, column 'binary_content': {} bytes in A, {} bytes in B, different from byte {} on"
 EXPECTED = {
     "byte": [IMAGE.format(3, len(OTHER), len(OTHER), 50)],
@@ -198,8 +198,8 @@ def test_raw_shards_and_what_was_made_of_them(tmp_path: Path, capsys: pytest.Cap
     ("make", "message"),
     [
         (lambda path: None, "no such file or folder"),
-        (lambda path: path.mkdir(), "no .tar, .parquet or .lance here"),
-        (lambda path: path.write_bytes(b"junk"), "bad: no .tar, .parquet or .lance\n"),
+        (lambda path: path.mkdir(), "no .tar, .parquet, .lance or _metadata.json of a cache here"),
+        (lambda path: path.write_bytes(b"junk"), "bad: no .tar, .parquet, .lance or _metadata.json of a cache\n"),
         (lambda path: (path.mkdir(), (path / "x.parquet").write_bytes(b"PAR1 junk PAR1")), "x.parquet: pyarrow cannot read it"),
         (lambda path: (path.mkdir(), pq.write_table(pa.table({"a": [1]}), path / "x.parquet")), "x.parquet: not interleaved data"),
         (lambda path: (path.mkdir(), (path / "x.tar").write_bytes(b"junk" * 1000)), "x.tar: byte 0: "),

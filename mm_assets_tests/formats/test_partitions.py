@@ -58,10 +58,13 @@ def test_formats_are_told_by_names(tmp_path: Path) -> None:
     for pattern in ("x.*", "*.gz", "{x,x}.tar.gz", "x.tar.gz"):
         assert detect_format(str(tmp_path / pattern)) == "webdataset"
     assert detect_format(str(tmp_path / "lance" / "items.lance")) == "lance"
+    assert detect_format(str(tmp_path / "arrow_cache" / "part-00000")) == "arrow_cache"
+    (tmp_path / "parquet" / "their_metadata.json").touch()
+    assert detect_format(str(tmp_path / "parquet")) == "parquet"
     with pytest.raises(FileNotFoundError):
         detect_format(str(tmp_path / "nowhere" / "*"))
     for make in (reader_for, writer_for):
-        with pytest.raises(ValueError, match="one of parquet, webdataset, lance, not 'csv'"):
+        with pytest.raises(ValueError, match="one of parquet, webdataset, lance, arrow_cache, not 'csv'"):
             make("csv", "x")
 
 

@@ -78,7 +78,7 @@ def _has_plain_fixed_lists(type_: pa.DataType) -> bool:
 
 
 PORTABLE = arrow_types.filter(_has_plain_fixed_lists)
-TYPES = {"parquet": arrow_types, "webdataset": arrow_types, "lance": PORTABLE}
+TYPES = {"parquet": arrow_types, "webdataset": arrow_types, "lance": PORTABLE, "arrow_cache": arrow_types}
 
 
 @pytest.mark.parametrize("kind", FORMATS)

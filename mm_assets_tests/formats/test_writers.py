@@ -170,7 +170,7 @@ def test_the_same_input_makes_the_same_bytes(tmp_path: Path, kind: str) -> None:
     assert snapshot(tmp_path / "1") == before
     write(kind, tmp_path / "elsewhere" / "1", source)
     assert snapshot(tmp_path / "elsewhere" / "1") == before
-    suffix = ".parquet" if kind == "parquet" else ".tar"
+    suffix = {"parquet": ".parquet", "webdataset": ".tar", "arrow_cache": "/_metadata.json"}[kind]
     assert {name for name in before if name.endswith(suffix)} == {f"dir%2Fp%2E{i}{suffix}" for i in range(3)}
     assert str(tmp_path).encode() not in b"".join(before.values())
 
@@ -370,10 +370,13 @@ def test_a_kill_leaves_the_version_before_and_nothing_under_a_final_name(tmp_pat
     same(read(kind, tmp_path), before)
     assert {name for name in os.listdir(tmp_path) if not name.startswith(".")} == visible
     if kind != "lance":
-        left = [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+        folder = tmp_path / "p" if kind == "arrow_cache" else tmp_path
+        left = [name for name in os.listdir(folder) if name.endswith(".tmp")]
         assert len(left) == 1
-        assert sweep(str(tmp_path)) == [str(tmp_path / left[0])]
+        assert sweep(str(folder)) == [str(folder / left[0])]
     write(kind, tmp_path, batch_of(rows("new"), partition="p"))
+    if kind == "arrow_cache":
+        assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".arrow", ".json"}
     assert read(kind, tmp_path)["sample_id"].unique().to_pylist() == ["new"]
 
 

@@ -42,7 +42,7 @@ def table(storage: Path, folder: str) -> pa.Table:
 
 
 def ids_in_outputs(storage: Path) -> dict[str, set[str]]:
-    places = {"curated": "parquet", "filtered": "parquet", "webdataset": "webdataset", "lance": "lance"}
+    places = {"curated": "parquet", "filtered": "parquet", "webdataset": "webdataset", "lance": "lance", "arrow_cache": "arrow_cache"}
     return {
         folder: {i for batch in reader_for(kind, str(storage / folder)) for i in batch.data["sample_id"].to_pylist()}
         for folder, kind in places.items()
@@ -51,7 +51,7 @@ def ids_in_outputs(storage: Path) -> dict[str, set[str]]:
 
 def assert_ledger_balances(storage: Path) -> None:
     entries = table(storage, "ledger/balance").to_pylist()
-    assert {e["asset"] for e in entries} >= {"curated_parquet", "filtered_parquet", "final_tars", "lance_table"}
+    assert {e["asset"] for e in entries} >= {"curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache"}
     sums: Counter[tuple[str, str]] = Counter()
     for entry in entries:
         sums[entry["asset"], entry["partition"]] += (entry["items"] or 0) * (1 if entry["entry"] == "in" else -1)
@@ -77,7 +77,7 @@ def test_three_bad_samples_of_a_hundred(tmp_path: Path, three_bad: tuple[Deploym
     storage = tmp_path / "storage"
     assert result.success
     everywhere = {f"s{n:03d}" for n in range(100) if n not in (10, 20, 30)} | {f"g{n:03d}" for n in range(5)}
-    assert ids_in_outputs(storage) == dict.fromkeys(("curated", "filtered", "webdataset", "lance"), everywhere)
+    assert ids_in_outputs(storage) == dict.fromkeys(("curated", "filtered", "webdataset", "lance", "arrow_cache"), everywhere)
     assert_ledger_balances(storage)
 
     records = {record["sample_id"]: record for record in pq.read_table(storage / "quarantine" / "bad.parquet").to_pylist()}
@@ -217,6 +217,7 @@ def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(t
     name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a.parquet'))"
     left = subprocess.run([sys.executable, "-c", name_it], check=True, capture_output=True, text=True).stdout.strip()
     folders = ["curated", "webdataset/.mm_assets", "ledger/raw_shards", "ledger/sample_ids", "ledger/lance_table", "proof/final_tars"]
+    folders += ["arrow_cache", "arrow_cache/a"]
     for folder in folders:
         (tmp_path / "storage" / folder / left).write_bytes(b"half")
     (tmp_path / "storage" / "ledger" / "raw_shards" / "a.parquet").unlink()

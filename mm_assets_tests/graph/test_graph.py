@@ -11,6 +11,8 @@ import webdataset as wds
 
 from mm_assets.demo.shards import make_shards
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
+from mm_assets.formats.reader import InterleavedReader
 from mm_assets.interleaved import InterleavedBatch, InterleavedLanceReader, InterleavedParquetReader, InterleavedWebdatasetReader
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
 
@@ -21,7 +23,7 @@ def _snapshot(folder: Path) -> dict[str, str]:
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
 
 
-def _read(reader: InterleavedParquetReader | InterleavedLanceReader | InterleavedWebdatasetReader) -> pa.Table:
+def _read(reader: InterleavedReader) -> pa.Table:
     return pa.concat_tables([batch.data for batch in reader], promote_options="default").sort_by(
         [("sample_id", "ascending"), ("position", "ascending"), ("modality", "ascending")]
     )
@@ -49,6 +51,7 @@ def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(tmp_path
 
     assert _read(InterleavedLanceReader(str(storage / "lance"))).equals(filtered)
     assert _read(InterleavedWebdatasetReader(str(storage / "webdataset"))).equals(filtered)
+    assert _read(InterleavedArrowCacheReader(str(storage / "arrow_cache"))).equals(filtered)
 
 
 def test_events_carry_counts_schema_place_and_pictures(tmp_path: Path, deploy: Deploy) -> None:

@@ -12,7 +12,8 @@ from mm_assets.demo.shards import make_shards
 from mm_assets_tests.graph.deployment import Deployment
 
 # Records and proofs note when a file was written; Lance names its files at random (its rows: cli/test_identical_outputs.py).
-FOLDERS = ("curated", "scores", "filtered", "webdataset", "quarantine", "ledger/balance", "ledger/items", "ledger/raw_shards")
+OUTPUTS = ("curated", "scores", "filtered", "webdataset", "arrow_cache", "quarantine")
+FOLDERS = (*OUTPUTS, "ledger/balance", "ledger/items", "ledger/raw_shards")
 
 
 def test_one_worker_and_two_write_the_same(tmp_path: Path) -> None:

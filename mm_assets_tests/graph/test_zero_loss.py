@@ -24,6 +24,7 @@ OUTPUTS = {
     "filtered_parquet": ("parquet", "filtered/p.parquet"),
     "final_tars": ("webdataset", "webdataset/p.tar"),
     "lance_table": ("lance", "lance/items.lance"),
+    "arrow_cache": ("arrow_cache", "arrow_cache/p"),
 }
 EXPECTED = {
     "byte": "sample 'doc.one', position 3, column 'binary_content'",
@@ -109,7 +110,7 @@ def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(copied: Deployme
     lines = [line for line in capfd.readouterr().err.splitlines() if "final_tars, shard " in line]
     assert [re.search("shard (.): .*cannot be read", line)[1] for line in lines] == ["p", "q"]  # type: ignore[index]
     evaluations = result.get_asset_check_evaluations()
-    assert len(evaluations) == 4 * 3
+    assert len(evaluations) == len(OUTPUTS) * 3
     assert {(e.asset_key.to_user_string(), e.partition) for e in evaluations if not e.passed} == {("final_tars", s) for s in (*"pq", None)}
 
 
@@ -215,7 +216,7 @@ def test_a_tar_whose_samples_changed_places(copied: Deployment) -> None:
 def test_the_next_run_mends_what_a_proof_found(asset: str, copied: Deployment) -> None:
     """One byte flipped on the disk: neither size nor time tells, so only the proof does; and then it is made again."""
     target = Path(copied.storage, OUTPUTS[asset][1])
-    files = [path for path in (target.rglob("*.lance") if target.is_dir() else [target]) if SECOND in path.read_bytes()]
+    files = [path for path in (target.rglob("*.[la]*") if target.is_dir() else [target]) if SECOND in path.read_bytes()]
     _keeping_times(files[0], lambda: _flip(files[0], SECOND))
     assert _verdicts(copied, asset)["p"]
     result = copied.run()

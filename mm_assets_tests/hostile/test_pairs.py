@@ -43,6 +43,9 @@ def plainly(kind: str, folder: Path, expected: pa.Table) -> pa.Table:
     if kind == "parquet":
         (file,) = folder.glob("*.parquet")
         found = pq.ParquetFile(file).read()
+    elif kind == "arrow_cache":
+        shards = sorted(folder.glob("*/shard-*.arrow"))
+        found = pa.concat_tables([pa.ipc.open_file(shard.read_bytes()).read_all() for shard in shards])
     else:
         import lance
 

@@ -28,6 +28,7 @@ RUN_SECONDS = 120  # a run that takes longer hangs
 _MEAN_DELAY = 0.005
 _ANY, _WORKER = b"multiprocessing", b"spawn_main"  # in the command lines of a run's children
 TABLE = "lance/items.lance"
+BUILDING = re.compile(r"/\.[0-9a-f]{12}\.building/")  # where a cache is made
 TEMPORARY = re.compile(r"^\..*\.[0-9a-f]{8}-(\d+)-[0-9a-f]{12}\.tmp$")
 
 
@@ -213,7 +214,7 @@ class Witness:
             return  # what no manifest names nobody sees
         if event.path.startswith(TABLE) and event.what == "created":
             self._arrivals.put(TABLE)  # Lance makes it appear by a link
-        elif TEMPORARY.match(os.path.basename(event.path)) or event.path == "webdataset/.mm_assets/lock":
+        elif TEMPORARY.match(os.path.basename(event.path)) or event.path == "webdataset/.mm_assets/lock" or BUILDING.search(event.path):
             return
         elif event.what == "moved_to":
             self._arrivals.put(TABLE if event.path.startswith(TABLE) else event.path)

@@ -13,10 +13,13 @@ from pathlib import Path
 import lance
 
 from mm_assets.accounting.canonical import derive
+from mm_assets.formats import read_sharded_cache_meta
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
 from mm_assets_tests.live.raw_versions import write_version
 from mm_assets_tests.live.watching import Event, Watch
+
+CACHES = "arrow_cache/"
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,8 @@ class State:
 
     @classmethod
     def of(cls, storage: Path) -> State:
-        outside = [name for name in _files(storage) if not name.startswith(f"{TABLE}/")]
-        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside}
+        outside = [name for name in _files(storage) if not name.startswith((f"{TABLE}/", CACHES))]
+        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside} | _caches(storage)
         if not (storage / TABLE).exists():
             return cls(files)
         rows = {name: facts.rows for name, facts in LanceTable(storage / TABLE).partitions().items()}
@@ -148,9 +151,22 @@ def _stamp(path: Path) -> tuple[int, int]:
     return path.stat().st_size, path.stat().st_mtime_ns
 
 
+def _caches(storage: Path) -> dict[str, str]:
+    """A digest for each cache, of its shards in their order: a generation that replaces another has other names. Other files are told."""
+    found = {name: "" for name in _files(storage) if name.startswith(CACHES)}
+    for metadata in storage.glob(f"{CACHES}*/_metadata.json"):
+        folder = metadata.parent
+        meta = read_sharded_cache_meta(folder)
+        told = [meta.schema_fingerprint, meta.shard_row_counts, [digest(path.read_bytes()) for path in meta.shard_paths]]
+        for path in (metadata, *meta.shard_paths):
+            del found[str(path.relative_to(storage))]
+        found[str(folder.relative_to(storage))] = digest(json.dumps(told).encode())
+    return found
+
+
 def _is_derived(name: str) -> bool:
-    """Whether a file is made from others, and so may have further contents on the way from one version to the other."""
-    return name.endswith(".json") or name.startswith(("webdataset/README", "webdataset/.nv-meta"))
+    """Whether a file is made from others, or called as it happens, and so may have further contents on the way to the other version."""
+    return name.endswith(".json") or name.startswith(("webdataset/README", "webdataset/.nv-meta", CACHES))
 
 
 def _timeless(name: str, data: bytes) -> bytes:

@@ -66,6 +66,7 @@ WRITERS = [
     of_asset("rewrite_shard", "filtered_parquet", "filtered/"),
     of_asset("pack_shard", "final_tars", "webdataset/"),
     LANCE,
+    of_asset("cache_shard", "arrow_cache", "arrow_cache/"),
     Writer("prove_shard", "final_tars", PROOFS, PROOFS, 0.4),  # the run's process writes the proofs, and workers are far ahead
 ]
 

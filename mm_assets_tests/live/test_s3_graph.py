@@ -57,6 +57,7 @@ def test_graph_on_s3(
     assert 0 < filtered.num_rows < curated.num_rows
     assert _read("lance", f"{storage}/lance").select(filtered.column_names).equals(filtered)
     assert _read("webdataset", f"{storage}/webdataset").select(filtered.column_names).equals(filtered)
+    assert _read("arrow_cache", f"{storage}/arrow_cache").select(filtered.column_names).equals(filtered)
 
     objects = {path: info["ETag"] for path, info in s3.filesystem().find(bucket, detail=True).items()}
     again = deployment.run()

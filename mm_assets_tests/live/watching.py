@@ -65,7 +65,13 @@ class Watch:
                 return
             raise OSError(ctypes.get_errno(), f"inotify_add_watch {folder}")
         self._folders[watch] = folder
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except FileNotFoundError:  # it was renamed meanwhile: under its new name it comes again
+            if not is_new:
+                raise
+            return
+        for entry in entries:
             if entry.is_dir():
                 self._add(folder / entry.name, is_new)
             elif is_new:

@@ -16,12 +16,14 @@ READERS = {
     "parquet": "pyarrow.parquet.ParquetFile",
     "webdataset": "webdataset.tariterators",
     "lance": "lance.LanceDataset.scanner",
+    "arrow_cache": "pyarrow.ipc.RecordBatchFileReader",
 }
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file or a Lance table (path or URL; empty: nothing was written).
+    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache (path or URL; empty:
+    nothing was written).
 
     ``partition`` narrows a Lance table to one partition (None: the whole table); files are read whole. ``relative_to`` is the folder that
     the locators of a raw tar are relative to. ``options`` are those of the file system.
@@ -71,4 +73,8 @@ class Place:
             from mm_assets.accounting.canonical.lance import lance_parts
 
             return lance_parts(self.uri, self.partition, self.options)
+        if self.kind == "arrow_cache":
+            from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
+
+            return arrow_cache_parts(self.uri, self.options)
         raise ValueError(f"format must be one of {', '.join(READERS)}, not {self.kind!r}")

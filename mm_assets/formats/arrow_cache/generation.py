@@ -19,12 +19,13 @@ from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
 from mm_assets.formats.arrow_cache.shards import sync
 from mm_assets.formats.storage import sweep, temporary_name
+from mm_assets.interleaved.schema_text import schema_to_text
 
 log = logging.getLogger(__name__)
 
 # A builder of another machine, or whose number another process has now, cannot be seen to be dead: it is taken for dead when nothing of
 # it has changed for so long.
-_ABANDONED_SECONDS = 7 * 24 * 3600
+ABANDONED_SECONDS = 7 * 24 * 3600
 _MARKER = re.compile(r"^\..*-(?P<generation>[0-9a-f]{12})\.tmp$")
 _FOLDER = re.compile(r"^\.(?P<generation>[0-9a-f]{12})\.building$")
 
@@ -143,8 +144,9 @@ def _home(cache_dir: Path) -> Path:
     return cache_dir if inside else cache_dir.parent
 
 
-def _content(meta: ShardedCacheMeta) -> tuple[str, list[int], list[str]]:
-    return meta.schema_fingerprint, meta.shard_row_counts, meta.shard_digests
+def _content(meta: ShardedCacheMeta) -> tuple[str, str | None, list[int], list[str]]:
+    schema = None if meta.schema is None else schema_to_text(meta.schema)
+    return meta.schema_fingerprint, schema, meta.shard_row_counts, meta.shard_digests
 
 
 def sweep_folders(home: Path) -> None:
@@ -178,7 +180,7 @@ def _living(home: Path) -> set[str]:
     living = set()
     for marker, match in _matching(home, _MARKER):
         folder = home / f".{match['generation']}.building"
-        if _last_change(marker, folder) > time.time() - _ABANDONED_SECONDS:
+        if _last_change(marker, folder) > time.time() - ABANDONED_SECONDS:
             living.add(match["generation"])
         elif folder.exists():
             marker.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, features_of
 from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 METADATA_FILE = "_metadata.json"
@@ -69,7 +70,7 @@ def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Sha
         num_shards=len(shards),
         shard_filenames=[shard.filename for shard in shards],
         shard_row_counts=[shard.rows for shard in shards],
-        schema_fingerprint=_fingerprint(schema_to_text(columns) if isinstance(columns, pa.Schema) else columns.definition()),
+        schema_fingerprint=_fingerprint(columns.definition() if isinstance(columns, Features) else _columns(columns)),
         shard_sizes=[shard.size for shard in shards],
         shard_digests=[shard.digest for shard in shards],
         features=columns if isinstance(columns, Features) else Features(),
@@ -173,8 +174,6 @@ def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
         raise ValueError("the lists of the shards differ in length, or name a shard twice")
     columns = _schema(content["arrow_schema"]) if "arrow_schema" in content else features_of(content.get("features"))
     meta = meta_of(cache_dir, columns, map(Shard, names, rows, sizes, digests))
-    if meta.schema is not None:  # another version of Arrow may write the same schema in other bytes
-        meta.schema_fingerprint = _fingerprint(content["arrow_schema"])
     for key in ("num_shards", "num_rows", "schema_fingerprint"):
         if content.get(key) != getattr(meta, key):
             raise ValueError(f"{key} is {content.get(key)!r}, the rest gives {getattr(meta, key)!r}")
@@ -186,6 +185,11 @@ def _schema(text: Any) -> pa.Schema:
         return schema_from_text(text)
     except (TypeError, OSError, pa.ArrowException) as error:
         raise ValueError(f"arrow_schema is no Arrow schema: {error}") from error
+
+
+def _columns(schema: pa.Schema) -> list[list[Any]]:
+    """What a schema says of its columns; not of the shard that it is of."""
+    return [[field.name, str(field.type), field.nullable, is_json(field)] for field in schema]
 
 
 def _fingerprint(columns: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     read_sharded_cache_meta,
     require_features,
 )
-from mm_assets.formats.arrow_cache.shards import OpenShard
+from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
 
 
 class ArrowCache:
@@ -38,6 +38,8 @@ class ArrowCache:
         self.meta = read_sharded_cache_meta(cache_dir)
         if features is not None:
             require_features(self.meta, features)
+        elif decode and self.meta.schema is not None:
+            raise ValueError(f"{cache_dir}: interleaved rows; open it with InterleavedArrowDataset, or decode=False")
         self._decode = decode
         self._starts = list(accumulate(self.meta.shard_row_counts, initial=0))
         self._open: dict[int, OpenShard] = {}
@@ -75,23 +77,42 @@ class ArrowCache:
         for number in range(self.meta.num_shards):
             yield from self._shard(number).batches
 
+    def column(self, name: str) -> Iterator[pa.Array]:
+        """One column of all rows as it lies in the shards. Nothing else is read, so no digest is looked at."""
+        for number in range(self.meta.num_shards):
+            for batch in self._opened(number, verified.require_size).batches:
+                yield batch.column(name)
+
+    def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
+        """The rows from ``start`` up to ``stop``, as they lie in the shards, without a copy."""
+        found = []
+        while start < stop:
+            number = bisect_right(self._starts, start) - 1
+            batch, row = self._shard(number).locate(start - self._starts[number])
+            found.append(batch.slice(row, stop - start))
+            start += found[-1].num_rows
+        return found
+
     def _example(self, batch: pa.RecordBatch, row: int) -> dict[str, Any]:
         stored = {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         return decode_example(stored, self.features) if self._decode else stored
 
     def _shard(self, number: int) -> OpenShard:
         if (shard := self._open.get(number)) is None:
-            path, told = self.meta.shard_paths[number], self.meta.shards[number]
-            try:
-                verified.check_once(path, told)
-                shard = OpenShard(path)
-            except (ValueError, OSError) as error:
-                if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
-                    raise
-                raise ValueError(f"{path}: the cache was built anew since it was opened; open it again") from error
-            if shard.rows != told.rows:
-                raise ValueError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
-            self._open[number] = shard
+            shard = self._open[number] = self._opened(number, verified.check_once)
+        return shard
+
+    def _opened(self, number: int, check: Callable[[Path, Shard], Any]) -> OpenShard:
+        path, told = self.meta.shard_paths[number], self.meta.shards[number]
+        try:
+            check(path, told)
+            shard = OpenShard(path)
+        except (ValueError, OSError) as error:
+            if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
+                raise
+            raise ValueError(f"{path}: the cache was built anew since it was opened; open it again") from error
+        if shard.rows != told.rows:
+            raise ValueError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
         return shard
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,60 @@
+"""Read caches of interleaved rows with `pyarrow.ipc` alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc as ipc
+
+from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.formats.reader import ShardError
+from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
+from mm_assets.interleaved.schema_text import schema_from_text
+
+_METADATA = "_metadata.json"
+
+
+def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[Part]:
+    """The rows of one cache, in the types its shards state; those of the metadata where it has none.
+
+    ``uri`` is its folder, or the `_metadata.json` in it.
+    """
+    folder = uri.removesuffix(f"/{_METADATA}")
+    metadata = join(folder, _METADATA)
+    with _naming(metadata), open_binary(metadata, options) as file:
+        content: dict[str, Any] = json.load(file)
+        names, schema = list(content["shard_filenames"]), schema_from_text(content["arrow_schema"])
+        if any("/" in name for name in names):
+            raise ValueError("a shard of another folder")
+    if not names:
+        yield Part(schema.empty_table())
+    for name in names:
+        yield from _shard(join(folder, name), options)
+
+
+@contextmanager
+def _naming(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
+        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
+
+
+def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
+    # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
+    with _naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
+        reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
+        blobs = blob_index(reader.schema)
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            table = pa.Table.from_batches([batch])
+            if blobs < 0:
+                yield Part(table)
+            else:
+                yield Part(table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs))

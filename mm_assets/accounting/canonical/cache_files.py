@@ -1,0 +1,45 @@
+"""Whether the files of a cache are those that its metadata tell of: readers refuse it otherwise, whatever rows it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import xxhash
+
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, parse_metadata
+from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
+
+_BLOCK = 1 << 20
+
+
+def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[str]:
+    """What is wrong, a line for each shard. Every byte is read. Raises ``FileNotFoundError``."""
+    with open_binary(join(uri, METADATA_FILE), options) as file:
+        text = file.read()
+    try:
+        meta = parse_metadata(Path(uri), text)
+    except ValueError as error:
+        yield str(error)
+        return
+    for shard in meta.shards:
+        path = join(uri, shard.filename)
+        if (digest := _digest(path, options)) != shard.digest:
+            yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
+        elif not is_remote(path) and (differing := _differing(OpenShard(Path(local_path(path))), shard, meta.schema)):
+            yield f"{path}: {differing} are not those that {METADATA_FILE} says"
+
+
+def _differing(found: OpenShard, told: Shard, schema: object) -> str:
+    if found.rows != told.rows:
+        return "its rows"
+    return "" if found.schema.equals(schema, check_metadata=True) else "its columns"
+
+
+def _digest(uri: str, options: StorageOptions | None) -> str:
+    digest = xxhash.xxh3_128()
+    with open_binary(uri, options) as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()

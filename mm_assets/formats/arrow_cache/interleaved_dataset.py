@@ -1,0 +1,142 @@
+"""Interleaved samples by number or id, from memory-mapped caches: what a PyTorch ``DataLoader`` takes as dataset."""
+
+from __future__ import annotations
+
+import json
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE
+from mm_assets.formats.arrow_cache.reader import ArrowCache
+from mm_assets.formats.storage import is_remote
+from mm_assets.interleaved.json_values import is_json
+from mm_assets.interleaved.samples import sample_offsets
+from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
+
+_FOLDER = "arrow_cache"
+_READ = ("sample_id", "position", "modality", "content_type", "text_content", "binary_content")
+_NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
+
+
+class InterleavedArrowDataset:
+    """The samples of one cache, of all caches in a folder, or of those in the folder ``arrow_cache`` of a storage root.
+
+    ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is ``{"modality", "position",
+    "content_type", "text" or "image", "metadata"}``, the image as bytes of its file, None where there are none; items are ordered by
+    position, text before image. The metadata of a sample have all passthrough columns of its partition, those of an item the ones that are
+    not null; JSON columns are decoded.
+
+    Samples are numbered partition by partition in the order of their folders' names, and as they lie in each. The first use reads the
+    column of sample ids, and `index` digests it; nothing else is read before a sample is asked for. Then its shard is opened in the
+    process that asks, and read once for its digest. The object can be pickled, and used in forked and spawned workers.
+
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for a URL, for a cache of other data, and naming the file for a
+    damaged one.
+    """
+
+    def __init__(self, root_or_folder: str | os.PathLike[str]) -> None:
+        if is_remote(os.fspath(root_or_folder)):
+            raise ValueError(f"{root_or_folder}: only local files can be mapped; copy the caches to a disk first")
+        self._caches = [ArrowCache(folder, decode=False) for folder in _folders(Path(root_or_folder))]
+        for cache in self._caches:
+            if cache.meta.schema is None:
+                raise ValueError(f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; open it with ArrowCache")
+        self._offsets: list[npt.NDArray[np.int64]] | None = None  # by cache: the rows at which its samples begin, and their number
+        self._first: list[int] = []  # the number of each cache's first sample
+        self._by_hash: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        self._number_samples()
+        return self._first[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = operator.index(index)
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        cache, start, stop = self._place(number)
+        return _sample(cache.rows(start, stop), cache.meta.schema)
+
+    def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
+        """The samples of these numbers, in this order: a DataLoader asks for those of a batch at once."""
+        return [self[index] for index in indices]
+
+    def index(self, sample_id: str) -> int:
+        """The number of a sample. Raises ``KeyError``."""
+        if self._by_hash is None:
+            ids = (sample_id for cache in self._caches for sample_id in self._ids(cache))
+            hashes = np.fromiter((xxhash.xxh3_64_intdigest(one.encode()) for one in ids), np.uint64, len(self))
+            order = np.argsort(hashes, kind="stable")
+            self._by_hash = hashes[order], order
+        hashes, order = self._by_hash
+        wanted = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
+        for number in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, "right")].tolist():
+            cache, start, _ = self._place(number)
+            if cache.rows(start, start + 1)[0].column("sample_id")[0].as_py() == sample_id:
+                return int(number)
+        raise KeyError(sample_id)
+
+    def _place(self, number: int) -> tuple[ArrowCache, int, int]:
+        self._number_samples()
+        assert self._offsets is not None
+        at = bisect_right(self._first, number) - 1
+        start, stop = self._offsets[at][number - self._first[at] :][:2].tolist()
+        return self._caches[at], start, stop
+
+    def _number_samples(self) -> None:
+        if self._offsets is None:
+            offsets = [sample_offsets(_ids_of_rows(cache)) for cache in self._caches]
+            self._first = list(accumulate((len(starts) - 1 for starts in offsets), initial=0))
+            self._offsets = offsets
+
+    def _ids(self, cache: ArrowCache) -> list[str]:
+        ids = _ids_of_rows(cache)
+        return ids.column(0).take(pa.array(sample_offsets(ids)[:-1])).to_pylist()  # type: ignore[no-any-return]
+
+
+def _folders(given: Path) -> Sequence[Path]:
+    if (given / METADATA_FILE).is_file():
+        return [given]
+    for folder in (given, given / _FOLDER):
+        found = sorted(path.parent for path in folder.glob(f"*/{METADATA_FILE}") if not path.parent.name.startswith("."))
+        if found:
+            return found
+    raise FileNotFoundError(f"{given}: no cache here")
+
+
+def _ids_of_rows(cache: ArrowCache) -> pa.Table:
+    assert cache.meta.schema is not None
+    type_ = cache.meta.schema.field("sample_id").type
+    return pa.table({"sample_id": pa.chunked_array(list(cache.column("sample_id")), type_)})
+
+
+def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
+    extras = [field for field in schema if field.name not in _NO_EXTRAS]
+    columns = {name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in _READ}
+    values = {field.name: [_value(value, field) for batch in batches for value in batch.column(field.name).to_pylist()] for field in extras}
+    sample: dict[str, Any] = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
+    for row, modality in enumerate(columns["modality"]):
+        own = {name: column[row] for name, column in values.items()}
+        if modality == "metadata":
+            sample["metadata"] = own
+            continue
+        item = {"modality": modality, "position": columns["position"][row], "content_type": columns["content_type"][row]}
+        item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
+        item["metadata"] = {name: value for name, value in own.items() if value is not None}
+        sample["items"].append(item)
+    return sample
+
+
+def _value(stored: Any, field: pa.Field) -> Any:
+    return json.loads(stored) if stored is not None and is_json(field) else stored

@@ -1,0 +1,61 @@
+"""Publishing a cache where there are no renames: in an object store."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from mm_assets.formats.arrow_cache.generation import ABANDONED_SECONDS, of_generation
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
+from mm_assets.formats.storage import StorageOptions, filesystem
+
+log = logging.getLogger(__name__)
+
+
+class RemoteGeneration:
+    """A build in progress, like `Generation`: its shards are made in a local folder and put under names that nobody reads.
+
+    The put of `_metadata.json` makes them the cache. After it the shards go that the metadata before it named.
+    """
+
+    def __init__(self, uri: str, options: StorageOptions | None) -> None:
+        self._fs, self._path = filesystem(uri, options)
+        self.folder = Path(tempfile.mkdtemp(prefix="mm-assets-"))
+
+    def publish(self, meta: ShardedCacheMeta, shard_size_bytes: int) -> ShardedCacheMeta:
+        """Make the shards in ``folder`` the cache; the result has their final names."""
+        named = of_generation(meta, uuid.uuid4().hex[:12])
+        for old, new in zip(meta.shard_filenames, named.shard_filenames, strict=True):
+            self._fs.put_file(str(self.folder / old), f"{self._path}/{new}")
+        before = self._published()
+        self._fs.pipe_file(f"{self._path}/{METADATA_FILE}", metadata_text(named, shard_size_bytes).encode())
+        self._remove(before - set(named.shard_filenames), set(named.shard_filenames))
+        return named
+
+    def clear(self) -> None:
+        """Remove the local folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _published(self) -> set[str]:
+        self._fs.invalidate_cache()
+        try:
+            return set(parse_metadata(Path(self._path), self._fs.cat_file(f"{self._path}/{METADATA_FILE}")).shard_filenames)
+        except (FileNotFoundError, ValueError):
+            return set()
+
+    def _remove(self, replaced: set[str], kept: set[str]) -> None:
+        """Remove replaced shards, and those that a builder left which died long ago."""
+        try:
+            for path in self._fs.ls(self._path, detail=False):
+                name = path.rpartition("/")[2]
+                if name not in kept and SHARD_NAME.fullmatch(name) and (name in replaced or self._is_abandoned(path)):
+                    self._fs.rm_file(path)
+        except OSError as error:  # the build is not at fault
+            log.warning("%s: could not remove leftovers: %s", self._path, error)
+
+    def _is_abandoned(self, path: str) -> bool:
+        return bool(self._fs.modified(path).timestamp() < time.time() - ABANDONED_SECONDS)

@@ -1,0 +1,49 @@
+"""Parquet in, caches of memory-mapped Arrow files out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from mm_assets.formats.storage import is_remote, join, local_path
+from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.tasks import Task
+
+
+def cache_shard(job: Job) -> Done:
+    """Write one filtered shard as a cache into its folder."""
+    from mm_assets.formats.arrow_cache.interleaved_writer import InterleavedArrowCacheWriter
+    from mm_assets.formats.parquet import InterleavedParquetReader
+    from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    folder = job.dest.rpartition("/")[0]
+    writer = InterleavedArrowCacheWriter(folder, on_materialize_error=job.options["on_materialize_error"], roots=())
+    return convert_shard(job, reader, writer, job.shard.version)[0]
+
+
+class ArrowCacheIOManager(ShardIOManager):
+    """Writes a cache per shard, each in a folder of its own."""
+
+    folder: str = Field(default="arrow_cache", description="Folder of the caches below the storage root.")
+    on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
+
+    run_job = staticmethod(cache_shard)
+
+    def locate(self, asset: str, key: str) -> str:
+        return join(self.root, self.folder, partition_filename(key))
+
+    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+        """Also what killed builders left: in the caches, and beside them."""
+        super()._sweep(asset, tasks)
+        if is_remote(self.root):
+            return
+        from mm_assets.formats.arrow_cache.generation import sweep_cache, sweep_folders
+
+        folder = Path(local_path(join(self.root, self.folder)))
+        if folder.is_dir():
+            sweep_folders(folder)
+        for task in tasks.values():
+            sweep_cache(Path(local_path(task.job.dest)))
