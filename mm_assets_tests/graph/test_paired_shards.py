@@ -100,20 +100,23 @@ def test_other_policies(tmp_path: Path, deploy: Deploy, policy: str, lands: list
     assert failed_checks(result) == set()
 
 
-def test_a_tar_that_is_missing_or_damaged_fails_its_own_shard(tmp_path: Path, deploy: Deploy) -> None:
+def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(tmp_path: Path, deploy: Deploy) -> None:
     shards = _shards()
-    raw = make_modalities(tmp_path / "raw", {**shards, "c": shards["b"], "d": {"images": images_of(["x"])}})
-    whole = (tmp_path / "raw" / "emb" / "b.tar").read_bytes()
-    (tmp_path / "raw" / "emb" / "b.tar").write_bytes(whole[:900])
-    for file in (tmp_path / "raw").glob("*/c.tar"):
-        file.unlink()
+    raw = make_modalities(tmp_path / "raw", {**shards, "d": {"images": images_of(["x"])}})
+    cut = tmp_path / "raw" / "emb" / "b.tar"
+    cut.write_bytes(cut.read_bytes()[:1600])  # within the second member
     deployment = deploy(raw=raw, **ALL_IMAGES)
     result = deployment.run()
-    assert sorted(materialized(result)["lance_table"]) == ["a"]
+    assert sorted(materialized(result)["lance_table"]) == ["a", "b"]
     records = deployment.instance.get_records_for_run(result.run_id).records
-    said = "\n".join(record.event_log_entry.user_message for record in records)
-    assert "no tar 'd' of modality 'texts'" in said
-    assert "emb/b.tar" in said
+    assert "no tar 'd' of modality 'texts'" in "\n".join(record.event_log_entry.user_message for record in records)
+    assert {row["sample_id"] for row in _rows(tmp_path / "storage", "b")} == {"page0"}
+    found = pq.read_table(tmp_path / "storage" / "quarantine" / "b.parquet").to_pylist()
+    assert sorted((record["kind"], record["sample_id"], record["source_uri"]) for record in found) == [
+        ("missing_modality", "page1", "images/b.tar"),
+        ("missing_modality", "page2", "images/b.tar"),
+        ("truncated_tar", "emb/b.tar: bytes 1024 to 1600", "emb/b.tar"),
+    ]
 
 
 def test_what_cannot_be_read_of_a_sample_costs_that_sample(tmp_path: Path, deploy: Deploy) -> None:

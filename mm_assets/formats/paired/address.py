@@ -11,13 +11,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from braceexpand import braceexpand
 
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, local_path
+from mm_assets.formats.storage import exists, filesystem, is_remote, join, local_path
 
 PROTOCOL = "paired"
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 MISSING_KEY_POLICIES = ("skip", "partial", "error")
 
-_MODALITY = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<location>.+)", re.DOTALL)
+_MODALITY = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<location>.+)", re.DOTALL)
 _PATTERN = re.compile(r"[*?\[{]")
 _POLICY = "missing key policy"  # no name of a modality: it has spaces
 
@@ -53,13 +53,20 @@ class PairedAddress:
         pairs = parse_qsl(token, strict_parsing=True)
         return cls(dict(pairs[:-1]), pairs[-1][1])
 
-    def names(self, options: StorageOptions | None = None) -> dict[str, dict[str, str]]:
-        """By name without suffix, the tar of each modality that has one, sorted. Raises ``FileNotFoundError`` for a folder that is gone."""
-        found: dict[str, dict[str, str]] = {}
+    def names(self) -> dict[str, dict[str, list[str]]]:
+        """By name without suffix, the tars of each modality that has some, sorted.
+
+        Raises ``FileNotFoundError`` for a folder that is gone.
+        """
+        found: dict[str, dict[str, list[str]]] = {}
         for modality, location in self.locations.items():
-            for stem, file in _tars(location, options).items():
-                found.setdefault(stem, {})[modality] = file
+            for stem, files in _tars(location).items():
+                found.setdefault(stem, {})[modality] = files
         return dict(sorted(found.items()))
+
+    def parts(self, stem: str) -> dict[str, list[str]]:
+        """The tars of one name by modality, without a look at all others."""
+        return {modality: files for modality, location in self.locations.items() if (files := _tars_called(stem, location))}
 
 
 def modality_of(item: str) -> tuple[str, str] | None:
@@ -76,11 +83,8 @@ def parts_of(url: str) -> dict[str, str]:
     root, _, name = url.rpartition("/")
     if not root.startswith(f"{PROTOCOL}://"):
         return {}
-    try:
-        files = PairedAddress.parse(root.removeprefix(f"{PROTOCOL}://")).names().get(name.removesuffix(".tar"), {})
-    except OSError:  # they are gone
-        return {}
-    called = [f"{modality}/{os.path.basename(file)}" for modality, file in files.items()]
+    parts = PairedAddress.parse(root.removeprefix(f"{PROTOCOL}://")).parts(name.removesuffix(".tar"))
+    called = [f"{modality}/{os.path.basename(file)}" for modality, files in parts.items() for file in files]
     return {name: f"{root}/{name}" for name in called}
 
 
@@ -90,20 +94,25 @@ def _split(location: str) -> tuple[str, str]:
     return (head, last) if _PATTERN.search(last) or last.lower().endswith(SUFFIXES) else (location.rstrip("/"), "")
 
 
-def _tars(location: str, options: StorageOptions | None) -> dict[str, str]:
+def _is_chosen(name: str, pattern: str) -> bool:
+    return not pattern or any(fnmatchcase(name, some) for some in braceexpand(pattern))
+
+
+def _tars(location: str) -> dict[str, list[str]]:
     folder, pattern = _split(location)
     patterns = list(braceexpand(pattern)) if pattern else ["*"]
-    fs, path = filesystem(folder, options)
-    tars: dict[str, str] = {}
+    fs, path = filesystem(folder)
+    tars: dict[str, list[str]] = {}
     for found in sorted(fs.ls(path, detail=False)):
         name = found.rstrip("/").rpartition("/")[2]
-        if name.startswith(".") or not any(fnmatchcase(name, some) for some in patterns):
-            continue
-        for suffix in SUFFIXES:
-            if name.lower().endswith(suffix):
-                stem = name[: -len(suffix)]
-                if stem in tars:
-                    raise ValueError(f"{folder}: two tars are called {stem!r}: {tars[stem].rpartition('/')[2]} and {name}")
-                tars[stem] = join(folder, name)
-                break
+        suffix = next((some for some in SUFFIXES if name.lower().endswith(some)), None)
+        if suffix and not name.startswith(".") and (name in patterns or any(fnmatchcase(name, some) for some in patterns)):
+            tars.setdefault(name[: -len(suffix)], []).append(join(folder, name))
     return tars
+
+
+def _tars_called(stem: str, location: str) -> list[str]:
+    folder, pattern = _split(location)
+    names = [f"{stem}{suffix}" for suffix in SUFFIXES]
+    found = [name for name in names if _is_chosen(name, pattern) and exists(join(folder, name))]
+    return [join(folder, name) for name in found] or _tars(location).get(stem, [])  # a suffix in capitals

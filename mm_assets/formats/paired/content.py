@@ -19,27 +19,37 @@ from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.interleaved.faults import BAD_LAYOUT, DANGLING_REFERENCE, NOT_UTF8, UNREADABLE_MEMBER
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
-_POSITION = re.compile(r"(\d{1,6})\.\w+")
+_POSITION = re.compile(r"(\d{1,18})\.\w+", re.ASCII)
 _TEXT_EXTENSIONS = ("txt", "text")
-_MAX_COLUMN_BYTES = 64 << 20  # of a member that becomes a column's value: it travels inside the sample's json
+# Of a member that becomes a column's value: it travels inside the sample's json, an array as a list of numbers.
+_MAX_COLUMN_BYTES = 16 << 20
+_MAX_ARRAY_BYTES = 4 << 20
+_MAX_AXES = 8
 
 
 @dataclass
 class Content:
-    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value."""
+    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value.
+
+    ``ref`` is the locator of the json, or of another member that became a column.
+    """
 
     texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
     images: dict[int, Found] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
     typed: dict[str, pa.Array] = field(default_factory=dict)
-    json_ref: str | None = None
+    ref: str | None = None
 
     def add_field(self, name: str, value: Any, where: str) -> None:
         """Raises `SampleError` for a second value of a name."""
-        if name in RESERVED_COLUMNS or name == SOURCE:
-            self.fields.setdefault(SOURCE, {}).setdefault("fields", {})[name] = value
-        elif name in self.fields or name in self.typed:
+        is_reserved = name in RESERVED_COLUMNS or name == SOURCE
+        reserved = self.fields.get(SOURCE, {}).get("fields", {})
+        if name in reserved or (not is_reserved and (name in self.fields or name in self.typed)):
             raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
+        if is_reserved and isinstance(value, pa.Array):
+            raise SampleError(BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own")
+        if is_reserved:
+            self.fields[SOURCE] = {"fields": {**reserved, name: value}}
         elif isinstance(value, pa.Array):
             self.typed[name] = value
         else:
@@ -89,11 +99,12 @@ def _add_column(content: Content, one: Found) -> None:
     suffix = one.suffix
     name = one.extension[: -len(suffix)].rstrip(".") or (one.part.modality if suffix == "npy" else suffix)
     if suffix == "json":
-        content.json_ref = content.json_ref or one.ref
+        content.ref = one.ref
         for field_name, value in parse_payload(one.read(MAX_JSON_BYTES), one.where).items():
             content.add_field(field_name, value, one.where)
         return
-    data = one.read(_MAX_COLUMN_BYTES)
+    content.ref = content.ref or one.ref
+    data = one.read(_MAX_ARRAY_BYTES if suffix == "npy" else _MAX_COLUMN_BYTES)
     if suffix == "npy":
         content.add_field(name, _array(data, one.where), one.where)
     elif suffix == "cls":
@@ -106,13 +117,21 @@ def _add_column(content: Content, one: Found) -> None:
 
 
 def _array(data: bytes, where: str) -> pa.Array:
-    """One value: the array as nested lists of its own number type. Pickled objects are refused, as is a shape its bytes do not fill."""
+    """One value: the array as nested lists of its own number type.
+
+    Raises `SampleError` for pickled objects, for a shape that its bytes do not fill or go beyond, and for more axes than formats take.
+    """
+    file = io.BytesIO(data)
     try:
-        values = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        values = np.lib.format.read_array(file, allow_pickle=False)
         is_half = values.dtype == np.float16  # not all formats take these
         flat = pa.array(values.astype(np.float32 if is_half else values.dtype.newbyteorder("=")).ravel())
-    except (ValueError, TypeError, OSError, OverflowError, MemoryError, pa.ArrowException) as error:
+    except Exception as error:
         raise SampleError(BAD_LAYOUT, f"{where}: no array that can be read: {error}") from error
+    if left := len(data) - file.tell():
+        raise SampleError(BAD_LAYOUT, f"{where}: {left} bytes behind the array")
+    if values.ndim > _MAX_AXES:
+        raise SampleError(BAD_LAYOUT, f"{where}: an array of {values.ndim} axes, at most {_MAX_AXES}")
     for level, length in reversed(list(enumerate(values.shape))):
         lists = math.prod(values.shape[:level])
         if lists > len(data):  # of a shape with a zero in it
@@ -122,9 +141,26 @@ def _array(data: bytes, where: str) -> pa.Array:
 
 
 def _positions(items: Sequence[Found]) -> list[int]:
+    """The positions that extensions state; items without one follow behind all of those, in their order.
+
+    Raises `SampleError` for a position beyond the longest list, and for a second image or text at one.
+    """
     stated = [match and int(match[1]) for match in (_POSITION.fullmatch(item.extension) for item in items)]
-    numbers = [number for number in stated if number is not None and number < MAX_POSITION]
-    return numbers if len(set(numbers)) == len(items) else list(range(len(items)))
+    free = max((number for number in stated if number is not None), default=-1) + 1
+    taken: set[tuple[bool, int]] = set()
+    positions: list[int] = []
+    for number, item in zip(stated, items, strict=True):
+        with _located(item):
+            if number is None:
+                number, free = free, free + 1
+            if number >= MAX_POSITION:
+                raise SampleError(BAD_LAYOUT, f"{item.where}: position {number}, of at most {MAX_POSITION - 1}")
+            place = item.suffix in DEFAULT_IMAGE_EXTENSIONS, number
+            if place in taken:
+                raise SampleError(BAD_LAYOUT, f"{item.where}: a second {'image' if place[0] else 'text'} at position {number}")
+        taken.add(place)
+        positions.append(number)
+    return positions
 
 
 def _text(item: Found) -> str:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, Any
 
 from fsspec.spec import AbstractFileSystem
 
-from mm_assets.formats.file_stamps import local_stamp, remote_stamps
-from mm_assets.formats.paired.address import PROTOCOL, PairedAddress
+from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.formats.paired.address import PROTOCOL, SUFFIXES, PairedAddress
 from mm_assets.formats.paired.merge import merge
 from mm_assets.formats.paired.parts import Part
 from mm_assets.formats.storage import filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import scan
+from mm_assets.formats.webdataset.tar_scan import salvage
 
 _SUFFIX = ".tar"
 
@@ -46,7 +46,7 @@ class PairedFileSystem(AbstractFileSystem):
             return {"name": path, "size": 0, "type": "directory"}
         if (own := self._own_tar(address, name)) is not None:
             return {"name": path, "size": size_of(own), "type": "file"}
-        return self._merged_info(path, address, self._parts(address, name))
+        return self._merged_info(path, address, self._tars(address, name))
 
     def invalidate_cache(self, path: str | None = None) -> None:
         """What object stores remember of the folders; nothing is remembered here."""
@@ -70,28 +70,42 @@ class PairedFileSystem(AbstractFileSystem):
         modality, slash, file = name.partition("/")
         if not slash:
             return None
-        for parts in address.names().values():
-            if modality in parts and os.path.basename(parts[modality]) == file:
-                return parts[modality]
+        suffix = next((some for some in SUFFIXES if file.lower().endswith(some)), "")
+        for own in address.parts(file[: len(file) - len(suffix)]).get(modality, []):
+            if os.path.basename(own) == file:
+                return own
         raise FileNotFoundError(f"{name}: no tar of this name")
 
-    def _parts(self, address: PairedAddress, name: str) -> Mapping[str, str]:
-        parts = address.names().get(name.removesuffix(_SUFFIX), {})
+    def _parts(self, address: PairedAddress, name: str) -> dict[str, str]:
+        """The one tar of each modality. Raises ``FileNotFoundError`` where there is none, ``ValueError`` where there are several."""
+        parts = self._tars(address, name)
+        for modality, files in parts.items():
+            if len(files) > 1:
+                names = ", ".join(os.path.basename(file) for file in files)
+                stem = name.removesuffix(_SUFFIX)
+                raise ValueError(f"several tars of modality {modality!r} are called {stem!r}, rename all but one: {names}")
+        return {modality: files[0] for modality, files in parts.items()}
+
+    def _tars(self, address: PairedAddress, name: str) -> dict[str, list[str]]:
+        stem = name.removesuffix(_SUFFIX)
+        parts = address.parts(stem)
         for modality, location in address.locations.items():
             if modality not in parts:
-                raise FileNotFoundError(f"{location}: no tar {name.removesuffix(_SUFFIX)!r} of modality {modality!r}")
+                raise FileNotFoundError(f"{location}: no tar {stem!r} of modality {modality!r}")
         return parts
 
-    def _merged_info(self, path: str, address: PairedAddress, parts: Mapping[str, str]) -> dict[str, Any]:
-        stamps = {**remote_stamps([file for file in parts.values() if is_remote(file)])}
-        stamps |= {file: local_stamp(local_path(file)) for file in parts.values() if not is_remote(file)}
-        said = [address.missing_key_policy, *(f"{modality}:{stamps[file]}" for modality, file in parts.items())]
-        size = sum(size_of(file) for file in parts.values())  # about: the merged tar has other headers, and json of its own
+    def _merged_info(self, path: str, address: PairedAddress, parts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+        files = [file for of_modality in parts.values() for file in of_modality]
+        stamps = remote_stamps([file for file in files if is_remote(file)])
+        stamps |= {file: local_stamp(local_path(file)) for file in files if not is_remote(file)}
+        said = [address.missing_key_policy, *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some)]
+        # About: the merged tar has other headers, and json of its own. What is gone is missed when the tar is opened, alone.
+        size = sum(size_of(file) for file in files if stamps[file] != MISSING)
         return {"name": path, "size": size, "type": "file", "ETag": hashlib.sha256("\n".join(said).encode()).hexdigest()[:32]}
 
 
 def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[bytes]:
-    """The merged tar as an open temporary file without a name. Raises `TarDamage` for a tar that is damaged."""
+    """The merged tar as an open temporary file without a name. Raises `TarDamage` for a packed tar that is damaged."""
     with ExitStack() as stack:
         parts = []
         for modality in address.locations:  # in the order in which they were given
@@ -100,7 +114,7 @@ def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[b
             limit = unpacked_limit(size_of(file))
             source = stack.enter_context(open_binary(file)) if is_remote(file) else local_path(file)
             descriptor = stack.enter_context(local_tar(source, called, max_bytes=limit))
-            parts.append(Part(modality, called, descriptor, scan(descriptor, called)))
+            parts.append(Part(modality, called, descriptor, salvage(descriptor, called)))
         with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
             target = os.path.join(folder, "merged.tar")
             merge(parts, target, address.missing_key_policy)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mm_assets.formats.paired.columns import Columns
 from mm_assets.formats.paired.content import Content, content_of
-from mm_assets.formats.paired.parts import Found, Part, members_by_key, members_without_key
+from mm_assets.formats.paired.parts import Found, Part, members_by_key, names_without_key
 from mm_assets.formats.webdataset.keys import sample_key
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -21,9 +22,10 @@ from mm_assets.formats.webdataset.layout import (
     TEXTS,
 )
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.tar_write import TarWriter
-from mm_assets.interleaved.faults import MISSING_MODALITY
+from mm_assets.formats.webdataset.tar_write import FileRange, TarWriter
+from mm_assets.interleaved.faults import DAMAGED_TAR, MISSING_MODALITY, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import dumps
+from mm_assets.interleaved.source_ref import build_source_ref
 
 
 def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_policy: str) -> None:
@@ -32,33 +34,47 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
     Image members become image items, ``.txt`` text items, at the positions that their extensions state (``0.jpg``), or in the order of the
     parts. The fields of ``.json`` and the values of ``.npy``, ``.cls`` and all other members become columns of the metadata row.
     A key that a part lacks: ``skip`` gives a sample that readers refuse and account for (as does what cannot be read), ``partial`` gives
-    what there is, ``error`` raises ``ValueError``. Members without a key are written as members of no sample.
+    what there is, ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members without a key are
+    named by empty members of no sample. Memory: one sample's json and arrays; images go from file to file.
     """
     keys = members_by_key(parts)
     if missing_key_policy == "error":
         _refuse_mismatch(parts, keys)
     columns = Columns()
-    for found in keys.values():
-        try:
-            columns.observe(content_of(found))
-        except SampleError:
-            continue  # told below
+    for key, found in keys.items():
+        with suppress(SampleError):  # told below
+            columns.observe(_content(key, parts, found, missing_key_policy))
     with TarWriter(target) as tar:
         for key, found in keys.items():
             stem = sample_key(key)
+            members: list[tuple[str, FileRange]] = []
             try:
-                if missing_key_policy == "skip":
-                    _refuse_missing(key, parts, found)
-                content = content_of(found)
-                members = [(f"{stem}.{at}.{image.suffix}", image.read(image.member.size)) for at, image in sorted(content.images.items())]
+                content = _content(key, parts, found, missing_key_policy)
                 payload = _payload(key, stem, content, columns)
+                members = [(f"{stem}.{at}.{image.suffix}", image.range) for at, image in sorted(content.images.items())]
             except SampleError as error:
-                members = []
                 reason = f"{error} (its members: {', '.join(one.where for one in found)})"
-                payload = {SAMPLE_ID: key, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [error.kind, reason, error.source_ref or found[0].ref]}}
+                payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
             tar.write_sample([*members, (f"{stem}.json", dumps(payload).encode())])
-        for part, name, data in members_without_key(parts):
-            tar.write_sample([(f"{sample_key(f'{part.modality}/{name}')}.unpaired", data)])
+        for part in parts:
+            for stretch in part.index.stretches:
+                place = f"{part.name}: bytes {stretch.start} to {stretch.end}"
+                kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR
+                ref = build_source_ref(part.name, None, stretch.start, stretch.end - stretch.start)
+                payload = _refusal(place, kind, str(stretch.damage), ref)
+                tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
+            for name in names_without_key(part):
+                tar.write_sample([(f"{sample_key(f'{part.modality}/{name}')}.unpaired", b"")])
+
+
+def _content(key: str, parts: Sequence[Part], found: Sequence[Found], missing_key_policy: str) -> Content:
+    if missing_key_policy == "skip":
+        _refuse_missing(key, parts, found)
+    return content_of(found)
+
+
+def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]:
+    return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
 def _missing(parts: Sequence[Part], found: Sequence[Found]) -> list[Part]:
@@ -84,8 +100,8 @@ def _payload(key: str, stem: str, content: Content, columns: Columns) -> dict[st
     images: list[str | None] = [None] * length
     rows: dict[str, Any] = {"metadata": {}, "text": {}, "image": {}}
     refs: list[str] = []
-    if content.json_ref is not None:
-        refs.append(content.json_ref)
+    if content.ref is not None:
+        refs.append(content.ref)
         rows["metadata"] = {"ref": 0}
     for position, (text, found) in sorted(content.texts.items()):
         texts[position] = text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.tar_scan import Member, TarIndex, read_members
+from mm_assets.formats.webdataset.tar_write import FileRange
 from mm_assets.interleaved.faults import OVERSIZED_MEMBER
 from mm_assets.interleaved.source_ref import build_source_ref
 
@@ -47,6 +48,11 @@ class Found:
         """Its locator."""
         return build_source_ref(self.part.name, self.member.name, self.member.offset, self.member.size)
 
+    @property
+    def range(self) -> FileRange:
+        """Where its payload lies."""
+        return FileRange(self.part.descriptor, self.member.offset, self.member.size)
+
     def read(self, limit: int) -> bytes:
         """Its payload. Raises `SampleError` for one of more than ``limit`` bytes."""
         if self.member.size > limit:
@@ -73,12 +79,7 @@ def members_by_key(parts: Sequence[Part]) -> dict[str, list[Found]]:
     return keys
 
 
-def members_without_key(parts: Sequence[Part]) -> Iterator[tuple[Part, str, bytes]]:
-    """Part, name and payload of members of no sample, those that are no files among them."""
-    for part in parts:
-        for member in part.index.members:
-            if split_name(member.name) is None:
-                found = Found(part, "", member)
-                yield part, member.name, b"" if member.broken else found.read(member.size)
-        for skipped in part.index.skipped:
-            yield part, skipped.name, b""
+def names_without_key(part: Part) -> list[str]:
+    """Names of members of no sample, those that are no files among them."""
+    names = [member.name for member in part.index.members if split_name(member.name) is None]
+    return names + [skipped.name for skipped in part.index.skipped if not skipped.has_lost_bytes]

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mm_assets.formats.webdataset.tar_header import BLOCK
 
@@ -22,7 +22,15 @@ _CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # 
 _PADDING = bytes(BLOCK)
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
-Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it)
+Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it); or a `FileRange`
+
+
+class FileRange(NamedTuple):
+    """A payload that lies in an open file; both numbers in bytes. The kernel copies it, no memory holds it."""
+
+    descriptor: int
+    offset: int
+    size: int
 
 
 class TarWriter:
@@ -55,11 +63,15 @@ class TarWriter:
         padding = b""
         total = 0
         for name, payload in members:
-            view = memoryview(payload).cast("B")
-            size = len(view)
+            view = payload if isinstance(payload, FileRange) else memoryview(payload).cast("B")
+            size = view.size if isinstance(view, FileRange) else len(view)
             header = _header(name, size)
             buffers.append(padding + header if padding else header)
-            if size:
+            if isinstance(view, FileRange):
+                self._write(buffers)
+                self._copy(view)
+                buffers = []
+            elif size:
                 buffers.append(view)
             padding = _PADDING[: -size % BLOCK]
             total += BLOCK + size + len(padding)
@@ -104,6 +116,17 @@ class TarWriter:
             self.close()
         else:
             self.abort()
+
+    def _copy(self, source: FileRange) -> None:
+        at, end = source.offset, source.offset + source.size
+        try:
+            while at < end:
+                if not (copied := os.sendfile(self._fd, source.descriptor, at, end - at)):
+                    raise OSError(f"the file ends {end - at} bytes before the end of a payload")
+                at += copied
+        except BaseException:
+            self._torn = True
+            raise
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
         at = 0
