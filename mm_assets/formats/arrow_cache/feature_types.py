@@ -11,6 +11,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.formats.arrow_cache.examples import exact_types, stored_scalar
 from mm_assets.formats.arrow_cache.pictures import decode_image, encode_image
 
 _NUMBER_IN_LIST = 40  # bytes that a Python number and its place in a list take
@@ -53,17 +54,37 @@ class FeatureType:
 
 
 class Value(FeatureType):
-    """A scalar. ``dtype`` is the name of an Arrow type: int32, float64, bool, string, large_binary, timestamp[us] …"""
+    """A scalar. ``dtype`` is the name of an Arrow type: int32, float64, bool, string, large_binary, timestamp[us] …
+
+    Stored exactly or refused; only floats may be rounded, and not to an infinity. NaT is stored as null.
+    """
 
     def __init__(self, dtype: str) -> None:
-        pa.type_for_alias(dtype)  # raises ValueError
+        if not isinstance(dtype, str):
+            raise TypeError(f"the dtype of a Value is the name of an Arrow type, not {dtype!r}")
         self.dtype = dtype
+        self._type = pa.type_for_alias(dtype)  # raises ValueError
+        self._exact = exact_types(self._type)
+        is_number = pa.types.is_integer(self._type) or pa.types.is_floating(self._type)
+        self._numpy = np.dtype(self._type.to_pandas_dtype()) if is_number else None
+        self._largest_float = float(np.finfo(self._numpy).max) if self._numpy is not None and self._numpy.kind == "f" else -1.0
 
     def to_arrow_type(self) -> pa.DataType:
-        return pa.type_for_alias(self.dtype)
+        return self._type
 
     def encode(self, value: Any) -> Any:
-        return value.item() if hasattr(value, "item") else value
+        if type(value) in self._exact or (type(value) is float and abs(value) <= self._largest_float):
+            return value  # the usual, at once
+        return stored_scalar(value, self._type)
+
+    def encode_all(self, values: Iterable[Any]) -> list[Any]:
+        """Values, or None, as `encode` stores each."""
+        dtype = getattr(values, "dtype", None)
+        if isinstance(dtype, np.dtype) and dtype.kind in "iuf" and self._numpy is not None and np.can_cast(dtype, self._numpy):
+            return list(np.asarray(values).tolist())
+        if hasattr(values, "tolist") and getattr(dtype, "kind", "") not in ("m", "M"):  # those would become integers
+            values = values.tolist()
+        return [None if value is None else self.encode(value) for value in values]
 
 
 class ClassLabel(FeatureType):
@@ -148,16 +169,19 @@ class Video(FeatureType):
 class Array3D(FeatureType):
     """A numeric array of three axes, stored as its bytes (C order, little-endian). The first axis may be None: of any length.
 
-    Comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``.
+    Comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``; a float ``dtype`` may round them, but not
+    to an infinity.
     """
 
     def __init__(self, shape: Iterable[int | None], dtype: str = "uint8") -> None:
-        self.shape = tuple(shape)
+        self.shape = tuple(None if length is None else operator.index(length) for length in shape)
         self.dtype = dtype
-        if len(self.shape) != 3 or None in self.shape[1:]:
+        if len(self.shape) != 3 or None in self.shape[1:] or any(length is not None and length < 0 for length in self.shape):
             raise ValueError(f"Array3D has three axes, and only the first may be None, not {self.shape}")
-        if np.dtype(dtype).kind not in "biufc":
-            raise ValueError(f"Array3D holds numbers, not {dtype}")
+        if self.shape[0] is None and 0 in self.shape:
+            raise ValueError(f"Array3D of shape {self.shape}: bytes of none would not tell the length of the first axis")
+        if not isinstance(dtype, str) or np.dtype(dtype).kind not in "biufc":
+            raise ValueError(f"Array3D holds numbers of a type given by name, not {dtype!r}")
 
     def definition(self) -> dict[str, Any]:
         return {**super().definition(), "shape": list(self.shape)}
@@ -169,15 +193,28 @@ class Array3D(FeatureType):
         given, stored = np.asarray(value), np.dtype(self.dtype).newbyteorder("<")
         if given.ndim != 3 or any(want not in (None, have) for want, have in zip(self.shape, given.shape, strict=True)):
             raise ValueError(f"an array of shape {given.shape}, not {self.shape}")
+        if isinstance(value, list | tuple) and given.dtype.kind + stored.kind in ("fi", "fu"):
+            given = np.asarray(value, object)  # numpy makes floats, rounded, of integers of which some need uint64
         with np.errstate(all="ignore"):
             array = given.astype(stored)
-        if not np.can_cast(given.dtype, stored, "same_kind") and not np.array_equal(array, given):
-            raise ValueError(f"values of {given.dtype} that {self.dtype} cannot hold")
+            if not np.can_cast(given.dtype, stored) and not _holds(array, given):
+                raise ValueError(f"values of {given.dtype} that {self.dtype} cannot hold")
         return array.tobytes()
 
     def decode(self, stored: Any) -> Any:
         shape = tuple(-1 if length is None else length for length in self.shape)
         return np.frombuffer(stored, np.dtype(self.dtype).newbyteorder("<")).astype(self.dtype).reshape(shape)
+
+
+def _holds(array: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is what was given: rounded to floats, else the same."""
+    kinds = given.dtype.kind + array.dtype.kind
+    if kinds in ("if", "uf", "ff", "ic", "uc", "fc", "cc"):
+        parts = ((array.real, given.real), (array.imag, given.imag)) if kinds == "cc" else ((array.real, given),)
+        return not any((np.isinf(have) & ~np.isinf(want)).any() for have, want in parts)
+    if kinds in ("fi", "fu") and not (given < float(np.iinfo(array.dtype).max) + 1).all():
+        return False  # it may become the largest integer, which compares as equal
+    return np.array_equal(array, given)
 
 
 class Sequence(FeatureType):
@@ -197,8 +234,8 @@ class Sequence(FeatureType):
     def encode(self, value: Any) -> list[Any]:
         if isinstance(value, str | bytes | Mapping):
             raise TypeError(f"a list was expected, not {type(value).__name__}")
-        if isinstance(self.feature, Value) and hasattr(value, "tolist"):
-            return list(value.tolist())
+        if isinstance(self.feature, Value):
+            return self.feature.encode_all(value)
         return [None if item is None else self.feature.encode(item) for item in value]
 
     def decode(self, stored: Any) -> list[Any]:

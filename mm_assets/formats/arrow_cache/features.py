@@ -33,9 +33,11 @@ def feature_of(definition: Any) -> FeatureType:
     arguments = {name: value for name, value in definition.items() if name != "_type"}
     if kind is Sequence and "feature" in arguments:
         arguments["feature"] = feature_of(arguments["feature"])
+    if kind is ClassLabel and not isinstance(arguments.get("names"), list):  # a number could ask for names beyond all memory
+        raise ValueError(f"no feature: {definition!r}: a ClassLabel is defined by its names")
     try:
         return kind(**arguments)
-    except TypeError as error:
+    except (TypeError, SyntaxError) as error:  # numpy parses the name of a type
         raise ValueError(f"no feature: {definition!r}: {error}") from error
 
 

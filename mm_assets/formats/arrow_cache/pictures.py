@@ -20,7 +20,7 @@ def encode_image(image: Any) -> bytes:
 
     Bytes are taken as they are, and a path's file as it is. A PIL image that was opened from a file is saved in the file's format (a
     JPEG with its own quantization tables), with its EXIF data; one with alpha, a palette or no format as PNG. A numpy array becomes a PNG.
-    Raises ``TypeError`` for anything else.
+    Raises ``TypeError`` for anything else, and ``ValueError`` for a picture that Pillow cannot save so.
     """
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
@@ -35,7 +35,10 @@ def encode_image(image: Any) -> bytes:
     if kind in _WITH_EXIF and image.info.get("exif"):
         options["exif"] = image.info["exif"]
     file = io.BytesIO()
-    image.save(file, format=kind, **options)
+    try:
+        image.save(file, format=kind, **options)
+    except (KeyError, OSError, SyntaxError, EOFError) as error:  # a format it only reads; a mode the format lacks; a damaged file
+        raise ValueError(f"a picture of mode {image.mode} cannot be saved as {kind}: {error}") from error
     return file.getvalue()
 
 

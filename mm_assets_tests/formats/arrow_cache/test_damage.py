@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta, validate_sharded_cache
+from mm_assets.formats.arrow_cache.features import feature_of
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build
 
 
@@ -116,6 +117,8 @@ def test_metadata_that_are_none(tmp_path: Path, text: bytes) -> None:
         {"features": {"number": {"_type": "Sequence"}}},
         {"features": {"number": {"_type": ["Value"]}}},
         {"features": {"number": {"_type": "Array3D", "shape": 3}}},
+        {"features": {"number": {"_type": "Array3D", "shape": [1, 1, 1], "dtype": "(2,"}}},
+        {"features": {"number": {"_type": "Value", "dtype": None}}},
     ],
 )
 def test_metadata_that_contradict_themselves(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -123,6 +126,25 @@ def test_metadata_that_contradict_themselves(tmp_path: Path, changes: dict[str, 
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ValueError, match=f"{re.escape(str(path))}: not the metadata of a cache"):
         read_sharded_cache_meta(path.parent)
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"_type": "Value", "dtype": None},
+        {"_type": "Array3D", "shape": [1, 1, 1], "dtype": None},
+        {"_type": "Array3D", "shape": [1, 1, 1], "dtype": "(2,"},
+        {"_type": "Array3D", "shape": [1, 1, "1"]},
+        {"_type": "Array3D", "shape": [1, 1, -1]},
+        {"_type": "Array3D", "shape": [None, 0, 8]},
+        {"_type": "ClassLabel", "num_classes": 3},  # a large one would make names until memory is full
+        {"_type": "ClassLabel", "names": "ab"},
+    ],
+)
+def test_definitions_that_are_none(definition: dict[str, Any]) -> None:
+    for one in (definition, {"_type": "Sequence", "feature": definition}):
+        with pytest.raises(ValueError, match="no feature|Array3D"):
+            feature_of(one)
 
 
 @pytest.mark.parametrize("name", ["../shard-00000.arrow", "/etc/passwd", "a/shard-00000.arrow", "shard-00000.arrow\n", "..", "", 5])

@@ -169,7 +169,13 @@ def test_arrays() -> None:
     for wrong in (np.zeros((2, 1, 3)), np.zeros(6), np.full((1, 2, 3), 300), np.full((1, 2, 3), 0.5)):
         with pytest.raises(ValueError, match="field 'field': (an array of shape|values of)"):
             encoded(array, wrong)
-    for arguments in ({"shape": (1, 2)}, {"shape": (1, None, 2)}, {"shape": (1, 1, 1), "dtype": "O"}):
+    for arguments in (
+        {"shape": (1, 2)},
+        {"shape": (1, None, 2)},
+        {"shape": (None, 0, 8)},
+        {"shape": (1, 1, -1)},
+        {"shape": (1, 1, 1), "dtype": "O"},
+    ):
         with pytest.raises(ValueError, match="Array3D"):
             Array3D(**arguments)  # type: ignore[arg-type]
 
@@ -183,6 +189,8 @@ def test_values_and_lists() -> None:
         encoded(Sequence(Value("string")), "text")
     with pytest.raises(TypeError, match="int32"):
         Sequence("int32")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="None"):
+        Value(None)  # type: ignore[arg-type]
 
 
 VARIANTS = [

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import pytest
+from PIL import Image as PILImage
 
 from mm_assets.formats import (
     ArrowCache,
@@ -98,6 +99,27 @@ def test_a_batch_ends_before_its_bytes_exceed_the_bound(tmp_path: Path) -> None:
     assert batch_rows(meta.shard_paths[0]) == [2, 1, 1, 2, 1]  # the large one alone; what waits has a few bytes more than its data
 
 
+def test_the_bytes_of_views_count(tmp_path: Path) -> None:
+    buffer = bytes(400_000)
+    pairs = ((i, {"data": memoryview(buffer)[i:]}) for i in range(8))
+    meta = write_sharded_arrow_cache(pairs, Features({"data": Value("binary")}), tmp_path / "cache", max_batch_bytes=1_000_000)
+    assert batch_rows(meta.shard_paths[0]) == [2] * 4
+
+
+@pytest.mark.parametrize("feature", [Value("binary"), Value("large_binary"), Sequence(Value("binary"))])
+def test_a_buffer_can_be_used_again(tmp_path: Path, feature: Any) -> None:
+    buffer = bytearray(4)
+
+    def examples() -> Iterator[tuple[int, dict[str, Any]]]:
+        for i, (letter, given) in enumerate(zip(b"abc", (buffer, memoryview(buffer), buffer), strict=True)):
+            buffer[:] = bytes([letter]) * 4
+            yield i, {"data": [given] if isinstance(feature, Sequence) else given}
+
+    write_sharded_arrow_cache(examples(), Features({"data": feature}), tmp_path / "cache")
+    found = [row["data"] for row in ArrowCache(tmp_path / "cache")]
+    assert [one[0] if isinstance(one, list) else one for one in found] == [b"aaaa", b"bbbb", b"cccc"]
+
+
 def test_numbers_in_lists_count_with_what_they_take_in_memory(tmp_path: Path) -> None:
     features = Features({"list": Sequence(Value("float32"))})
     pairs = ((i, {"list": np.zeros(1000, np.float32)}) for i in range(10))
@@ -131,9 +153,11 @@ def test_missing_pictures_stay_null(tmp_path: Path, values: list[bytes | None]) 
         ({"x": 1 << 40, "label": 0}, "example 'bad', field 'x': .*1099511627776"),
         ({"x": "one", "label": 0}, "example 'bad', field 'x': .*'one'"),
         ({"x": np.arange(3), "label": 0}, "example 'bad': field 'x': "),
+        ([("x", 1), ("label", 0)], "example 'bad': a mapping of fields was expected, not list"),
+        (None, "example 'bad': a mapping of fields was expected, not NoneType"),
     ],
 )
-def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, example: dict[str, Any], message: str) -> None:
+def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, example: Any, message: str) -> None:
     pairs = [("good", {"x": 0, "label": 0}), ("bad", example), ("good", {"x": 0, "label": 0})]
     with pytest.raises(ValueError, match=message):
         write_sharded_arrow_cache(iter(pairs), NUMBERS, tmp_path / "cache")
@@ -145,6 +169,14 @@ def test_a_picture_that_is_not_there_names_its_example(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"gone\.png") as caught:
         write_sharded_arrow_cache(pairs, Features({"image": Image()}), tmp_path / "cache")
     assert caught.value.__notes__ == ["in example 'gone'"]
+
+
+def test_a_picture_that_cannot_be_saved_names_its_example(tmp_path: Path) -> None:
+    photoshop = PILImage.new("RGB", (2, 2))
+    photoshop.format = "PSD"  # Pillow reads these, but does not write them
+    for picture in (photoshop, PILImage.new("CMYK", (2, 2)), PILImage.new("F", (2, 2)), np.zeros((2, 2), np.float32)):
+        with pytest.raises(ValueError, match="example 'odd': field 'image': a picture of mode (RGB|CMYK|F) cannot be saved as (PSD|PNG)"):
+            write_sharded_arrow_cache([("odd", {"image": picture})], Features({"image": Image()}), tmp_path / "cache")
 
 
 def test_a_generator_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
