@@ -93,8 +93,9 @@ class RawLocations:
             items = shlex.split(text)
         except ValueError as error:
             raise ValueError(f"raw shards {text!r}: {error}") from error
-        if (paired := _paired(items, missing_keys)) is not None:
-            items = [paired]
+        self._paired = _paired(items, missing_keys)
+        if self._paired is not None:
+            items = [self._paired.url]
         self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
         self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], SUFFIXES)
         self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], SUFFIXES)
@@ -109,6 +110,8 @@ class RawLocations:
         A file that is named, also by a brace list, is a partition whether it is there or not: one that is not fails when it is read, alone.
         So does one whose name several files have. Raises ``FileNotFoundError`` in one line where nothing is found at all.
         """
+        if self._paired is not None:
+            self._paired.names()  # says which folder is not there
         is_named = self._elements()
         named = [element for element, is_file in is_named.items() if is_file]
         stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
@@ -169,8 +172,8 @@ class RawLocations:
         return self.remote_root if is_remote(file) else self.local_root
 
 
-def _paired(items: Sequence[str], missing_keys: str) -> str | None:
-    """The URL of the paired shards that ``name=location`` items stand for; None where no item is of that form."""
+def _paired(items: Sequence[str], missing_keys: str) -> PairedAddress | None:
+    """The paired shards that ``name=location`` items stand for; None where no item is of that form."""
     named = [found for item in items if (found := modality_of(item)) is not None]
     if not named:
         return None
@@ -178,7 +181,7 @@ def _paired(items: Sequence[str], missing_keys: str) -> str | None:
         raise ValueError(f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: {' '.join(items)}")
     if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
         raise ValueError(f"raw shards: modality {repeated[0]!r} is named twice")
-    return PairedAddress(dict(named), missing_keys).url
+    return PairedAddress(dict(named), missing_keys)
 
 
 def relative_root(roots: Sequence[str]) -> str | None:

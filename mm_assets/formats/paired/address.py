@@ -19,6 +19,7 @@ MISSING_KEY_POLICIES = ("skip", "partial", "error")
 
 _MODALITY = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<location>.+)", re.DOTALL)
 _PATTERN = re.compile(r"[*?\[{]")
+_GLOB = re.compile(r"[*?\[]")
 _POLICY = "missing key policy"  # no name of a modality: it has spaces
 
 
@@ -61,7 +62,9 @@ class PairedAddress:
         found: dict[str, dict[str, list[str]]] = {}
         for modality, location in self.locations.items():
             for stem, files in _tars(location).items():
-                found.setdefault(stem, {})[modality] = files
+                tars = found.setdefault(stem, {})
+                if files:
+                    tars[modality] = files
         return dict(sorted(found.items()))
 
     def parts(self, stem: str) -> dict[str, list[str]]:
@@ -94,6 +97,10 @@ def _split(location: str) -> tuple[str, str]:
     return (head, last) if _PATTERN.search(last) or last.lower().endswith(SUFFIXES) else (location.rstrip("/"), "")
 
 
+def _suffix(name: str) -> str:
+    return next((some for some in SUFFIXES if name.lower().endswith(some)), "")
+
+
 def _is_chosen(name: str, pattern: str) -> bool:
     return not pattern or any(fnmatchcase(name, some) for some in braceexpand(pattern))
 
@@ -102,10 +109,14 @@ def _tars(location: str) -> dict[str, list[str]]:
     folder, pattern = _split(location)
     patterns = list(braceexpand(pattern)) if pattern else ["*"]
     fs, path = filesystem(folder)
-    tars: dict[str, list[str]] = {}
-    for found in sorted(fs.ls(path, detail=False)):
-        name = found.rstrip("/").rpartition("/")[2]
-        suffix = next((some for some in SUFFIXES if name.lower().endswith(some)), None)
+    # Named one by one, a tar is a partition whether it is there or not.
+    tars: dict[str, list[str]] = {name[: -len(_suffix(name))]: [] for name in patterns if _suffix(name) and not _GLOB.search(name)}
+    try:
+        names = sorted(found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{folder}: no such folder") from error
+    for name in names:
+        suffix = _suffix(name)
         if suffix and not name.startswith(".") and (name in patterns or any(fnmatchcase(name, some) for some in patterns)):
             tars.setdefault(name[: -len(suffix)], []).append(join(folder, name))
     return tars

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.paired.parts import Found
-from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, MAX_JSON_BYTES, MAX_POSITION, SOURCE
+from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, MAX_JSON_BYTES, MAX_POSITION, SAMPLE_ID, SOURCE
 from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.interleaved.faults import BAD_LAYOUT, DANGLING_REFERENCE, NOT_UTF8, UNREADABLE_MEMBER
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
@@ -31,7 +31,7 @@ _MAX_AXES = 8
 class Content:
     """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value.
 
-    ``ref`` is the locator of the json, or of another member that became a column.
+    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json says.
     """
 
     texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
@@ -39,12 +39,17 @@ class Content:
     fields: dict[str, Any] = field(default_factory=dict)
     typed: dict[str, pa.Array] = field(default_factory=dict)
     ref: str | None = None
+    sample_id: str | None = None
 
     def add_field(self, name: str, value: Any, where: str) -> None:
         """Raises `SampleError` for a second value of a name."""
         is_reserved = name in RESERVED_COLUMNS or name == SOURCE
         reserved = self.fields.get(SOURCE, {}).get("fields", {})
-        if name in reserved or (not is_reserved and (name in self.fields or name in self.typed)):
+        if name == SAMPLE_ID and isinstance(value, str) and self.sample_id is None and name not in reserved:
+            self.sample_id = value
+            return
+        is_known = name in reserved or (name == SAMPLE_ID and self.sample_id is not None)
+        if is_known or (not is_reserved and (name in self.fields or name in self.typed)):
             raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
         if is_reserved and isinstance(value, pa.Array):
             raise SampleError(BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own")

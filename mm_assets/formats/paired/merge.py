@@ -112,7 +112,7 @@ def _payload(key: str, stem: str, content: Content, columns: Columns) -> dict[st
         rows["image"][str(position)] = {"ref": len(refs)}
         refs.append(found.ref)
     return {
-        SAMPLE_ID: key,
+        SAMPLE_ID: key if content.sample_id is None else content.sample_id,
         TEXTS: texts,
         IMAGES: images,
         IMAGE_MEMBERS: [None if image is None else f"{stem}.{image}" for image in images],

@@ -81,14 +81,17 @@ def test_arrays_are_columns_of_their_own_type(tmp_path: Path, array: np.ndarray[
 def test_other_members_are_columns(tmp_path: Path) -> None:
     parts: dict[str, list[tuple[str, Any]]] = {
         "images": [("a.png", PNG)],
-        "more": [("a.cls", b"12"), ("a.mp3", b"\x00sound"), ("a.json", {"x": [1, {"y": None}], "z": 1.5, "sample_id": "other"})],
+        "more": [
+            *(("a.cls", b"12"), ("a.mp3", b"\x00sound")),
+            ("a.json", {"x": [1, {"y": None}], "z": 1.5, "sample_id": "other", "position": 7}),
+        ],
     }
     rows, schema, losses = merged(tmp_path, parts)
     assert losses == []
     row = rows[0]
     assert (row["cls"], row["mp3"], json.loads(row["x"]), row["z"]) == (12, b"\x00sound", [1, {"y": None}], 1.5)
     assert (schema.field("cls").type, schema.field("mp3").type) == (pa.int64(), pa.large_binary())
-    assert (row["sample_id"], json.loads(row["_source"])) == ("a", {"fields": {"sample_id": "other"}})
+    assert (row["sample_id"], json.loads(row["_source"])) == ("other", {"fields": {"position": 7}})
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ def test_other_members_are_columns(tmp_path: Path) -> None:
         ([("a.png", PNG)], [("a.source_ref", b"x")], "bad_layout", "a column of its own"),
         ([("a.3.png", PNG), ("a.3.jpg", PNG)], [("a.txt", b"x")], "bad_layout", "a second image at position 3"),
         ([("a.0.png", PNG)], [("a.1000000.txt", b"x")], "bad_layout", "position 1000000, of at most 999999"),
-        ([("a.png", PNG)], [("a.json", {"sample_id": 1}), ("a.b.json", {"sample_id": 2})], "bad_layout", "the field 'sample_id', too"),
+        ([("a.png", PNG)], [("a.json", {"sample_id": "1"}), ("a.b.json", {"sample_id": "2"})], "bad_layout", "the field 'sample_id', too"),
     ],
 )
 def test_what_contradicts_itself_is_accounted_for(tmp_path: Path, images: Any, more: Any, kind: str, says: str) -> None:
@@ -256,6 +259,20 @@ def test_names_are_paired_and_patterns_choose(tmp_path: Path) -> None:
 def test_what_names_no_pairs_is_refused(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         RawLocations(text)
+
+
+def test_a_tar_that_is_named_is_a_partition_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    make_modalities(tmp_path, {"s_0": {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]}})
+    shards = RawLocations(f"'images={tmp_path}/images/s_{{0..1}}.tar' texts={tmp_path}/texts").shards()
+    assert sorted(shards) == ["s_0", "s_1"]
+    with pytest.raises(FileNotFoundError, match="no tar 's_1' of modality 'images'"):
+        fsspec.open(shards["s_1"].uri, "rb").open()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    make_modalities(tmp_path, {"s_0": {"images": [("k.png", PNG)]}})
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/text: no such folder"):
+        RawLocations(f"images={tmp_path}/images texts={tmp_path}/text").shards()
 
 
 def test_two_tars_of_one_name_are_refused(tmp_path: Path) -> None:
