@@ -24,7 +24,7 @@ from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 _FOLDER = "arrow_cache"
-_READ = ("sample_id", "position", "modality", "content_type", "text_content", "binary_content")
+_READ = ("sample_id", "position", "modality", "content_type", "text_content", "binary_content", "materialize_error")
 _NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
 
 
@@ -34,7 +34,7 @@ class InterleavedArrowDataset:
     ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is ``{"modality", "position",
     "content_type", "text" or "image", "metadata"}``, the image as bytes of its file, None where there are none; items are ordered by
     position, text before image. The metadata of a sample have all passthrough columns of its partition, those of an item the ones that are
-    not null; JSON columns are decoded.
+    not null; JSON columns are decoded. An item that has an error (policy ``warn``) has it as ``"error"``.
 
     Samples are numbered partition by partition in the order of their folders' names, and as they lie in each. The first use reads the
     column of sample ids, and `index` digests it; nothing else is read before a sample is asked for. Then its shard is opened in the
@@ -133,6 +133,8 @@ def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
             continue
         item = {"modality": modality, "position": columns["position"][row], "content_type": columns["content_type"][row]}
         item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
+        if (error := columns["materialize_error"][row]) is not None:
+            item["error"] = error
         item["metadata"] = {name: value for name, value in own.items() if value is not None}
         sample["items"].append(item)
     return sample

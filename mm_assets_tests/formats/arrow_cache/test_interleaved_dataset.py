@@ -54,6 +54,13 @@ def test_a_sample_is_its_items_in_order(folder: Path) -> None:
     ]
 
 
+def test_an_item_with_an_error_says_so(tmp_path: Path) -> None:
+    bad = [item("bad"), item("bad", 0, "image", binary_content=b"no picture", materialize_error="unreadable image: no"), item("bad", 1)]
+    write("arrow_cache", tmp_path / "arrow_cache", [batch_of(bad, partition="p")], on_materialize_error="warn")
+    (sample,) = InterleavedArrowDataset(tmp_path)
+    assert [item.get("error") for item in sample["items"]] == ["unreadable image: no", None]
+
+
 def test_order_and_access(folder: Path) -> None:
     """By the names of the folders, `a%2Fb` first, and as they lie in each."""
     dataset = InterleavedArrowDataset(folder)
