@@ -8,7 +8,10 @@ import sys
 
 _KEPT = 32 << 20  # bytes that may stay: giving back little costs more than it is worth
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_M_ARENA_MAX, _ARENAS = -8, 2  # of glibc: with an arena for each of Lance's threads, what one frees no other takes
+# Of glibc. With an arena for each of Lance's threads, what one frees no other takes. A block of this size goes back to the system when it is
+# freed; left alone, glibc raises the bound to the largest block it has seen freed, and keeps such blocks.
+_M_ARENA_MAX, _ARENAS = -8, 2
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 4 << 20
 
 
 class FreeMemory:
@@ -19,9 +22,10 @@ class FreeMemory:
 
     def __init__(self) -> None:
         self._settled = _resident()
-        limit = getattr(ctypes.CDLL(None), "mallopt", None)
-        if limit is not None:
-            limit(_M_ARENA_MAX, _ARENAS)
+        option = getattr(ctypes.CDLL(None), "mallopt", None)
+        if option is not None:
+            option(_M_ARENA_MAX, _ARENAS)
+            option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
     def give_back(self) -> None:
         """Return free memory to the system if the process has grown since the last time."""

@@ -21,7 +21,7 @@ from mm_assets.formats.lance.storage_types import file_version, to_storage, to_s
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
-_BYTES_BETWEEN = 64 << 20  # written between two looks at the memory
+_BYTES_BETWEEN = 32 << 20  # written between two looks at the memory
 # Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
