@@ -16,8 +16,9 @@ BENCH ?= peer
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
 	$(BIN)/python -m mm_assets.demo
 
+# File by file, in their order: sorted by number of tests, the few long ones with real daemons would come last, one after the other.
 test: .venv/.made  ## all tests but those of the clients
-	$(BIN)/python -m pytest -m "not clients" -n auto --dist loadfile
+	$(BIN)/python -m pytest -m "not clients" -n auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.made
 	$(BIN)/ruff check .
