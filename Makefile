@@ -33,7 +33,7 @@ clients:  ## every client the outputs must open in, in an environment of their o
 	clients/install
 
 test-clients: .venv/.made clients  ## the tests that need those clients, a browser or an S3 server
-	$(BIN)/python -m pytest -m clients
+	$(BIN)/python -m pytest -m clients -n auto --dist loadfile --no-loadscope-reorder
 
 bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another benchmark or size: make bench BENCH="memory --full"
 	$(BIN)/python -m benchmarks $(BENCH)
