@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mm_assets.formats.fetching import Request, open_fetcher
-from mm_assets.formats.paired.address import parts_of
+from mm_assets.formats.paired.raw.address import parts_of
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
 from mm_assets.formats.webdataset import tar_header
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit

@@ -1,4 +1,4 @@
-"""The raw shards a user configured: one text names paths, globs, brace lists or URLs, separated by whitespace."""
+"""The raw shards a user configured: one text names paths, globs, brace lists or URLs, or modalities, separated by whitespace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from functools import cached_property
 from braceexpand import braceexpand
 
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.formats.paired.address import PROTOCOL, PairedAddress, modality_of
+from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
-
-SUFFIXES = (".tar", ".tar.gz", ".tgz")
+from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is
@@ -93,12 +92,12 @@ class RawLocations:
             items = shlex.split(text)
         except ValueError as error:
             raise ValueError(f"raw shards {text!r}: {error}") from error
-        self._paired = _paired(items, missing_keys)
+        self._paired = _paired_address(items, missing_keys)
         if self._paired is not None:
             items = [self._paired.url]
         self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
-        self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], SUFFIXES)
-        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], SUFFIXES)
+        self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], TAR_SUFFIXES)
+        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], TAR_SUFFIXES)
 
     def roots(self) -> list[str]:
         """Everything a locator of these shards may point into; relative ones are below the first."""
@@ -144,7 +143,7 @@ class RawLocations:
         return {element: self._is_named(element) for element in elements}
 
     def _is_named(self, element: str) -> bool:
-        if not element.lower().endswith(SUFFIXES) or _PATTERN.search(element):
+        if not element.lower().endswith(TAR_SUFFIXES) or _PATTERN.search(element):
             return False
         return is_remote(element) or not os.path.isdir(element)
 
@@ -160,7 +159,7 @@ class RawLocations:
         unmatched: list[str] = []
         for location in is_named:
             try:
-                files += [location] if is_named[location] else expand_paths(location, SUFFIXES, self._options)
+                files += [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options)
             except (FileNotFoundError, PermissionError) as error:
                 unmatched.append(str(error) if location in str(error) else f"{location}: {error}")
         return list(dict.fromkeys(files)), unmatched
@@ -172,7 +171,7 @@ class RawLocations:
         return self.remote_root if is_remote(file) else self.local_root
 
 
-def _paired(items: Sequence[str], missing_keys: str) -> PairedAddress | None:
+def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:
     """The paired shards that ``name=location`` items stand for; None where no item is of that form."""
     named = [found for item in items if (found := modality_of(item)) is not None]
     if not named:

@@ -31,7 +31,8 @@ _HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
 _TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{12}\.tmp$")
 _GLOB = re.compile(r"[*?\[]")
 
-fsspec.register_implementation("paired", "mm_assets.formats.paired.file_system.PairedFileSystem")
+# By name: whoever meets such a URL has imported this module, and only then is the class.
+fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
 
 
 def is_remote(uri: str) -> bool:
@@ -155,11 +156,11 @@ class StagedFile:
         if self.is_published():
             self.discard()
             return size
-        _sync(self.path)
+        sync(self.path)
         if self._scratch is None:
             target = local_path(self.uri)
             os.replace(self.path, target)
-            _sync(os.path.dirname(target) or ".")
+            sync(os.path.dirname(target) or ".")
         else:
             fs, path = filesystem(self.uri, self._options)
             fs.put_file(self.path, path)
@@ -230,7 +231,8 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _sync(path: str) -> None:
+def sync(path: str | os.PathLike[str]) -> None:
+    """Have a file, or the names in a folder, on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mm_assets.filters.readable import MAX_PIXELS
-from mm_assets.formats.paired.address import MISSING_KEY_POLICIES
+from mm_assets.formats.paired.raw.address import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.storage import is_remote, local_path
 from mm_assets.interleaved.policies import POLICIES

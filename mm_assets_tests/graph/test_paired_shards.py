@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets_tests.formats.paired.modalities import (
+from mm_assets_tests.formats.paired.raw.modalities import (
     embedding,
     embeddings_of,
     images_of,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from mm_assets.accounting.canonical.parts import Part, blob_index
-from mm_assets.formats.reader import ShardError
+from mm_assets.accounting.canonical.parts import Part, blob_index, naming
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
 from mm_assets.interleaved.schema_text import schema_from_text
 
@@ -25,7 +23,7 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
     """
     folder = uri.removesuffix(f"/{_METADATA}")
     metadata = join(folder, _METADATA)
-    with _naming(metadata), open_binary(metadata, options) as file:
+    with naming(metadata), open_binary(metadata, options) as file:
         content: dict[str, Any] = json.load(file)
         names, schema = list(content["shard_filenames"]), schema_from_text(content["arrow_schema"])
         if any("/" in name for name in names):
@@ -36,19 +34,9 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
         yield from _shard(join(folder, name), options)
 
 
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
-        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
-
-
 def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
     # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
-    with _naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
+    with naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
         blobs = blob_index(reader.schema)
         for number in range(reader.num_record_batches):

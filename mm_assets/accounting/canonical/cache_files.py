@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import xxhash
-
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, parse_metadata
-from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.formats.arrow_cache.shards import OpenShard, Shard, digest_of
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
-
-_BLOCK = 1 << 20
 
 
 def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[str]:
@@ -38,8 +34,5 @@ def _differing(found: OpenShard, told: Shard, schema: object) -> str:
 
 
 def _digest(uri: str, options: StorageOptions | None) -> str:
-    digest = xxhash.xxh3_128()
     with open_binary(uri, options) as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return digest_of(file)

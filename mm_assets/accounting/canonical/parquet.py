@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.accounting.canonical.parts import Part, blob_index, naming
 from mm_assets.formats.parquet_types import original_schema, restore
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
 from mm_assets.interleaved.digest import BLOBS
 
@@ -24,22 +23,12 @@ def parquet_parts(uri: str, options: StorageOptions | None = None) -> Iterator[P
     """The rows of one file, in the types it states."""
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
-        with _naming(uri):
+        with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             schema = original_schema(file)
             yield Part(schema.empty_table())
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)
-
-
-@contextmanager
-def _naming(uri: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
 
 
 def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[Part]:
@@ -60,7 +49,7 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
 
 
 def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:
-    with _naming(uri):  # it runs while the caller takes them
+    with naming(uri):  # it runs while the caller takes them
         for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
             yield batch.column(BLOBS).cast(type_)
 

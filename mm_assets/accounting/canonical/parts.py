@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
 import pyarrow as pa
 
+from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import BLOBS, Blob
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 BLOB_FIELD: pa.Field = INTERLEAVED_SCHEMA.field(BLOBS)
 _BLOB_INDEX = INTERLEAVED_SCHEMA.get_field_index(BLOBS)
+
+
+@contextmanager
+def naming(uri: str) -> Iterator[None]:
+    """What pyarrow raises for a damaged file becomes a `ShardError` that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
+        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
 
 
 def blob_index(schema: pa.Schema) -> int:

@@ -11,8 +11,8 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.arrow_cache.examples import exact_types, stored_scalar
 from mm_assets.formats.arrow_cache.pictures import decode_image, encode_image
+from mm_assets.formats.arrow_cache.scalars import exact_types, stored_scalar
 
 _NUMBER_IN_LIST = 40  # bytes that a Python number and its place in a list take
 

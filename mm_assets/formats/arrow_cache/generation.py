@@ -17,8 +17,7 @@ from pathlib import Path
 
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
-from mm_assets.formats.arrow_cache.shards import sync
-from mm_assets.formats.storage import sweep, temporary_name
+from mm_assets.formats.storage import sweep, sync, temporary_name
 from mm_assets.interleaved.schema_text import schema_to_text
 
 log = logging.getLogger(__name__)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
 import xxhash
+
+from mm_assets.formats.storage import sync
 
 _BLOCK = 1 << 20
 
@@ -97,23 +98,14 @@ class OpenShard:
 
 def file_digest(path: Path) -> str:
     """xxh3-128 of a file's bytes as 32 hex digits."""
-    digest = xxhash.xxh3_128()
-    for block in _blocks(path):
-        digest.update(block)
-    return digest.hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _blocks(path: Path) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(_BLOCK))
     with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            yield buffer[:count]
+        return digest_of(file)
+
+
+def digest_of(file: Any) -> str:
+    """The same of an open file, from where it stands."""
+    digest = xxhash.xxh3_128()
+    buffer = memoryview(bytearray(_BLOCK))
+    while count := file.readinto(buffer):
+        digest.update(buffer[:count])
+    return digest.hexdigest()

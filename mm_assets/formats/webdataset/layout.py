@@ -30,6 +30,8 @@ DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", 
 DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+
 
 @dataclass(frozen=True)
 class RawLayout:

@@ -14,6 +14,7 @@ from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT
 from mm_assets.interleaved.json_codec import is_too_deep
 
 _INFINITE = (float("inf"), float("-inf"))  # JSON as Python writes it has a name for these, and it is no number
+_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # what a number beyond float64 has; others need no call of Python each
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -52,7 +53,8 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
     try:
         if is_too_deep(text):  # what cannot be written again must not be taken in
             raise RecursionError
-        payload = json.loads(text, object_pairs_hook=_object, parse_float=_finite)
+        parse_float = _finite if _MAYBE_INFINITE.search(text) else None
+        payload = json.loads(text, object_pairs_hook=_object, parse_float=parse_float)
     except RecursionError as error:
         raise SampleError(BAD_JSON, f"{where}: JSON is nested too deeply") from error
     except ValueError as error:

@@ -16,6 +16,7 @@ from mm_assets.formats.webdataset.layout import (
     IMAGES,
     MAX_MEMBER_BYTES,
     SOURCE,
+    TAR_SUFFIXES,
     TEXTS,
     RawLayout,
     normal_extensions,
@@ -43,7 +44,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
     """
 
-    suffixes = (".tar", ".tar.gz", ".tgz")
+    suffixes = TAR_SUFFIXES
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class TarFolder(FolderFiles):
         pending, final = (f"{_OWN}/{facts.file}{suffix}" for suffix in (_PENDING, _FACTS))
         with storage.staged(self._uri(facts.file), self._options) as tar:
             shutil.move(staged_tar, tar.path)
-            _sync(tar.path)  # not under the lock: it takes as long as the disk needs for the whole tar
+            storage.sync(tar.path)  # not under the lock: it takes as long as the disk needs for the whole tar
             with self._locked():
                 previous = self._read_facts([final, pending])
                 if previous == [facts] and tar.is_published() and self._read(f"{facts.file}.idx") == idx:
@@ -216,8 +216,3 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts
 
 def _text(card: bytes) -> str:
     return card.decode(errors="replace")  # what others overwrote declares nothing
-
-
-def _sync(path: str) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

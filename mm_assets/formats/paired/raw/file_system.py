@@ -12,10 +12,10 @@ from typing import IO, Any
 from fsspec.spec import AbstractFileSystem
 
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.formats.paired.address import PROTOCOL, SUFFIXES, PairedAddress
-from mm_assets.formats.paired.merge import merge
-from mm_assets.formats.paired.parts import Part
-from mm_assets.formats.storage import filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, stem_of
+from mm_assets.formats.paired.raw.merge import merge
+from mm_assets.formats.paired.raw.parts import Part
+from mm_assets.formats.storage import is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import salvage
 
@@ -48,12 +48,6 @@ class PairedFileSystem(AbstractFileSystem):
             return {"name": path, "size": size_of(own), "type": "file"}
         return self._merged_info(path, address, self._tars(address, name))
 
-    def invalidate_cache(self, path: str | None = None) -> None:
-        """What object stores remember of the folders; nothing is remembered here."""
-        for address in [self._parsed(path)[0]] if path else []:
-            for location in address.locations.values():
-                filesystem(location)[0].invalidate_cache()
-
     def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
         if mode != "rb":
             raise ValueError(f"paired shards can only be read, not opened in mode {mode!r}")
@@ -70,8 +64,7 @@ class PairedFileSystem(AbstractFileSystem):
         modality, slash, file = name.partition("/")
         if not slash:
             return None
-        suffix = next((some for some in SUFFIXES if file.lower().endswith(some)), "")
-        for own in address.parts(file[: len(file) - len(suffix)]).get(modality, []):
+        for own in address.parts(stem_of(file)).get(modality, []):
             if os.path.basename(own) == file:
                 return own
         raise FileNotFoundError(f"{name}: no tar of this name")

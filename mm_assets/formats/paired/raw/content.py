@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.paired.parts import Found
+from mm_assets.formats.paired.raw.parts import Found
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, MAX_JSON_BYTES, MAX_POSITION, SAMPLE_ID, SOURCE
 from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.interleaved.faults import BAD_LAYOUT, DANGLING_REFERENCE, NOT_UTF8, UNREADABLE_MEMBER
@@ -40,21 +40,20 @@ class Content:
     typed: dict[str, pa.Array] = field(default_factory=dict)
     ref: str | None = None
     sample_id: str | None = None
+    _names: set[str] = field(default_factory=set)
 
     def add_field(self, name: str, value: Any, where: str) -> None:
-        """Raises `SampleError` for a second value of a name."""
-        is_reserved = name in RESERVED_COLUMNS or name == SOURCE
-        reserved = self.fields.get(SOURCE, {}).get("fields", {})
-        if name == SAMPLE_ID and isinstance(value, str) and self.sample_id is None and name not in reserved:
-            self.sample_id = value
-            return
-        is_known = name in reserved or (name == SAMPLE_ID and self.sample_id is not None)
-        if is_known or (not is_reserved and (name in self.fields or name in self.typed)):
+        """Raises `SampleError` for a second value of a name, and for an array or bytes under a name that every sample has."""
+        if name in self._names:
             raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
+        self._names.add(name)
+        is_reserved = name in RESERVED_COLUMNS or name == SOURCE
         if is_reserved and isinstance(value, pa.Array):
             raise SampleError(BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own")
-        if is_reserved:
-            self.fields[SOURCE] = {"fields": {**reserved, name: value}}
+        if name == SAMPLE_ID and isinstance(value, str):
+            self.sample_id = value
+        elif is_reserved:
+            self.fields.setdefault(SOURCE, {"fields": {}})["fields"][name] = value
         elif isinstance(value, pa.Array):
             self.typed[name] = value
         else:
@@ -131,7 +130,7 @@ def _array(data: bytes, where: str) -> pa.Array:
         values = np.lib.format.read_array(file, allow_pickle=False)
         is_half = values.dtype == np.float16  # not all formats take these
         flat = pa.array(values.astype(np.float32 if is_half else values.dtype.newbyteorder("=")).ravel())
-    except Exception as error:
+    except Exception as error:  # NumPy parses the header as Python: it raises what it likes
         raise SampleError(BAD_LAYOUT, f"{where}: no array that can be read: {error}") from error
     if left := len(data) - file.tell():
         raise SampleError(BAD_LAYOUT, f"{where}: {left} bytes behind the array")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.paired.content import Content
+from mm_assets.formats.paired.raw.content import Content
 from mm_assets.formats.webdataset.layout import SOURCE
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import json_codec

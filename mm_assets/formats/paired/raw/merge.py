@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mm_assets.formats.paired.columns import Columns
-from mm_assets.formats.paired.content import Content, content_of
-from mm_assets.formats.paired.parts import Found, Part, members_by_key, names_without_key
+from mm_assets.formats.paired.raw.columns import Columns
+from mm_assets.formats.paired.raw.content import Content, content_of
+from mm_assets.formats.paired.raw.parts import Found, Part, members_by_key, names_without_key
 from mm_assets.formats.webdataset.keys import sample_key
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,

@@ -12,7 +12,8 @@ from mm_assets.formats.webdataset.tar_write import FileRange
 from mm_assets.interleaved.faults import OVERSIZED_MEMBER
 from mm_assets.interleaved.source_ref import build_source_ref
 
-_KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]+)", re.DOTALL)  # webdataset's rule: up to the first dot of the file's name
+# webdataset's rule, up to the first dot of the file's name; but a hidden file has no key (there "a/.b" is of key "a/").
+_KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Found:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension of a member, by webdataset's rule; None for one that has no key."""
+    """Key and extension of a member; None for one that has no key."""
     match = _KEY.fullmatch(name)
     return (match[1], match[2].lower()) if match else None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qsl, urlencode
@@ -12,9 +12,9 @@ from urllib.parse import parse_qsl, urlencode
 from braceexpand import braceexpand
 
 from mm_assets.formats.storage import exists, filesystem, is_remote, join, local_path
+from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 PROTOCOL = "paired"
-SUFFIXES = (".tar", ".tar.gz", ".tgz")
 MISSING_KEY_POLICIES = ("skip", "partial", "error")
 
 _MODALITY = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<location>.+)", re.DOTALL)
@@ -91,39 +91,42 @@ def parts_of(url: str) -> dict[str, str]:
     return {name: f"{root}/{name}" for name in called}
 
 
-def _split(location: str) -> tuple[str, str]:
-    """Folder and file name pattern; the pattern is empty where the location is the folder."""
+def stem_of(name: str) -> str:
+    """A tar's name without its suffix; empty for a file that is no tar."""
+    return next((name[: -len(suffix)] for suffix in TAR_SUFFIXES if name.lower().endswith(suffix)), "")
+
+
+def _split(location: str) -> tuple[str, list[str]]:
+    """Folder and the patterns of file names in it, braces taken apart."""
     head, _, last = location.rstrip("/").rpartition("/")
-    return (head, last) if _PATTERN.search(last) or last.lower().endswith(SUFFIXES) else (location.rstrip("/"), "")
+    is_pattern = _PATTERN.search(last) or last.lower().endswith(TAR_SUFFIXES)
+    return (head, list(braceexpand(last))) if is_pattern else (location.rstrip("/"), ["*"])
 
 
-def _suffix(name: str) -> str:
-    return next((some for some in SUFFIXES if name.lower().endswith(some)), "")
-
-
-def _is_chosen(name: str, pattern: str) -> bool:
-    return not pattern or any(fnmatchcase(name, some) for some in braceexpand(pattern))
+def _is_chosen(name: str, patterns: Collection[str]) -> bool:
+    return not name.startswith(".") and (name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns))
 
 
 def _tars(location: str) -> dict[str, list[str]]:
-    folder, pattern = _split(location)
-    patterns = list(braceexpand(pattern)) if pattern else ["*"]
+    """By stem, the tars of a location as they are now."""
+    folder, patterns = _split(location)
     fs, path = filesystem(folder)
+    fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
     # Named one by one, a tar is a partition whether it is there or not.
-    tars: dict[str, list[str]] = {name[: -len(_suffix(name))]: [] for name in patterns if _suffix(name) and not _GLOB.search(name)}
+    tars: dict[str, list[str]] = {stem_of(name): [] for name in patterns if stem_of(name) and not _GLOB.search(name)}
     try:
         names = sorted(found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder}: no such folder") from error
     for name in names:
-        suffix = _suffix(name)
-        if suffix and not name.startswith(".") and (name in patterns or any(fnmatchcase(name, some) for some in patterns)):
-            tars.setdefault(name[: -len(suffix)], []).append(join(folder, name))
+        if stem_of(name) and _is_chosen(name, patterns):
+            tars.setdefault(stem_of(name), []).append(join(folder, name))
     return tars
 
 
 def _tars_called(stem: str, location: str) -> list[str]:
-    folder, pattern = _split(location)
-    names = [f"{stem}{suffix}" for suffix in SUFFIXES]
-    found = [name for name in names if _is_chosen(name, pattern) and exists(join(folder, name))]
+    """The tars of one stem."""
+    folder, patterns = _split(location)
+    names = [f"{stem}{suffix}" for suffix in TAR_SUFFIXES]
+    found = [name for name in names if _is_chosen(name, patterns) and exists(join(folder, name))]
     return [join(folder, name) for name in found] or _tars(location).get(stem, [])  # a suffix in capitals
