@@ -20,6 +20,10 @@ from mm_assets.interleaved.json_values import is_json
 _SHARDS_NAMED = 3
 
 
+# What a shard that does not fit the published types means: it fails, or the column becomes JSON text.
+SCHEMA_CHANGES = ("refuse", "widen")
+
+
 @dataclass(frozen=True)
 class Published:
     """What the output of a landed shard was made with: its schema, and the columns its raw shard had then."""

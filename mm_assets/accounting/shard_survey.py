@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.formats.partitions import id_prefix
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.reader import ref_path
@@ -90,6 +91,7 @@ def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
 
 
 def survey_shard(
+    partition: str,
     files: Sequence[str],
     version: str,
     layout: RawLayout,
@@ -102,7 +104,9 @@ def survey_shard(
     tars = []
     for file in files:
         source = ref_path(file, relative_to)
-        tars.append((source, survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options)))
+        prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
+        survey = survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix)
+        tars.append((source, survey))
     return merge_tars(tars, version, layout_digest(layout, max_member_bytes))
 
 

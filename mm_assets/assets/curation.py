@@ -1,7 +1,7 @@
 """From raw shards to filtered Parquet."""
 
 from mm_assets.checks.row_checks import BALANCED, ROW_CHECKS
-from mm_assets.filters.aspect_ratio import SCORES, AspectRatioFilter
+from mm_assets.filters.aspect_ratio import SCORES
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.io_managers.findings import IMAGES_DECODE
 from mm_assets.io_managers.quarantine import RAW
@@ -50,8 +50,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     checks=ROW_CHECKS,
     io_manager_key="parquet_io_manager",
     group_name="interleaved",
-    description="Curated rows without the images that the filters drop; positions keep their gaps.",
+    description="Curated rows without the images that the filters drop (none, where no bound is set); positions keep their gaps.",
 )
 def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterBounds) -> Plan:
-    keep = AspectRatioFilter(bounds.min_aspect_ratio, bounds.max_aspect_ratio)
-    return Plan(curated_parquet, (keep,), side={SCORES: image_scores})
+    return Plan(curated_parquet, bounds.steps(), side={SCORES: image_scores})

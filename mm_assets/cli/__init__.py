@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     show_warnings_as_lines()
     try:
+        _refuse_unknown_settings()
         return int(options.run(options))
     except KeyboardInterrupt:
         print("mm-assets: interrupted; nothing half-written was published", file=sys.stderr)
@@ -48,6 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_to(commands)
     verify.add_to(commands)
     return parser
+
+
+def _refuse_unknown_settings() -> None:
+    """A misspelt variable is told by every command, also by those that ask for none."""
+    from mm_assets.settings import Settings
+
+    Settings.from_environment()
 
 
 def _one_line(error: BaseException) -> str:

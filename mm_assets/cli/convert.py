@@ -22,9 +22,16 @@ def add_to(commands: Any) -> None:
     parser.add_argument("dst", help="folder for the output")
     parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
     parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
-    parser.add_argument("--sample-id-field", help="json field that holds the sample id")
-    parser.add_argument("--per-image-fields", type=_names, default=(), help="json lists with one value per image")
-    parser.add_argument("--per-text-fields", type=_names, default=(), help="json lists with one value per text")
+    layout = parser.add_argument_group("documents in tars", "not given, MM_<NAME> of the environment holds")
+    layout.add_argument("--sample-id-field", help="json field that holds the sample id")
+    layout.add_argument("--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id")
+    layout.add_argument("--texts-field", help="json field with the list of texts (texts)")
+    layout.add_argument("--images-field", help="json field with the list of images (images)")
+    layout.add_argument("--image-member-field", help="json field that names the sample's image member")
+    layout.add_argument("--image-extensions", type=_names, help="suffixes of image members, comma-separated")
+    layout.add_argument("--json-extensions", type=_names, help="suffixes of the members that are documents, comma-separated")
+    layout.add_argument("--per-image-fields", type=_names, help="json lists with one value per image, comma-separated")
+    layout.add_argument("--per-text-fields", type=_names, help="json lists with one value per text, comma-separated")
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
@@ -85,7 +92,10 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
+    from mm_assets.settings import Settings
 
+    settings = Settings.from_environment()
+    given = {name: value for name in settings.raw_layout() if (value := getattr(options, name)) is not None}
     source = options.src if is_remote(options.src) else os.path.abspath(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
@@ -101,19 +111,16 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         arguments |= {
             "relative_to": None if is_remote(source) else root,
             "set_aside": options.on_materialize_error != "error",
-            "sample_id_field": options.sample_id_field,
-            "per_image_fields": options.per_image_fields,
-            "per_text_fields": options.per_text_fields,
+            **settings.raw_layout(),
+            **given,
         }
-    elif options.sample_id_field or options.per_image_fields or options.per_text_fields:
-        raise ValueError(f"--sample-id-field, --per-image-fields and --per-text-fields are for tars, not for {kind}")
+    elif given:
+        raise ValueError(f"--{min(given).replace('_', '-')} is for tars, not for {kind}")
     reader = reader_for(kind, source, **arguments)
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
     steps: list[Any] = [ReadableImages()]
-    if options.min_aspect_ratio is not None or options.max_aspect_ratio is not None:
-        low = 0.0 if options.min_aspect_ratio is None else options.min_aspect_ratio
-        high = 1e9 if options.max_aspect_ratio is None else options.max_aspect_ratio
-        steps.append(AspectRatioFilter(low, high))
+    if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
+        steps.append(bounds)
     return reader, writer, steps
 
 
@@ -141,7 +148,7 @@ def _refuse_overwriting(conversions: list[Any]) -> None:
 
 
 def _raw_roots() -> list[str]:
-    """Folders of the configured raw shards: locators of curated data may point there."""
+    """Folders of the raw shards, where they are configured: locators of curated data may point there."""
     from mm_assets.formats.raw_shards import RawLocations
 
     return RawLocations(os.environ.get("MM_RAW_SHARDS", "")).roots()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 
@@ -18,8 +17,9 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
     from mm_assets.accounting.history import OUTPUTS, history_of
+    from mm_assets.settings import Settings
 
-    root = options.storage or os.environ.get("MM_STORAGE") or "demo/storage"
+    root = options.storage or Settings.from_environment().storage
     shards = history_of(root, options.sample_id)
     if not shards:
         raise ValueError(f"{root}: no sample {options.sample_id!r}, neither in an output nor in the ledger")

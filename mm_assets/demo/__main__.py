@@ -8,7 +8,7 @@ import time
 import warnings
 from pathlib import Path
 
-from mm_assets.demo.home import prepare_home
+from mm_assets.demo.home import demo_bounds, prepare_home
 from mm_assets.demo.shards import make_shards
 from mm_assets.warning_lines import show_warnings_as_lines, warning_line
 
@@ -25,6 +25,7 @@ def main() -> int:
     os.environ["DAGSTER_HOME"] = str(prepare_home())
     if not os.environ.get("MM_RAW_SHARDS"):
         make_shards(ROOT / "raw")
+        _set_bounds()
         os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
     if not os.environ.get("MM_STORAGE"):
         os.environ["MM_STORAGE"] = str(ROOT / "storage")
@@ -34,6 +35,13 @@ def main() -> int:
     except (FileNotFoundError, ValueError) as error:
         print(f"mm_assets: {error}", file=sys.stderr)
         return 1
+
+
+def _set_bounds() -> None:
+    """So that the demo shows a filter at work; without any bound nothing is filtered."""
+    if bounds := demo_bounds():
+        os.environ.update(bounds)
+        print(f"filter of the demo: {' '.join(f'{name}={value}' for name, value in bounds.items())} (without a bound nothing is filtered)")
 
 
 def _materialize(is_own_home: bool) -> int:

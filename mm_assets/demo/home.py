@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 CONFIGURATION = Path("dagster.yaml")
+BOUNDS = {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
 
 
 def prepare_home() -> Path:
@@ -22,5 +24,11 @@ def prepare_home() -> Path:
     return home
 
 
-if __name__ == "__main__":
-    print(prepare_home())
+def demo_bounds() -> dict[str, str]:
+    """The filter bounds of the example shards; none where the user names shards or a bound."""
+    return {} if any(os.environ.get(name) for name in ("MM_RAW_SHARDS", *BOUNDS)) else BOUNDS
+
+
+if __name__ == "__main__":  # for `make ui`, as lines of a shell
+    for name, value in {"DAGSTER_HOME": str(prepare_home()), **demo_bounds()}.items():
+        print(f"export {name}={shlex.quote(value)}")

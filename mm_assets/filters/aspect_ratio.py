@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +36,13 @@ class AspectRatioFilter:
     def __post_init__(self) -> None:
         if not 0 <= self.min_ratio <= self.max_ratio:
             raise ValueError(f"aspect ratio bounds must be 0 <= min <= max, not {self.min_ratio} and {self.max_ratio}")
+
+    @classmethod
+    def between(cls, min_ratio: float | None, max_ratio: float | None) -> AspectRatioFilter | None:
+        """The filter of these bounds, of which each may be open; None where both are: nothing is to be filtered."""
+        if min_ratio is None and max_ratio is None:
+            return None
+        return cls(0.0 if min_ratio is None else min_ratio, math.inf if max_ratio is None else max_ratio)
 
     def bind(self, side: Mapping[str, str]) -> AspectRatioFilter:
         """The same filter reading the scores of one shard."""

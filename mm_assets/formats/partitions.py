@@ -56,6 +56,16 @@ def _unescaped(path: str) -> str:
     return folder + slash + (plain if was_escaped else name)
 
 
+def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: str) -> str:
+    """What stands in front of the sample ids of a file when the setting ``prefix`` asks for it: the name of its partition.
+
+    Of several files in a partition each has its own name behind that: ids that start anew do so in each file.
+    """
+    if prefix is None:
+        return ""
+    return f"{partition}/" if len(files) == 1 else f"{partition}/{partition_name(file, common_root(files))}/"
+
+
 def common_root(files: Sequence[str]) -> str:
     """The deepest folder (or URL prefix) that holds all files; empty when there is none."""
     folders = [posixpath.dirname(file).split("/") for file in files]

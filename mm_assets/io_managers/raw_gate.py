@@ -1,19 +1,20 @@
 """The gate before compute: what is known of the raw shards, each by itself and all together, as checks and as orders to the workers."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.accounting.contract import Admission, SchemaContract
+from mm_assets.accounting.contract import SCHEMA_CHANGES, Admission, SchemaContract
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import ShardSurvey, findings
 from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
+from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, DEFAULT_JSON_EXTENSIONS, IMAGES, TEXTS, RawLayout
 from mm_assets.io_managers.shards import Check, Shard
 from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
@@ -21,8 +22,6 @@ from mm_assets.workers import WorkerFailure
 INTEGRITY = "integrity"
 UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 SCHEMA_CONTRACT = "schema_contract"
-# What a shard that does not fit the published types means: it fails, or the column becomes JSON text.
-SCHEMA_CHANGES = ("refuse", "widen")
 _LISTED = 20
 
 
@@ -50,7 +49,13 @@ class RawGate(dg.ConfigurableResource[Any]):
     workers: dg.ResourceDependency[Workers]
     root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
     asset: str = Field(default="curated_parquet", description="The asset whose records say which shards have landed.")
-    sample_id_field: str = Field(default="", description="Json field with the sample id; empty: see the reader's default.")
+    sample_id_field: str | None = Field(default=None, description="Json field with the sample id; None: see the reader's default.")
+    sample_id_prefix: str | None = Field(default=None, description="shard: the partition's name in front of each sample id.")
+    texts_field: str = Field(default=TEXTS, description="Json field with the list of texts.")
+    images_field: str = Field(default=IMAGES, description="Json field with the list of images.")
+    image_member_field: str | None = Field(default=None, description="Json field that names the sample's image member.")
+    image_extensions: list[str] = Field(default=list(DEFAULT_IMAGE_EXTENSIONS), description="Suffixes of image members.")
+    json_extensions: list[str] = Field(default=list(DEFAULT_JSON_EXTENSIONS), description="Suffixes of the members that are documents.")
     per_image_fields: list[str] = Field(default=[], description="Json lists with one value per image.")
     per_text_fields: list[str] = Field(default=[], description="Json lists with one value per text.")
     max_member_bytes: str = Field(default="1GiB", description="A larger member of a tar is not read.")
@@ -58,12 +63,7 @@ class RawGate(dg.ConfigurableResource[Any]):
 
     def layout(self) -> dict[str, Any]:
         """How raw shards are read, as arguments of the reader."""
-        return {
-            "sample_id_field": self.sample_id_field or None,
-            "per_image_fields": self.per_image_fields,
-            "per_text_fields": self.per_text_fields,
-            "max_member_bytes": parse_bytes(self.max_member_bytes),
-        }
+        return {f.name: getattr(self, f.name) for f in fields(RawLayout)} | {"max_member_bytes": parse_bytes(self.max_member_bytes)}
 
     def examine(self, shards: Sequence[Shard]) -> dict[str, Examined | str]:
         """What is known of each shard by key; one line for a shard that cannot be opened at all."""

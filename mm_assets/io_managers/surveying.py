@@ -27,7 +27,8 @@ class SurveyJob:
 def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
     """Survey the shard, keep the result in the store, and return it."""
     reader = InterleavedWebdatasetReader((), **job.layout)
-    survey = survey_shard(files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=job.layout["max_member_bytes"])
+    limit = job.layout["max_member_bytes"]
+    survey = survey_shard(job.key, files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=limit)
     SurveyStore(job.root).write(job.key, survey)
     return survey
 

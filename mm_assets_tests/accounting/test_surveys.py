@@ -113,15 +113,18 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
 def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any = None) -> TarSurvey:
-        asked.append((uri, ref_path, max_member_bytes, options))
+    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str) -> TarSurvey:
+        asked.append((uri, ref_path, max_member_bytes, options, id_prefix))
         return TarSurvey(samples=(fact(ref_path),))
 
     monkeypatch.setattr(shard_survey, "survey_tar", survey_tar)
-    layout = RawLayout(sample_id_field="id")
+    layout = RawLayout(sample_id_field="id", sample_id_prefix="shard")
     files = ["/data/x/a.tar", "s3://bucket/b.tar"]
-    survey = survey_shard(files, "v7", layout, "/data/", max_member_bytes=99, options={"anon": True})
-    assert asked == [("/data/x/a.tar", "x/a.tar", 99, {"anon": True}), ("s3://bucket/b.tar", "s3://bucket/b.tar", 99, {"anon": True})]
+    survey = survey_shard("a", files, "v7", layout, "/data/", max_member_bytes=99, options={"anon": True})
+    assert asked == [
+        ("/data/x/a.tar", "x/a.tar", 99, {"anon": True}, "a/a/"),
+        ("s3://bucket/b.tar", "s3://bucket/b.tar", 99, {"anon": True}, "a/b/"),
+    ]
     assert survey.sample_ids.to_pylist() == ["x/a.tar", "s3://bucket/b.tar"]
     assert (survey.version, survey.layout) == ("v7", layout_digest(layout, 99))
 
@@ -138,7 +141,7 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
     )
     two = make_tar(tmp_path / "in" / "two.tar", [("b.json", {"texts": ["x"], "n": 0.5, "mixed": "a"}), ("a.json", {"texts": []})])
     files = [str(one), str(two)]
-    survey = survey_shard(files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
+    survey = survey_shard("a", files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
     assert survey.samples.select(["sample_id", "source", "items", "images"]).to_pylist() == [
         {"sample_id": "a", "source": "in/one.tar", "items": 4, "images": 1},
         {"sample_id": "b", "source": "in/two.tar", "items": 2, "images": 0},

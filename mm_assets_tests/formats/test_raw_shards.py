@@ -260,6 +260,18 @@ def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
     assert first["binary_content"] == tar_members(shard)["scan.tiff"]
 
 
+def test_ids_that_start_anew_in_each_file_get_the_partition_in_front(tmp_path: Path) -> None:
+    for name in ("a", "sub/b"):
+        make_tar(tmp_path / f"{name}.tar", [("00000.json", {"texts": [name]}), ("00001.json", {"texts": [name], "sample_id": "own"})])
+    alone = InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="shard")
+    assert [batch.data.column("sample_id").unique().to_pylist() for batch in alone] == [["a/00000", "a/own"], ["sub/b/00000", "sub/b/own"]]
+    together = InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="shard", files_per_partition=2)
+    (batch,) = together
+    assert batch.data.column("sample_id").unique().to_pylist() == ["a+1/a/00000", "a+1/a/own", "a+1/sub/b/00000", "a+1/sub/b/own"]
+    with pytest.raises(ValueError, match="sample_id_prefix must be one of shard, not 'file'"):
+        InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="file")
+
+
 def test_a_stated_id_that_is_the_key_needs_no_bookkeeping(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "ids.tar", [("k.json", {"sample_id": "k", "texts": ["t"], "images": [None], "url": "u"})])
     (batch,) = InterleavedWebdatasetReader(str(shard))

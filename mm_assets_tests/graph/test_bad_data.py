@@ -105,7 +105,8 @@ def test_files_per_partition_loses_no_file(tmp_path: Path, deploy: Deploy, monke
     [
         ("MM_WORKERS", "many", "MM_WORKERS must be a number, not 'many'"),
         ("MM_WORKERS", "-1", "MM_WORKERS must not be negative"),
-        ("MM_MIN_ASPECT_RATIO", "3", "MM_MIN_ASPECT_RATIO is 3, more than MM_MAX_ASPECT_RATIO"),
+        ("MM_MIN_ASPECT_RATIO", "-3", "MM_MIN_ASPECT_RATIO must not be negative: -3"),
+        ("MM_MAX_ASPECT", "3", "MM_MAX_ASPECT: no such setting; the nearest is MM_MAX_ASPECT_RATIO"),
         ("MM_ON_MATERIALIZE_ERROR", "ignore", "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'ignore'"),
         ("MM_RAW_SHARDS", "'no end", "No closing quotation"),
     ],

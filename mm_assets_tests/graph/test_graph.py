@@ -31,7 +31,7 @@ def _read(reader: InterleavedReader) -> pa.Table:
 
 def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(tmp_path: Path, deploy: Deploy) -> None:
     shards = [path.stem for path in make_shards(tmp_path / "raw")]
-    result = deploy().run()
+    result = deploy(MM_MIN_ASPECT_RATIO="1", MM_MAX_ASPECT_RATIO="2").run()
     assert result.success
     events = materialized(result)
     assert {asset: sorted(found) for asset, found in events.items()} == {asset: sorted(shards) for asset in ASSETS}
@@ -79,12 +79,20 @@ def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
     assert all(made.metadata["unchanged"].value is True for found in second.values() for made in found.values())
 
 
+def test_without_bounds_nothing_is_filtered(tmp_path: Path, deploy: Deploy) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=1)
+    events = materialized(deploy().run())
+    assert all("filtered" not in made.metadata for made in events["filtered_parquet"].values())
+    curated, filtered = (_read(InterleavedParquetReader(str(tmp_path / "storage" / name))) for name in ("curated", "filtered"))
+    assert filtered.equals(curated)
+
+
 def test_changed_threshold_reads_no_image_again(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=0)
     deploy().run()
     for path in (tmp_path / "raw").glob("*.tar"):
         path.touch()  # keeps its bytes; only observation would look at it
-    wide = materialized(deploy(MM_MAX_ASPECT_RATIO="4").run())
+    wide = materialized(deploy(MM_MIN_ASPECT_RATIO="1", MM_MAX_ASPECT_RATIO="4").run())
     assert all("unchanged" in made.metadata for made in wide["image_scores"].values())
     assert all("unchanged" not in made.metadata for made in wide["filtered_parquet"].values())
     table = pq.read_table(tmp_path / "storage" / "filtered")

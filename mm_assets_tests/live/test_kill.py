@@ -1,6 +1,6 @@
 """Workers, and whole runs, killed at random moments of their writing: run again, and everything is as if nothing had happened.
 
-``MM_TEST_KILLS`` is the number of kills for each writer (3), ``MM_TEST_SEED`` what their moments are drawn from (0).
+``TEST_KILLS`` is the number of kills for each writer (3), ``TEST_SEED`` what their moments are drawn from (0).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mm_assets_tests.live.watching import Event, Watch
 
 pytestmark = pytest.mark.live
 
-KILLS = int(os.environ.get("MM_TEST_KILLS", "3"))
-SEED = os.environ.get("MM_TEST_SEED", "0")
+KILLS = int(os.environ.get("TEST_KILLS", "3"))
+SEED = os.environ.get("TEST_SEED", "0")
 KILLS_A_RUN = 3
 OVER_OLD = 0.7  # the share of trials in which outputs of an older version lie there; in the others there are none
 TRIALS = 5 * KILLS  # kills that come too late do not count

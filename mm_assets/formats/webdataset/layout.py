@@ -32,12 +32,16 @@ TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 
+# What may stand in front of sample ids that start anew in each shard: the name of the partition.
+SAMPLE_ID_PREFIXES = ("shard",)
+
 
 @dataclass(frozen=True)
 class RawLayout:
     """How raw samples name their parts: the field and extension arguments of the reader."""
 
     sample_id_field: str | None = None
+    sample_id_prefix: str | None = None
     texts_field: str = TEXTS
     images_field: str = IMAGES
     image_member_field: str | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.partitions import Partition
+from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import (
@@ -15,6 +15,7 @@ from mm_assets.formats.webdataset.layout import (
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
     MAX_MEMBER_BYTES,
+    SAMPLE_ID_PREFIXES,
     SOURCE,
     TAR_SUFFIXES,
     TEXTS,
@@ -32,6 +33,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
     Args:
         sample_id_field: json field that holds the sample id; None: the json's ``sample_id`` string, else the member's path
             without its suffix.
+        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id: for ids that start anew in each
+            shard.
         image_extensions, json_extensions: suffixes (any case) of image members and of the members that are samples.
         texts_field, images_field: json fields with the parallel lists.
         image_member_field: json field that names the sample's (multi-frame) image member.
@@ -58,6 +61,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         schema: pa.Schema | None = None,
         schema_overrides: Mapping[str, pa.DataType] | None = None,
         sample_id_field: str | None = None,
+        sample_id_prefix: str | None = None,
         image_extensions: Sequence[str] = DEFAULT_IMAGE_EXTENSIONS,
         json_extensions: Sequence[str] = DEFAULT_JSON_EXTENSIONS,
         texts_field: str = TEXTS,
@@ -76,6 +80,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         spread = [*_names(per_image_fields), *_names(per_text_fields)]
         if reserved := sorted(set(spread) & {*RESERVED_COLUMNS, SOURCE}):
             raise ValueError(f"per-item fields become columns; {', '.join(reserved)} is a column of its own")
+        if sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
+            raise ValueError(f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {sample_id_prefix!r}")
         super().__init__(
             file_paths,
             files_per_partition=files_per_partition,
@@ -89,6 +95,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         )
         self.layout = RawLayout(
             sample_id_field=sample_id_field,
+            sample_id_prefix=sample_id_prefix,
             texts_field=texts_field,
             images_field=images_field,
             image_member_field=image_member_field,
@@ -106,7 +113,14 @@ class InterleavedWebdatasetReader(InterleavedReader):
     def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
         ids = SampleIds(self.taken_ids) if self.set_aside else None
         return lambda uri: WebdatasetSource(
-            uri, self.layout, ref_path(uri, self.relative_to), self.read_bytes, self.storage_options, self.max_member_bytes, ids
+            uri,
+            self.layout,
+            ref_path(uri, self.relative_to),
+            self.read_bytes,
+            self.storage_options,
+            self.max_member_bytes,
+            ids,
+            id_prefix(self.layout.sample_id_prefix, partition.name, partition.files, uri),
         )
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:

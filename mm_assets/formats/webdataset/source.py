@@ -41,8 +41,9 @@ class WebdatasetSource(FileSource):
         options: StorageOptions | None,
         max_member_bytes: int,
         ids: SampleIds | None,
+        id_prefix: str = "",
     ) -> None:
-        self._samples = TarSamples(uri, ref_path, layout, max_member_bytes, ids, options)
+        self._samples = TarSamples(uri, ref_path, layout, max_member_bytes, ids, options, id_prefix)
         try:
             self._materialize = materialize
             self._members: list[Member] = []

@@ -54,14 +54,20 @@ class TarSurvey:
 
 
 def survey_tar(
-    uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: StorageOptions | None = None
+    uri: str,
+    layout: RawLayout,
+    ref_path: str,
+    *,
+    max_member_bytes: int,
+    options: StorageOptions | None = None,
+    id_prefix: str = "",
 ) -> TarSurvey:
     """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
 
     Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has it. Raises ``OSError`` when
     the file cannot be opened.
     """
-    with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options)) as tar:
+    with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
         frames = _Frames(tar.descriptor)
         samples: list[SampleFacts] = []

@@ -62,6 +62,7 @@ class TarSamples:
     """One opened tar. ``name`` is what messages call it, ``path`` what locators call it.
 
     Without ``ids`` whatever is wrong raises `TarDamage` or `SampleError`. With them what is sound is used, and ``losses`` has the rest.
+    ``id_prefix`` is put in front of each sample id.
     ``items`` is how many items the samples have that have been met, sound or not: all, once `sound` is exhausted.
     """
 
@@ -73,12 +74,14 @@ class TarSamples:
         max_member_bytes: int,
         ids: SampleIds | None,
         options: StorageOptions | None,
+        id_prefix: str = "",
     ) -> None:
         self.name = uri if ids is None else path
         self.path = path
         self.items = 0
         self.losses: list[Loss] = []
         self._ids = ids
+        self._id_prefix = id_prefix
         self._layout = layout
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
@@ -110,7 +113,7 @@ class TarSamples:
                     raise no_file
                 self.items += 1
                 ref = build_source_ref(self.path, skipped.name, skipped.header_offset)
-                self.losses.append(_lost_sample(sample_stem(skipped.name), no_file, ref))
+                self.losses.append(_lost_sample(self._id_prefix + sample_stem(skipped.name), no_file, ref))
         self.losses += [self._stretch(stretch) for stretch in self.index.stretches]
 
     def decode(self, member: Member) -> Sample:
@@ -126,6 +129,7 @@ class TarSamples:
         sample = decode_own(payload, member, self.decoder) if is_own_layout(payload) else self.decoder.decode(payload, member)
         with naming(sample.sample_id):
             _refuse_large(sample, member, where)
+        sample.sample_id = self._id_prefix + sample.sample_id
         return sample
 
     def unreferenced(self) -> list[Member]:
@@ -188,7 +192,8 @@ class TarSamples:
         is_link = member.link is not None and member.broken is not None
         ref = build_source_ref(self.path, member.name, member.header_offset) if is_link else member_ref(self.path, member)
         ref = error.source_ref or ref
-        return _lost_sample(sample_stem(member.name) if error.sample_id is None else error.sample_id, error, ref)
+        sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
+        return _lost_sample(self._id_prefix + sample_id, error, ref)
 
     def _stretch(self, stretch: Stretch) -> Loss:
         kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR

@@ -1,0 +1,59 @@
+"""The one table of settings, and what is refused in it."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mm_assets.settings import Settings, describe, variable
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_defaults_filter_nothing() -> None:
+    settings = Settings.from_environment({})
+    assert (settings.min_aspect_ratio, settings.max_aspect_ratio, settings.max_loss) == (None, None, 0.5)
+
+
+def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
+    given = {
+        "MM_WORKERS": "3", "MM_MAX_LOSS": "0.25", "MM_IMAGE_EXTENSIONS": "jpg, heic", "MM_TEXTS_FIELD": "text_list", "MM_STORAGE": "",
+        "OTHER": "x",
+    }  # fmt: skip
+    settings = Settings.from_environment(given)
+    assert (settings.workers, settings.max_loss, settings.storage) == (3, 0.25, "demo/storage")
+    assert settings.raw_layout()["image_extensions"] == ("jpg", "heic")
+    assert settings.raw_layout()["texts_field"] == "text_list"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("MM_MAX_ASPECT", "2", "MM_MAX_ASPECT: no such setting; the nearest is MM_MAX_ASPECT_RATIO"),
+        ("MM_STORGE", "", "MM_STORGE: no such setting; the nearest is MM_STORAGE"),
+        ("MM_WORKERS", "two", "MM_WORKERS must be a number, not 'two'"),
+        ("MM_WORKERS", "-1", "MM_WORKERS must not be negative: -1"),
+        ("MM_WORKERS", "1.5", "MM_WORKERS must be a number, not '1.5'"),
+        ("MM_MAX_LOSS", "1.5", "MM_MAX_LOSS must be at most 1, not 1.5"),
+        ("MM_MAX_LOSS", "nan", "MM_MAX_LOSS must not be negative: nan"),
+        ("MM_SAMPLE_ID_PREFIX", "file", "MM_SAMPLE_ID_PREFIX must be one of shard, not 'file'"),
+        ("MM_ON_MATERIALIZE_ERROR", "skip", "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'skip'"),
+        ("MM_MAX_MEMBER_BYTES", "big", "MM_MAX_MEMBER_BYTES: not a size in bytes: 'big' (write 1048576, '64MiB' or '1GB')"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Settings.from_environment({name: text})
+
+
+def test_bounds_the_wrong_way_round() -> None:
+    with pytest.raises(ValueError, match="MM_MIN_ASPECT_RATIO is 2, more than MM_MAX_ASPECT_RATIO, which is 1"):
+        Settings.from_environment({"MM_MIN_ASPECT_RATIO": "2", "MM_MAX_ASPECT_RATIO": "1"})
+
+
+def test_every_setting_says_what_it_means_and_is_in_the_readme() -> None:
+    meanings = describe()
+    assert set(meanings) == {variable(f.name) for f in fields(Settings)}
+    assert all(meanings.values())
+    assert [name for name in meanings if f"`{name}`" not in README] == []
