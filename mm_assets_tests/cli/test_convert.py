@@ -227,7 +227,8 @@ def test_bad_options(tmp_path: Path, raw: Path, options: list[str], code: int, s
 
 def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     write("parquet", tmp_path / "in", batch_of([item("a")]))
-    assert "--sample-id-field is for tars, not for parquet" in refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
+    message = refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
+    assert "--sample-id-field is for tars, not for parquet" in message
 
 
 def test_a_missing_id_field_is_named(tmp_path: Path, raw: Path) -> None:
