@@ -122,6 +122,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                         reports.landed(done, todo[done.key].parents)
                     else:
                         reports.failure(done)
+        reports.finish()
         # The gate may have been left out of this run: then nobody else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
         if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):

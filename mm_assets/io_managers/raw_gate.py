@@ -22,6 +22,11 @@ from mm_assets.workers import WorkerFailure
 INTEGRITY = "integrity"
 UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 SCHEMA_CONTRACT = "schema_contract"
+GATE_CHECKS = {
+    INTEGRITY: "The tar is whole, its JSON parses, references and frames resolve, ids are unique in it.",
+    UNIQUE_SAMPLE_IDS: "No sample id of the shard belongs to another shard.",
+    SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
+}
 _LISTED = 20
 
 

@@ -104,7 +104,7 @@ def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -
     url = f"{live.dev.url}/asset-groups"
     screenshot(url, picture, [*ASSETS, "raw_shards"], seconds=60, size=(1500, 900))
     assert picture.stat().st_size > 20_000
-    if keep := os.environ.get("MM_KEEP_SCREENSHOT"):
+    if keep := os.environ.get("KEEP_SCREENSHOT"):
         shutil.copyfile(picture, keep)
 
 
