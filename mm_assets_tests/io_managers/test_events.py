@@ -112,9 +112,13 @@ def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance
     check = dg.AssetCheckKey(KEY, "sound")
 
     def evaluate(found: dict[str, events.Latest], passed: bool) -> None:
-        for key, latest in sorted(found.items()):
-            evaluation = dg.AssetCheckEvaluation(KEY, "sound", passed, partition=key, target_materialization_data=events.target(latest))
-            instance.report_runless_asset_event(evaluation)
+        @dg.asset
+        def examiner(context: dg.AssetExecutionContext) -> None:
+            for key, latest in sorted(found.items()):
+                judged = events.target(latest)
+                context.log_event(dg.AssetCheckEvaluation(KEY, "sound", passed, partition=key, target_materialization_data=judged))
+
+        assert dg.materialize([examiner], instance=instance, resources={"io_manager": Discard()}).success
 
     run_probe(instance, ["p0", "p1"])
     first = events.latest_materializations(instance, KEY, ["p0", "p1"])
