@@ -111,6 +111,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
         tasks = self._tasks(context, obj, ledger, reports)
         self._sweep(context.asset_key.to_user_string(), tasks)
         unchanged = self._unchanged(tasks, ledger, reports)
+        latest = events.latest_materializations(run.instance, context.asset_key, unchanged)
+        # A record that was put in the place of another would be reported as what was made: its shard is made again.
+        unchanged = {key: record for key, record in unchanged.items() if key not in latest or latest[key].version == record.version}
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
         todo = {key: task for key, task in tasks.items() if key not in unchanged}

@@ -50,16 +50,18 @@ class CheckLog:
         if len(self._waiting) >= _SHARDS_AT_ONCE or time.monotonic() - self._since > _LONGEST_WAIT:
             self._flush()
 
-    def finish(self) -> None:
+    def finish(self, problems: Mapping[str, Sequence[str]] | None = None) -> None:
         """Log what waits, and one evaluation over all shards for each check evaluated here: it is what the asset's overview shows.
 
+        ``problems`` says by check what is wrong with no shard in particular: the evaluation over all has it and fails.
         A check that was planned for a shard and never came to be evaluated (the shard failed before) counts as not evaluated.
         """
         self._flush()
         events.withdraw_planned(self._instance, self._run_id, [spec.key for spec in self._specs.values()])
         latest = events.latest_of_asset(self._instance, self._asset)
-        for name, outcomes in self._evaluated.items():
-            self._log_event(self._over_all(self._specs[name], outcomes, latest))
+        problems = {name: lines for name, lines in (problems or {}).items() if lines}
+        for name in [name for name in self._specs if name in self._evaluated or name in problems]:
+            self._log_event(self._over_all(self._specs[name], self._evaluated.get(name, {}), latest, problems.get(name, ())))
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -72,7 +74,7 @@ class CheckLog:
                 self._log_event(_evaluation(self._specs[check.name], shard, check, found.get(shard)))
 
     def _over_all(
-        self, spec: dg.AssetCheckSpec, outcomes: Mapping[str, Check], latest: events.Latest | None
+        self, spec: dg.AssetCheckSpec, outcomes: Mapping[str, Check], latest: events.Latest | None, problems: Sequence[str]
     ) -> dg.AssetCheckEvaluation:
         bad = {shard: str(check.metadata.get("summary", "")) for shard, check in outcomes.items() if not check.passed}
         severities = {check.severity for check in outcomes.values() if not check.passed}
@@ -88,11 +90,17 @@ class CheckLog:
         return dg.AssetCheckEvaluation(
             asset_key=spec.asset_key,
             check_name=spec.name,
-            passed=not bad,
-            severity=dg.AssetCheckSeverity.WARN if severities == {"WARN"} else dg.AssetCheckSeverity.ERROR,
+            passed=not bad and not problems,
+            severity=dg.AssetCheckSeverity.WARN if severities == {"WARN"} and not problems else dg.AssetCheckSeverity.ERROR,
             blocking=spec.blocking,
             metadata=metadata_values(
-                {"shards": {"json": listed}, "failed": len(bad), "of": len(partitions), "evaluated_in_this_run": len(outcomes)}
+                {
+                    "shards": {"json": listed},
+                    "failed": len(bad),
+                    "of": len(partitions),
+                    "evaluated_in_this_run": len(outcomes),
+                    **({"problems": {"json": list(problems)[:_LISTED]}} if problems else {}),
+                }
             ),
             target_materialization_data=events.target(latest),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import dagster as dg
 
@@ -27,9 +27,14 @@ def shards_to_check(context: dg.AssetCheckExecutionContext) -> list[str]:
 
 
 def report_shards(
-    context: dg.AssetCheckExecutionContext, asset: dg.AssetKey, outcomes: Iterable[tuple[str, Sequence[Check]]]
+    context: dg.AssetCheckExecutionContext,
+    asset: dg.AssetKey,
+    outcomes: Iterable[tuple[str, Sequence[Check]]],
+    beyond_shards: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> Iterator[dg.Output[None]]:
     """Log the checks of each shard as they become known, then one evaluation over all shards for each check of the step.
+
+    ``beyond_shards`` gives by check what is wrong with no shard in particular; it is asked once all shards are known.
 
     Yields an empty output in the place of each check. An `AssetCheckResult` would have Dagster look for the one partition of the run, and
     a run of many, or of none, has no such thing.
@@ -38,6 +43,6 @@ def report_shards(
     log = CheckLog(context.instance, context.run.run_id, context.op_execution_context.log_event, asset, specs)
     for shard, checks in outcomes:
         log.add(shard, checks)
-    log.finish()
+    log.finish(beyond_shards())
     for spec in specs.values():
         yield dg.Output(None, output_name=spec.get_python_identifier())
