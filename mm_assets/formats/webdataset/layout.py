@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 
 SAMPLE_ID = "sample_id"
@@ -63,6 +64,11 @@ def extension(name: str) -> str:
     if dot <= base or not name[base:dot].strip("."):  # as `posixpath.splitext`, in a third of its time
         return ""
     return name[dot + 1 :].lower()
+
+
+def sample_stem(name: str) -> str:
+    """A member's path without its last suffix: the key of the sample that it tells of."""
+    return posixpath.splitext(name)[0]
 
 
 def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
@@ -23,7 +24,6 @@ from mm_assets.formats.webdataset.layout import (
     normal_extensions,
 )
 from mm_assets.formats.webdataset.source import WebdatasetSource
-from mm_assets.formats.webdataset.tar_samples import SampleIds
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 
