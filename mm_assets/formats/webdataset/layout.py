@@ -32,6 +32,8 @@ DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+PARQUET_SUFFIXES = (".parquet",)
+RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
 
 # What may stand in front of sample ids that start anew in each shard: the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)
@@ -50,6 +52,10 @@ class RawLayout:
     per_text_fields: tuple[str, ...] = ()
     image_extensions: tuple[str, ...] = DEFAULT_IMAGE_EXTENSIONS
     json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
+
+    def __post_init__(self) -> None:
+        if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
+            raise ValueError(f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {self.sample_id_prefix!r}")
 
     def is_json(self, name: str) -> bool:
         return extension(name) in self.json_extensions
