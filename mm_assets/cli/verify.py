@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from mm_assets.cli import raw_layout
+
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
@@ -13,6 +15,7 @@ def add_to(commands: Any) -> None:
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("more", metavar="C", nargs="*", help="further datasets")
+    raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -24,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
-        dataset = datasets[name] = Dataset(places_of(source))
+        dataset = datasets[name] = Dataset(places_of(source, lambda kind: raw_layout.layout_of(options, kind)))
         facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
