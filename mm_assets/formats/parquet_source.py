@@ -66,7 +66,11 @@ def open_source(
             raise ValueError(f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside")
         if rows != DOCUMENTS and ids is not None:
             return SetAsideSource(uri, file, path, ids, prefix)
-        documents = DocumentFile(file, name, size_of(uri, options), layout, per_read)
+
+        def reopen(dictionaries: list[str]) -> pq.ParquetFile:
+            return open_parquet(uri, name, options, {**given, "metadata": file.metadata, "read_dictionary": dictionaries})
+
+        documents = DocumentFile(file, name, size_of(uri, options), layout, per_read, reopen)
         of_rows = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
         return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, of_rows)
     except BaseException:

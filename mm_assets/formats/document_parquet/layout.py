@@ -35,7 +35,7 @@ class ItemColumn:
     @property
     def is_name(self) -> bool:
         """Whether an image has a name at most, and no item any bytes."""
-        return not (self.has(BYTES) or _is_blob(self.value))
+        return not _is_blob(_child(self, BYTES) or self.value)
 
     @property
     def others(self) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ class DocumentScan:
         self._file, self._layout, self._path = file, file.layout, path
         self._claimed, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
         self._row_bytes = sum(width(field.type) for field in file.layout.passthrough)
-        for first, batch in file.read(file.names, _READ_AT_ONCE, with_bytes=False):
+        for first, batch in file.read(file.names, _READ_AT_ONCE):
             self._look(first, batch)
 
     def _look(self, first: int, batch: pa.RecordBatch) -> None:

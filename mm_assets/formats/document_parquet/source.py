@@ -74,7 +74,8 @@ class DocumentSource(FileSource):
         limit = self._max_image_bytes if with_bytes else None
         budget = max_bytes or _READ_AT_ONCE
         row_bytes = _ROW_OVERHEAD + sum(width(field.type) for field in schema if field.name not in INTERLEAVED_SCHEMA.names)
-        for first, batch in self._file.read(names, budget // 8, with_bytes):
+        most_images = max(self._scan.images, default=0) if with_bytes else None
+        for first, batch in self._file.read(names, budget // 8, most_images):
             for start, end in self._runs(first, first + batch.num_rows, budget // row_bytes):
                 documents = batch.slice(start - first, end - start)
                 yield build_rows(documents, layout, schema, self._scan.ids[start:end], start, self._path, limit)
