@@ -96,8 +96,9 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "roots": roots,
         "materialize": True,
     }
-    if layout := raw_layout.layout_of(options, kind):
-        sets_aside = options.on_materialize_error != "error" and not raw_layout.is_ours(kind, source)
+    if layout := raw_layout.layout_of(options, kind, source):
+        is_sound = kind == "parquet" and raw_layout.is_ours(kind, source)  # to look at all rows first would cost time for nothing
+        sets_aside = options.on_materialize_error != "error" and not is_sound
         arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
     reader = reader_for(kind, source, **arguments)
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)

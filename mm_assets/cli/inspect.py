@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     source = options.path if is_remote(options.path) else os.path.abspath(options.path)
     kind = detect_format(source)
     raw_layout.refuse_strange_flags(options, kind, source)
-    reader = reader_for(kind, source, **raw_layout.layout_of(options, kind))
+    reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
     counts: Counter[str] = Counter()
     samples = errors = 0
     schemas = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-_OF_ITEMS = ("sample_id_prefix",)
-_OF_ROWS = (*_OF_ITEMS, "sample_id_field", "texts_field", "images_field")  # of Parquet with a row a document
+_PREFIX = "sample_id_prefix"
+_OF_ROWS = (_PREFIX, "sample_id_field", "texts_field", "images_field")  # of Parquet with a row a document
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -23,21 +23,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     layout.add_argument("--per-text-fields", type=names, help="json lists with one value per text, comma-separated")
 
 
-def layout_of(options: argparse.Namespace, kind: str) -> dict[str, Any]:
-    """Arguments of the reader of a format; none where it reads no documents of others."""
+def layout_of(options: argparse.Namespace, kind: str, source: str, is_compared: bool = False) -> dict[str, Any]:
+    """Arguments of the reader of a format; none where it reads no documents of others.
+
+    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in front, unless the data
+    ``is_compared`` with the raw shards that the flag is about.
+    """
     from mm_assets.settings import Settings
 
     settings = Settings.from_environment().raw_layout()
     layout = {name: value if getattr(options, name) is None else getattr(options, name) for name, value in settings.items()}
+    if layout[_PREFIX] is not None and (is_compared or getattr(options, _PREFIX) is None) and is_ours(kind, source):
+        layout[_PREFIX] = None
     taken = {"webdataset": tuple(layout), "parquet": _OF_ROWS}.get(kind, ())
     return {name: layout[name] for name in taken}
 
 
 def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) -> None:
     """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
-    from mm_assets.formats.parquet_source import ITEMS, OURS, rows_of
-    from mm_assets.formats.storage import expand_paths
-    from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
+    from mm_assets.formats.parquet_source import DOCUMENTS, rows_of
     from mm_assets.settings import Settings
 
     given = [name for name in Settings.from_environment().raw_layout() if getattr(options, name) is not None]
@@ -45,20 +49,30 @@ def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) ->
         return
     if kind != "parquet":
         raise ValueError(f"{_flag(given[0])} is for tars and for Parquet of others, not for {kind}")
-    file = expand_paths(source, PARQUET_SUFFIXES)[0]
+    file = _first_file(kind, source)
     rows = rows_of(file)
-    taken = {OURS: (), ITEMS: _OF_ITEMS}.get(rows, _OF_ROWS)
-    if strange := [name for name in given if name not in taken]:
+    if strange := [name for name in given if name not in (_OF_ROWS if rows == DOCUMENTS else (_PREFIX,))]:
         raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {rows}")
 
 
 def is_ours(kind: str, source: str) -> bool:
-    """Whether the (first) Parquet file at ``source`` is one that this project wrote: nothing in it must be set aside."""
-    from mm_assets.formats.parquet_source import OURS, rows_of
-    from mm_assets.formats.storage import expand_paths
-    from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
+    """Whether this project wrote the first of the tars or Parquet files at ``source``."""
+    if kind == "parquet":
+        from mm_assets.formats.parquet_source import OURS, rows_of
 
-    return kind == "parquet" and rows_of(expand_paths(source, PARQUET_SUFFIXES)[0]) == OURS
+        return rows_of(_first_file(kind, source)) == OURS
+    if kind == "webdataset":
+        from mm_assets.accounting.canonical import webdataset
+
+        return webdataset.is_ours(_first_file(kind, source))
+    return False
+
+
+def _first_file(kind: str, source: str) -> str:
+    from mm_assets.formats.storage import expand_paths
+    from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, TAR_SUFFIXES
+
+    return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)[0]
 
 
 def names(text: str) -> tuple[str, ...]:

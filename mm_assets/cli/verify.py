@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from mm_assets.cli import raw_layout
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
-        dataset = datasets[name] = Dataset(places_of(source, lambda kind: raw_layout.layout_of(options, kind)))
+        dataset = datasets[name] = Dataset(places_of(source, partial(raw_layout.layout_of, options, is_compared=True)))
         facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(

@@ -58,8 +58,7 @@ def open_source(
     file = open_parquet(uri, name, options, given)
     try:
         rows = _rows_of(file, name)
-        # Ids of ours are unique, and have the prefix where one was asked for.
-        prefix = "" if rows == OURS else id_prefix(layout.sample_id_prefix, partition.name, partition.files, uri)
+        prefix = id_prefix(layout.sample_id_prefix, partition.name, partition.files, uri)
         if rows != DOCUMENTS and ids is None:
             return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix)
         if filters is not None:

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import Part, blob_index, naming
 from mm_assets.formats.document_parquet.layout import is_interleaved
-from mm_assets.formats.parquet_types import VERSION, original_schema, restore
+from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
 from mm_assets.interleaved.digest import BLOBS
 
@@ -25,15 +25,14 @@ def parquet_parts(
 ) -> Iterator[Part]:
     """The rows of one file, in the types it states; what ``raw`` gives for one with a row a document.
 
-    ``has_prefixes``: sample ids of others get one, which pyarrow knows nothing of.
+    ``has_prefixes``: sample ids get one, which pyarrow knows nothing of.
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
         with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             schema = original_schema(file)
-            is_ours = VERSION.encode() in (file.metadata.metadata or {})
-        if not is_interleaved(schema) or (has_prefixes and not is_ours):
+        if not is_interleaved(schema) or has_prefixes:
             yield from raw()
             return
         with naming(uri):

@@ -12,11 +12,11 @@ from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.formats.storage import expand_paths, is_remote
 
 
-def places_of(source: str, layout_of: Callable[[str], Mapping[str, Any]] = lambda _: {}) -> list[Place]:
+def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}) -> list[Place]:
     """The files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
 
-    ``layout_of`` a format says how files of others are read. Their locators and partitions are named as in ``mm-assets convert``. Raises as
-    `detect_format` does.
+    ``layout_of`` a format and source says how files of others are read. Their locators and partitions are named as in
+    ``mm-assets convert``. Raises as `detect_format` does.
     """
     source = source if is_remote(source) else os.path.abspath(source)
     kind = detect_format(source)
@@ -24,5 +24,6 @@ def places_of(source: str, layout_of: Callable[[str], Mapping[str, Any]] = lambd
         return [Place(kind, uri) for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())]
     root = root_of_locations([source], SUFFIXES)
     relative_to = None if is_remote(source) else root
+    layout = layout_of(kind, source)
     files = expand_paths(source, reader_for(kind, source).suffixes)
-    return [Place(kind, file, partition_name(file, root), relative_to, layout_of(kind)) for file in files]
+    return [Place(kind, file, partition_name(file, root), relative_to, layout) for file in files]
