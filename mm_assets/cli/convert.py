@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from mm_assets.cli import losses
+from mm_assets.cli import losses, raw_layout
 from mm_assets.cli.progress import Progress
 
 # What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
@@ -21,17 +21,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("dst", help="folder for the output")
     parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
-    parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
-    layout = parser.add_argument_group("documents in tars", "not given, MM_<NAME> of the environment holds")
-    layout.add_argument("--sample-id-field", help="json field that holds the sample id")
-    layout.add_argument("--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id")
-    layout.add_argument("--texts-field", help="json field with the list of texts (texts)")
-    layout.add_argument("--images-field", help="json field with the list of images (images)")
-    layout.add_argument("--image-member-field", help="json field that names the sample's image member")
-    layout.add_argument("--image-extensions", type=_names, help="suffixes of image members, comma-separated")
-    layout.add_argument("--json-extensions", type=_names, help="suffixes of the members that are documents, comma-separated")
-    layout.add_argument("--per-image-fields", type=_names, help="json lists with one value per image, comma-separated")
-    layout.add_argument("--per-text-fields", type=_names, help="json lists with one value per text, comma-separated")
+    parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep (default: all)")
+    raw_layout.add_flags(parser)
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
@@ -92,13 +83,11 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
-    from mm_assets.settings import Settings
 
-    settings = Settings.from_environment()
-    given = {name: value for name in settings.raw_layout() if (value := getattr(options, name)) is not None}
     source = options.src if is_remote(options.src) else os.path.abspath(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
+    raw_layout.refuse_strange_flags(options, kind, source)
     root = root_of_locations([source], SUFFIXES)
     roots = [*_raw_roots(), root]  # relative locators are below the first: the raw root where one is configured
     arguments: dict[str, Any] = {
@@ -107,15 +96,10 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "roots": roots,
         "materialize": True,
     }
-    if kind == "webdataset":
-        arguments |= {
-            "relative_to": None if is_remote(source) else root,
-            "set_aside": options.on_materialize_error != "error",
-            **settings.raw_layout(),
-            **given,
-        }
-    elif given:
-        raise ValueError(f"--{min(given).replace('_', '-')} is for tars, not for {kind}")
+    if layout := raw_layout.layout_of(options, kind, source):
+        is_sound = kind == "parquet" and raw_layout.is_ours(kind, source)  # to look at all rows first would cost time for nothing
+        sets_aside = options.on_materialize_error != "error" and not is_sound
+        arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
     reader = reader_for(kind, source, **arguments)
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
     steps: list[Any] = [ReadableImages()]
@@ -176,14 +160,10 @@ def _print(report: Any, seconds: float) -> None:
 
 
 _NOTES = {
-    "unreferenced_members": "members that are no image of any sample",
+    "unreferenced_members": "members that are no part of any sample",
     "unreferenced_frames": "TIFFs with more frames than references",
     "skipped_members": "members that are no files",
 }
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
 
 
 def _count(text: str) -> int:

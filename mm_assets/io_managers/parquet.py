@@ -27,13 +27,13 @@ def ingest_shard(job: Job) -> Done:
     from mm_assets.accounting.contract import Published
     from mm_assets.accounting.surveys import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
-    from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+    from mm_assets.formats.raw_reader import RawReader
     from mm_assets.interleaved.faults import DUPLICATE_ID
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     options = job.options
     policy = options["on_materialize_error"]
-    reader = InterleavedWebdatasetReader(
+    reader = RawReader(
         (),
         **options["layout"],
         set_aside=policy != "error",
