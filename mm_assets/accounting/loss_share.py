@@ -6,7 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from mm_assets.accounting.shard_survey import ShardSurvey
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
 from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
@@ -56,6 +59,35 @@ class LossShare:
             _examples((*stretches, *items, *unreferenced)),
         )
 
+    @classmethod
+    def of_survey(cls, survey: ShardSurvey, taken: Mapping[str, str]) -> LossShare:
+        """What is known before a shard is read. ``taken``: its sample ids that other shards have, with the shard of each.
+
+        References that lead nowhere, images that cannot be decoded and samples without content are known once the shard was read.
+        """
+        others = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
+        stretches = [loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first]
+        items = int(pc.sum(survey.samples.column("items")).as_py() or 0)
+        repeated = survey.samples.filter(pc.is_in(survey.sample_ids, pa.array(list(taken), pa.string())))
+        duplicates = int(pc.sum(repeated.column("items")).as_py() or 0)
+        lost = Counter({kind: losses.count for kind, losses in others.items()})
+        lost[DUPLICATE_ID] += duplicates
+        lost[UNREFERENCED_MEMBER] += survey.unreferenced.count + survey.skipped.count
+        examples = _examples((*stretches, *(loss for losses in others.values() for loss in losses.first)))
+        if duplicates:
+            sample_id, shard = min(taken.items())
+            examples[DUPLICATE_ID] = f"{sample_id!r:.100} by shard {shard!r}"
+        return cls(
+            +lost,
+            items - duplicates,
+            survey.samples.num_rows - repeated.num_rows,
+            unreadable_bytes=sum(map(_nbytes, stretches)),
+            nbytes=survey.nbytes,
+            images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
+            fields=tuple(name for name in survey.columns.needs() if name != SOURCE),
+            examples=examples,
+        )
+
     @property
     def share(self) -> float:
         """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without any content is lost."""
@@ -81,7 +113,7 @@ class LossShare:
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:
                 hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
-                causes.append(f"{count} samples have an id that is taken ({self.examples.get(kind, '')}): {hint}")
+                causes.append(f"{count} items are of samples whose id is taken ({self.examples.get(kind, '')}): {hint}")
             elif kind not in (UNREFERENCED_MEMBER, UNREFERENCED_FRAME):
                 causes.append(f"{kind} {count}: {self.examples.get(kind, '')}")
         return causes

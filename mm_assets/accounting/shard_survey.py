@@ -39,10 +39,10 @@ SAMPLES_SCHEMA = pa.schema(
     ]
 )
 
-_REVISION = 4  # of what surveys tell and take for readable: older ones are made anew
+_REVISION = 5  # of what surveys tell and take for readable: older ones are made anew
 _KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
 _SHOWN = 20
-_DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)
+DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # classes of stretches, which hold an unknown number of samples
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ class ShardSurvey:
     skipped: Excerpt[str] = field(default_factory=Excerpt)
     columns: ShardColumns = field(default_factory=ShardColumns)
     members: int = 0
+    nbytes: int = 0
 
     @property
     def sample_ids(self) -> pa.ChunkedArray:
@@ -149,16 +150,17 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
         Excerpt.of([name + member for name, found in named for member in found.skipped]),
         ShardColumns(tallies, declared, ints),
         sum(found.members for _, found in files),
+        sum(found.nbytes for _, found in files),
     )
 
 
 def findings(survey: ShardSurvey) -> dict[str, Any]:
     """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20 as ``<kind>_first``."""
     found: dict[str, Any] = {"samples": survey.samples.num_rows}
-    damage = [loss for kind in _DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
-    found["damage"] = sum(survey.losses[kind].count for kind in _DAMAGE if kind in survey.losses)
+    damage = [loss for kind in DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
+    found["damage"] = sum(survey.losses[kind].count for kind in DAMAGE if kind in survey.losses)
     found["damage_first"] = [{"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage]
-    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*_DAMAGE, DUPLICATE_ID)}
+    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID)}
     found["unreadable"] = sum(losses.count for losses in unreadable.values())
     for kind, losses in unreadable.items():
         found[kind] = losses.count

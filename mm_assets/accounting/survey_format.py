@@ -34,6 +34,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "version": survey.version,
         "layout": survey.layout,
         "members": survey.members,
+        "nbytes": survey.nbytes,
         "losses": {kind: _excerpt_to_json(losses, asdict) for kind, losses in survey.losses.items()},
         "unresolved": _excerpt_to_json(survey.unresolved, list),
         "frame_counts": _excerpt_to_json(survey.frame_counts, list),
@@ -59,7 +60,8 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         _excerpt_from_json(rest["unreferenced"], str),
         _excerpt_from_json(rest.get("skipped", {"count": 0, "first": []}), str),
         _columns_from_json(rest),
-        rest.get("members", 0),
+        rest["members"],
+        rest["nbytes"],
     )
 
 

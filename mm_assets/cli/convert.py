@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from mm_assets.cli import losses, raw_layout
@@ -26,6 +27,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
+    parser.add_argument("--max-loss", type=_share, help="share of a raw file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)
@@ -34,7 +36,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import settle
-    from mm_assets.formats.conversion import Conversion, plan_conversions
+    from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.storage import sweep
     from mm_assets.formats.writer import PartitionReport, WriteReport
@@ -51,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for _, result in pool.map(Conversion.run, conversions):
+            for _, result in pool.map(partial(_convert, max_loss=_max_loss(options)), conversions):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
@@ -106,6 +108,24 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
         steps.append(bounds)
     return reader, writer, steps
+
+
+def _max_loss(options: argparse.Namespace) -> float:
+    from mm_assets.settings import Settings
+
+    return Settings.from_environment().max_loss if options.max_loss is None else float(options.max_loss)
+
+
+def _convert(conversion: Any, max_loss: float) -> Any:
+    """What a worker does: a partition of which more would be lost than may be is not published."""
+    from mm_assets.accounting.loss_share import LossShare
+    from mm_assets.formats.reader import ShardError
+
+    def check(report: Any) -> None:
+        if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:
+            raise ShardError(f"{', '.join(report.source_files[:3])}: {refusal}")
+
+    return conversion.run(check)
 
 
 def _refuse_nested(source: str, target: str) -> None:
@@ -170,6 +190,16 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"not a share from 0 to 1: {text!r}")
+    return share
 
 
 def _size(text: str) -> int:

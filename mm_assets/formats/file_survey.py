@@ -35,7 +35,7 @@ class FileSurvey:
     references) of those whose numbers differ; ``unreferenced`` members that are no image of a sample, ``skipped`` those that are no files;
     ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
     passthrough schemas of those that do, ``declared_ints`` the integers of its 64-bit columns. ``members`` is how many members a tar has in
-    all, or how many rows a Parquet file.
+    all, or how many rows a Parquet file; ``nbytes`` the bytes of the unpacked tar, or of the file.
     """
 
     samples: tuple[SampleFacts, ...] = ()
@@ -48,3 +48,4 @@ class FileSurvey:
     declared: tuple[pa.Schema, ...] = ()
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
     members: int = 0
+    nbytes: int = 0

@@ -43,7 +43,7 @@ def ingest_shard(job: Job) -> Done:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    done, report = convert_shard(job, reader, writer)
+    done, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
     if report is not None:
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
@@ -116,6 +116,10 @@ class IngestIOManager(RawInput, _ParquetFolder):
             settled.append(replace(job, options={**job.options, **orders}))
         return settled
 
+    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not what is written."""
+        return [replace(job, options={**job.options, "max_loss": self.gate.max_loss}) for job in super().prepare_chunk(jobs)]
+
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
         """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on those that may not be."""
         run = dg.AssetExecutionContext.get()
@@ -138,7 +142,7 @@ def _refusal(found: Examined | str, is_strict: bool) -> str | None:
     if is_strict and found.taken:
         sample_id, keeper = next(iter(sorted(found.taken.items())))
         return f"sample id {sample_id!r} is already in shard {keeper!r}"
-    return None
+    return found.refusal
 
 
 def _in_own_order(found: Examined) -> pa.Schema:

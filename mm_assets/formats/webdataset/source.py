@@ -64,6 +64,7 @@ class WebdatasetSource(FileSource):
             self._samples.close()
             raise
         self.losses = self._samples.losses
+        self.notes["nbytes"] = self._samples.nbytes
         if unreferenced := self._samples.unreferenced():
             self.notes["unreferenced_members"] = [member.name for member in unreferenced]
         if skipped := self._samples.skipped():

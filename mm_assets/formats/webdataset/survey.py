@@ -54,6 +54,7 @@ def survey_tar(
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,
             members=len(tar.index.members) + len(tar.index.skipped),
+            nbytes=tar.nbytes,
         )
 
 

@@ -78,6 +78,11 @@ class TarSamples:
     def close(self) -> None:
         self._stack.close()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unpacked tar."""
+        return os.fstat(self.descriptor).st_size
+
     def sound(self) -> Iterator[tuple[Member, Sample]]:
         """The samples that can be used, in archive order, each with its json member."""
         for member in self.members:
