@@ -13,6 +13,7 @@ from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.parquet_items import ParquetSource
 from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.parquet_text import broken_rows, with_bytes
+from mm_assets.formats.reader import ShardError
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.interleaved.buffers import take_rows
 from mm_assets.interleaved.digest import BLOBS
@@ -27,10 +28,11 @@ _ERROR = "materialize_error"
 
 
 class SetAsideSource(ParquetSource):
-    """Looks at all rows when opened, without the bytes of the images. Locators of losses call the file ``path``."""
+    """Looks at all rows when opened, without the bytes of the images. Messages and locators call the file ``path``."""
 
     def __init__(self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str) -> None:
-        super().__init__(uri, file, {}, id_prefix)
+        super().__init__(uri, file, {}, id_prefix, path)
+        _refuse_other_types(self.schema, path)
         self._path, self._ids = path, ids
         self._is_kept = np.ones(file.metadata.num_rows, bool)
         self._samples: list[SampleFacts] = []
@@ -102,6 +104,15 @@ class SetAsideSource(ParquetSource):
 
     def _ref(self, row: int) -> str:
         return build_source_ref(self._path, row_name(row))
+
+
+def _refuse_other_types(schema: pa.Schema, path: str) -> None:
+    for name in REQUIRED_COLUMNS:
+        type_ = schema.field(name).type
+        plain = type_.value_type if pa.types.is_dictionary(type_) else type_
+        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
+        if not (pa.types.is_integer(plain) if name == "position" else is_text):
+            raise ShardError(f"{path}: not interleaved data: column {name!r} is {type_!s:.100}")
 
 
 def _fault(rows: pa.Table, broken: Sequence[str]) -> tuple[str, str] | None:
