@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.column_integers import ColumnIntegers
@@ -74,18 +75,19 @@ class SetAsideSource(ParquetSource):
             fault = None if is_orderly else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
             if fault is not None:
                 self._lose_unread(rows, first + start, *fault)
-            elif (why := self._ids.claim(rows.column("sample_id")[0].as_py(), row_name(first + start), self._path)) is not None:
-                self._lose_duplicate(rows, first + start, why)
             else:
-                self._note(rows, first + start)
-                continue
+                sample_id = rows.column("sample_id")[0].as_py()
+                why = self._ids.claim(sample_id, row_name(first + start), self._path)
+                if why is None:
+                    self._note(rows, sample_id, first + start)
+                    continue
+                self._lose_duplicate(rows, first + start, why)
             self._is_kept[first + start : first + end] = False
 
-    def _note(self, rows: pa.Table, first: int) -> None:
-        sample_id = rows.column("sample_id")[0].as_py()
-        modalities = rows.column("modality").to_pylist()
-        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, len(modalities), modalities.count("image")))
-        if _ERROR in rows.column_names and rows.column(_ERROR).null_count < len(modalities):
+    def _note(self, rows: pa.Table, sample_id: str, first: int) -> None:
+        images = pc.sum(pc.equal(rows.column("modality"), "image")).as_py()
+        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, rows.num_rows, images))
+        if _ERROR in rows.column_names and rows.column(_ERROR).null_count < rows.num_rows:
             for row in rows.select(["position", "modality", _ERROR]).to_pylist():
                 if row["modality"] == "image" and row[_ERROR] is not None:
                     self._unresolved.append((sample_id, row["position"], row[_ERROR]))
