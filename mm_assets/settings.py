@@ -78,10 +78,10 @@ class Settings:
     )
     min_aspect_ratio: float | None = _setting(None, _number(float), "least width/height that `filtered_parquet` keeps")
     max_aspect_ratio: float | None = _setting(None, _number(float), "greatest width/height that `filtered_parquet` keeps")
-    sample_id_field: str | None = _setting(None, str, "json field with the sample id")
+    sample_id_field: str | None = _setting(None, str, "json field, or column, with the sample id")
     sample_id_prefix: str | None = _setting(None, _one_of(*SAMPLE_ID_PREFIXES), "`shard`: the partition's name in front of each sample id")
-    texts_field: str = _setting(TEXTS, str, "json field with the list of texts")
-    images_field: str = _setting(IMAGES, str, "json field with the list of images")
+    texts_field: str = _setting(TEXTS, str, "json field, or column, with the list of texts")
+    images_field: str = _setting(IMAGES, str, "json field, or column, with the list of images")
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
     image_extensions: tuple[str, ...] = _setting(DEFAULT_IMAGE_EXTENSIONS, _names, "suffixes of image members")
     json_extensions: tuple[str, ...] = _setting(DEFAULT_JSON_EXTENSIONS, _names, "suffixes of the members that are documents")
@@ -90,7 +90,7 @@ class Settings:
     missing_keys: str = _setting("skip", _one_of(*MISSING_KEY_POLICIES), "of paired shards: a sample that a modality lacks")
     decode_fraction: float = _setting(0.01, _number(float, 1), "share of the images that is decoded to the last pixel")
     max_image_pixels: int = _setting(MAX_PIXELS, _number(int), "an image of more pixels is a decompression bomb")
-    max_member_bytes: str = _setting("1GiB", _size, "a larger member of a tar is not read")
+    max_member_bytes: str = _setting("1GiB", _size, "a larger member of a tar, or image in Parquet, is not read")
     schema_changes: str = _setting("refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones")
 
     @classmethod
@@ -119,7 +119,7 @@ class Settings:
         return settings
 
     def raw_layout(self) -> dict[str, Any]:
-        """How documents of raw shards are read, as arguments of `InterleavedWebdatasetReader`."""
+        """How documents of raw shards are read, as arguments of `RawReader`."""
         return {f.name: getattr(self, f.name) for f in fields(RawLayout)}
 
 

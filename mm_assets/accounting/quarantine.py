@@ -32,9 +32,9 @@ QUARANTINE_SCHEMA = pa.schema(
 )
 _NAME = ["sample_id", "position", "modality", "source_uri", "member"]
 _OF_STRETCH = f"its first bytes, {MAX_STRETCH_BYTES} at most"
-_OF_SAMPLE = "the JSON of its sample: the item has no bytes of its own"
+_OF_SAMPLE = "the document of its sample: the item has no bytes of its own"
 _OF_ROW = "the values of its row, but for bytes"
-_OF_NOBODY = "it has no bytes of its own, and the JSON of its sample is not in quarantine"
+_OF_NOBODY = "it has no bytes of its own, and the document of its sample is not in quarantine"
 
 
 def quarantine_table(

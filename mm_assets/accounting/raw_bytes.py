@@ -13,9 +13,9 @@ from mm_assets.formats.fetching import Request, open_fetcher
 from mm_assets.formats.paired.raw.address import parts_of
 from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
+from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
 from mm_assets.formats.webdataset import tar_header
-from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_header import TarDamage
 
@@ -65,8 +65,8 @@ class RawFiles:
     def row_place(self, source: str | None, member: str | None) -> Place | None:
         """The row that a locator names, if it is one of a Parquet file of the shard."""
         row = row_of(member)
-        is_parquet = self._by_name.get(source or "", "").lower().endswith(PARQUET_SUFFIXES)
-        return Place(source, 0, None, is_member=False, row=row) if is_parquet and row is not None else None
+        is_there = is_parquet(self._by_name.get(source or "", "")) and row is not None
+        return Place(source, 0, None, is_member=False, row=row) if is_there else None
 
     def read(self, places: Sequence[Place | None]) -> list[memoryview | str | None]:
         """The bytes at each place, or why they cannot be had; None for None.

@@ -14,9 +14,10 @@ from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.parquet_source import survey_parquet
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
+from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
-from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, RawLayout
+from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved.faults import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import FieldTally
@@ -107,7 +108,7 @@ def survey_shard(
     surveys = []
     for file in files:
         source = ref_path(file, relative_to)
-        if file.lower().endswith(PARQUET_SUFFIXES):
+        if is_parquet(file):
             of_shard = Partition(partition, tuple(files))
             survey = survey_parquet(file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options)
         else:

@@ -13,7 +13,7 @@ from mm_assets.resources.image_looks import ImageLooks
 
 
 @sharded(
-    code_version="2",
+    code_version="3",
     checks=(*ROW_CHECKS, ShardCheck(IMAGES_DECODE, "Every image could be read; a sample was decoded in full.")),
     io_manager_key="ingest_io_manager",
     group_name="interleaved",

@@ -12,7 +12,7 @@ from mm_assets.resources.raw_shards import RawShards
     io_manager_key="raw_io_manager",
     group_name="interleaved",
     description=(
-        "WebDataset shards of interleaved documents. Observing them notes new and changed ones; "
+        "WebDataset or Parquet shards of interleaved documents. Observing them notes new and changed ones; "
         "data versions are etags, or size, time and a digest of both ends."
     ),
 )

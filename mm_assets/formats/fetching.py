@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mm_assets.formats.parquet_rows import row_of
+from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
-from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
 from mm_assets.formats.webdataset.resolve import lookup
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, scan
@@ -42,7 +42,7 @@ class Fetcher(ABC):
     def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]: ...
 
     def _names_row(self, member: str | None) -> bool:
-        return self._name.lower().endswith(PARQUET_SUFFIXES) and row_of(member) is not None
+        return is_parquet(self._name) and row_of(member) is not None
 
 
 @contextmanager

@@ -13,10 +13,11 @@ from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.parquet_source import open_source
 from mm_assets.formats.parquet_types import refused_column, stored_schema
 from mm_assets.formats.partitions import Partition, ref_path
+from mm_assets.formats.raw_files import PARQUET_SUFFIXES
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StagedFile, StorageOptions
-from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, PARQUET_SUFFIXES, TEXTS, RawLayout
+from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, TEXTS, RawLayout
 from mm_assets.formats.writer import InterleavedWriter, Sink
 
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed

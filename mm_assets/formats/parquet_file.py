@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
+_DAMAGE = (pa.ArrowException, OSError, ValueError)  # what reading what is no Parquet raises; ValueError: names that are not UTF-8
 _MAX_LISTED = 100_000  # columns, or row groups: what a footer lists takes kilobytes each
 
 
@@ -25,32 +26,56 @@ def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: M
     """
     arguments = {"pre_buffer": is_remote(uri), "thrift_container_size_limit": _MAX_LISTED, **opening}
     try:
-        if not is_remote(uri):
-            return pq.ParquetFile(local_path(uri), **{"buffer_size": _READ_BUFFER, **arguments})
-        fs, path = filesystem(uri, options)
-        return pq.ParquetFile(pa.PythonFile(fs.open(path, "rb"), mode="r"), **arguments)
-    except TypeError as error:
-        raise TypeError(f"read_kwargs: {error}") from error
+        if is_remote(uri):
+            fs, path = filesystem(uri, options)
+            source = pa.PythonFile(fs.open(path, "rb"), mode="r")
+        else:
+            source = local_path(uri)
+            arguments = {"buffer_size": _READ_BUFFER, **arguments}
+        file = pq.ParquetFile(source, **arguments)
+        refuse_bad_footer(source, file.metadata)
+        return file
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, OSError) as error:
+    except _DAMAGE as error:
         reason = f"its footer lists more than {_MAX_LISTED} columns or row groups" if "Exceeded size limit" in str(error) else str(error)
         raise ShardError(f"{name}: not a readable Parquet file: {reason}") from error
+    except TypeError as error:
+        raise TypeError(f"read_kwargs: {error}") from error
+
+
+def refuse_bad_footer(source: Any, metadata: pq.FileMetaData) -> None:
+    """Raises ``OSError`` or ``ValueError`` for a footer that contradicts itself; no data is read.
+
+    Where it is wrong about a column, pyarrow's access to what it says of that ends the process; a read that takes no rows raises.
+    """
+    rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    if rows != metadata.num_rows:
+        raise ValueError(f"its row groups have {rows} rows, and it {metadata.num_rows}")
+    file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=_READ_BUFFER)
+    columns = list(range(metadata.num_columns))
+    for group in range(metadata.num_row_groups if columns else 0):  # of no columns, no rows are too many
+        for _ in file.reader.iter_batches(0, [group], columns, use_threads=False):
+            break
 
 
 def checked(read: Callable[[], T], name: str) -> T:
     """What ``read`` gives. Raises `ShardError` that names the file for what pyarrow cannot read."""
     try:
         return read()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except _DAMAGE as error:
         raise ShardError(f"{name}: damaged Parquet data: {error}") from error
 
 
 def read_batches(file: pq.ParquetFile, group: int, columns: list[str], rows: int, name: str, **arguments: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, ``rows`` at a time. Raises `ShardError` as `checked` does."""
+    """The rows of a row group, ``rows`` at a time. Raises `ShardError` as `checked` does, and for fewer rows than there should be."""
     batches = file.iter_batches(rows, row_groups=[group], columns=columns, **arguments)
+    found = 0
     while (batch := checked(lambda: next(batches, None), name)) is not None:
+        found += batch.num_rows
         yield batch
+    if found != (told := file.metadata.row_group(group).num_rows):
+        raise ShardError(f"{name}: damaged Parquet data: row group {group} has {found} rows, not {told}")
 
 
 def rows_within(nbytes: int, mean: int) -> int:

@@ -22,14 +22,15 @@ PER_READ = ("use_threads", "use_pandas_metadata")  # arguments of each read; all
 class ParquetSource(FileSource):
     """One opened Parquet file; only the columns asked for are read, a few megabytes at a time.
 
-    ``id_prefix`` is put in front of each sample id.
+    ``id_prefix`` is put in front of each sample id. Messages call the file ``name``.
     """
 
-    def __init__(self, uri: str, file: pq.ParquetFile, read_kwargs: Mapping[str, Any], id_prefix: str = "") -> None:
+    def __init__(self, uri: str, file: pq.ParquetFile, read_kwargs: Mapping[str, Any], id_prefix: str = "", name: str = "") -> None:
         self._read_kwargs = {"use_threads": False, **{name: value for name, value in read_kwargs.items() if name in PER_READ}}
         filters = read_kwargs.get("filters")
         self._filter = None if filters is None else pq.filters_to_expression(filters)
         self._file = file
+        self._name = name or uri
         self._id_prefix = id_prefix
         self._blob_columns = [at for at, column in enumerate(file.schema) if column.path == BLOBS]
         super().__init__(uri, original_schema(file), file.metadata.num_rows if filters is None else None)
@@ -82,10 +83,10 @@ class ParquetSource(FileSource):
                 start, rows, filled, pieces = start + rows, 0, 0, []
 
     def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        return read_batches(self._file, group, columns, rows_within(max_bytes // 8, mean), self.uri, **self._read_kwargs)
+        return read_batches(self._file, group, columns, rows_within(max_bytes // 8, mean), self._name, **self._read_kwargs)
 
     def _checked(self, read: Callable[[], pa.Table]) -> pa.Table:
-        return checked(read, self.uri)
+        return checked(read, self._name)
 
     def close(self) -> None:
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.column_integers import ColumnIntegers
@@ -13,6 +14,7 @@ from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.parquet_items import ParquetSource
 from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.parquet_text import broken_rows, with_bytes
+from mm_assets.formats.reader import ShardError
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.interleaved.buffers import take_rows
 from mm_assets.interleaved.digest import BLOBS
@@ -27,10 +29,11 @@ _ERROR = "materialize_error"
 
 
 class SetAsideSource(ParquetSource):
-    """Looks at all rows when opened, without the bytes of the images. Locators of losses call the file ``path``."""
+    """Looks at all rows when opened, without the bytes of the images. Messages and locators call the file ``path``."""
 
     def __init__(self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str) -> None:
-        super().__init__(uri, file, {}, id_prefix)
+        super().__init__(uri, file, {}, id_prefix, path)
+        _refuse_other_types(self.schema, path)
         self._path, self._ids = path, ids
         self._is_kept = np.ones(file.metadata.num_rows, bool)
         self._samples: list[SampleFacts] = []
@@ -72,18 +75,19 @@ class SetAsideSource(ParquetSource):
             fault = None if is_orderly else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
             if fault is not None:
                 self._lose_unread(rows, first + start, *fault)
-            elif (why := self._ids.claim(rows.column("sample_id")[0].as_py(), row_name(first + start), self._path)) is not None:
-                self._lose_duplicate(rows, first + start, why)
             else:
-                self._note(rows, first + start)
-                continue
+                sample_id = rows.column("sample_id")[0].as_py()
+                why = self._ids.claim(sample_id, row_name(first + start), self._path)
+                if why is None:
+                    self._note(rows, sample_id, first + start)
+                    continue
+                self._lose_duplicate(rows, first + start, why)
             self._is_kept[first + start : first + end] = False
 
-    def _note(self, rows: pa.Table, first: int) -> None:
-        sample_id = rows.column("sample_id")[0].as_py()
-        modalities = rows.column("modality").to_pylist()
-        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, len(modalities), modalities.count("image")))
-        if _ERROR in rows.column_names and rows.column(_ERROR).null_count < len(modalities):
+    def _note(self, rows: pa.Table, sample_id: str, first: int) -> None:
+        images = pc.sum(pc.equal(rows.column("modality"), "image")).as_py()
+        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, rows.num_rows, images))
+        if _ERROR in rows.column_names and rows.column(_ERROR).null_count < rows.num_rows:
             for row in rows.select(["position", "modality", _ERROR]).to_pylist():
                 if row["modality"] == "image" and row[_ERROR] is not None:
                     self._unresolved.append((sample_id, row["position"], row[_ERROR]))
@@ -102,6 +106,15 @@ class SetAsideSource(ParquetSource):
 
     def _ref(self, row: int) -> str:
         return build_source_ref(self._path, row_name(row))
+
+
+def _refuse_other_types(schema: pa.Schema, path: str) -> None:
+    for name in REQUIRED_COLUMNS:
+        type_ = schema.field(name).type
+        plain = type_.value_type if pa.types.is_dictionary(type_) else type_
+        is_text = pa.types.is_string(plain) or pa.types.is_large_string(plain)
+        if not (pa.types.is_integer(plain) if name == "position" else is_text):
+            raise ShardError(f"{path}: not interleaved data: column {name!r} is {type_!s:.100}")
 
 
 def _fault(rows: pa.Table, broken: Sequence[str]) -> tuple[str, str] | None:

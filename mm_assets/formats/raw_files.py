@@ -1,11 +1,19 @@
-"""Tars and Parquet files in one place: the tars are the data."""
+"""The files of raw shards: tars, or Parquet."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
 
-from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, TAR_SUFFIXES
+from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
+
+PARQUET_SUFFIXES = (".parquet",)
+RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
+
+
+def is_parquet(uri: str) -> bool:
+    """Whether a file is a Parquet file by its name."""
+    return uri.lower().endswith(PARQUET_SUFFIXES)
 
 
 def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -15,7 +23,7 @@ def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     if not any(file.lower().endswith(TAR_SUFFIXES) for file in files):
         return list(files), []
-    passed_over = [file for file in files if file.lower().endswith(PARQUET_SUFFIXES)]
+    passed_over = [file for file in files if is_parquet(file)]
     return [file for file in files if file not in set(passed_over)], passed_over
 
 

@@ -17,9 +17,8 @@ from braceexpand import braceexpand
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
-from mm_assets.formats.raw_files import passed_over_line, tars_first
+from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
-from mm_assets.formats.webdataset.layout import RAW_SUFFIXES
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is

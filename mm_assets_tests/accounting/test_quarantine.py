@@ -111,7 +111,7 @@ def test_a_missing_member_is_told_by_the_json_of_its_sample(shard: Path) -> None
     place = json.loads(ref_of(shard, "lost.json"))
     assert (record["raw"], record["member"]) == (LOST_JSON, "gone.png")
     assert (record["source_uri"], record["byte_offset"], record["byte_size"]) == ("x.tar", place["byte_offset"], len(LOST_JSON))
-    assert record["raw_note"] == "the JSON of its sample: the item has no bytes of its own"
+    assert record["raw_note"] == "the document of its sample: the item has no bytes of its own"
 
 
 def test_a_json_that_may_be_of_another_sample_is_not_taken(shard: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_json_that_may_be_of_another_sample_is_not_taken(shard: Path) -> None:
     for around in ([], one_of_two, [other]):
         (record,) = records([*around, _missing()], [str(shard)], [str(shard.parent)])
         assert record["raw"] is None
-        assert record["raw_note"] == "it has no bytes of its own, and the JSON of its sample is not in quarantine"
+        assert record["raw_note"] == "it has no bytes of its own, and the document of its sample is not in quarantine"
 
 
 def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_path: Path) -> None:
@@ -326,3 +326,60 @@ def test_a_failed_publication_leaves_the_records_there_were(tmp_path: Path, monk
     with pytest.raises(OSError, match="No space left"):
         publish_quarantine(str(uri), pa.concat_tables([table, table]))
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("p.parquet", before)]
+
+
+def of_row(member: str | None, sample_id: str = "a", position: int = -1, **values: Any) -> Loss:
+    return loss(sample_id, position, "metadata" if position < 0 else "image", build_source_ref("f.parquet", member), **values)
+
+
+@pytest.fixture
+def documents(tmp_path: Path) -> Path:
+    """Four rows in two row groups; text of the third is not UTF-8."""
+    texts = pa.array([b"x", b"y", b"\xff", b"z"], pa.binary()).view(pa.string())
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    images = pa.array([[{"bytes": BLOB, "path": "p"}]] * 4, pa.list_(image))
+    table = pa.table({"url": texts, "images": images, "n": pa.array([1, 2, 3, 4]), "blob": pa.array([BLOB] * 4)})
+    pq.write_table(table, tmp_path / "f.parquet", row_group_size=2)
+    return tmp_path / "f.parquet"
+
+
+def test_a_row_of_parquet_is_told_by_its_values(documents: Path) -> None:
+    losses = [of_row("row 1"), of_row("row 2, images[0]", "b", 0), of_row("row 2, images[1]", "b", 1), of_row("row 9"), of_row("no row")]
+    found = records(losses, [str(documents)], [str(documents.parent)])
+    place = ("f.parquet", None, None)
+    assert [(r["source_uri"], r["byte_offset"], r["byte_size"]) for r in found] == [place] * 5
+    assert json.loads(found[0]["raw"]) == {"url": "y", "images": [{"path": "p"}], "n": 2}
+    assert json.loads(found[1]["raw"]) == {"url": "/w==", "images": [{"path": "p"}], "n": 3}, "what is no text is in base64"
+    assert [r["raw"] for r in found[2:]] == [None, None, None]
+    assert [r["raw_note"] for r in found] == [
+        "the values of its row, but for bytes",
+        "the values of its row, but for bytes",
+        "the same row as of position 0: see there",
+        "the source has changed: it has no such row any more",
+        "it has no bytes of its own, and the document of its sample is not in quarantine",
+    ]
+
+
+def test_rows_of_parquet_within_bounds(documents: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(records([of_row("row 0")], [str(documents)], [str(documents.parent)])[0]["raw"])
+    monkeypatch.setattr(raw_bytes, "MAX_SHARD_BYTES", size + 1)
+    found = records([of_row("row 0"), of_row("row 1", "b")], [str(documents)], [str(documents.parent)])
+    assert found[0]["raw"] is not None
+    assert found[1]["raw_note"] == f"{size} bytes are more than are left of the {size + 1} that are kept of a shard"
+    monkeypatch.setattr(raw_bytes, "MAX_PLACE_BYTES", size - 1)
+    assert one(of_row("row 0"), documents)["raw_note"] == f"{size} bytes are more than the {size - 1} that are kept of one item"
+
+
+def test_a_parquet_file_that_cannot_be_read_any_more(documents: Path) -> None:
+    for content, words in ((b"junk", "cannot be read: f.parquet: not a readable Parquet file: "), (None, "cannot be read: no such file")):
+        if content is None:
+            documents.unlink()
+        else:
+            documents.write_bytes(content)
+        record = one(of_row("row 0"), documents)
+        assert record["raw"] is None and record["raw_note"].startswith(words)
+        assert str(documents.parent) not in record["raw_note"]
+
+
+def test_a_row_of_another_file_is_not_read(documents: Path, shard: Path) -> None:
+    assert one(of_row("row 0"), shard)["raw"] is None

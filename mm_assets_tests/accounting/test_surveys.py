@@ -20,6 +20,8 @@ from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import Excerpt, ShardSurvey, findings, layout_digest, merge_files, survey_shard
 from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.partitions import Partition
+from mm_assets.formats.raw_reader import RawReader
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
@@ -27,6 +29,7 @@ from mm_assets.interleaved.json_values import FieldTally, json_field
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 from mm_assets.interleaved.source_ref import build_source_ref, parse_source_ref
+from mm_assets_tests.formats.parquet_of_others import PICTURES, curator, curator_rows, documents, image, interleaved
 from mm_assets_tests.formats.raw_tars import make_tar
 
 
@@ -64,6 +67,7 @@ TAR = FileSurvey(
     tallies={"score": tally(1, None, 2.5), "n": tally(2**53 + 1)},
     declared=(DECLARED,),
     declared_ints={"big": tally(None, 2**53 + 1)},
+    members=9,
 )
 SURVEY = merge_files([("a.tar", TAR)], "v1", "layout")
 
@@ -79,6 +83,7 @@ def test_one_tar_is_told_as_it_is() -> None:
     assert SURVEY.unreferenced == Excerpt(TAR.unreferenced, 2)
     assert SURVEY.skipped == Excerpt(TAR.skipped, 1)
     assert SURVEY.columns == ShardColumns(TAR.tallies, DECLARED, TAR.declared_ints)
+    assert SURVEY.members == 9
 
 
 def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
@@ -89,6 +94,7 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
         tallies={"n": tally("text"), "new": tally(True)},
         declared=(pa.schema([("when", pa.timestamp("us"))]),),
         declared_ints={"big": tally(5), "n": tally(6)},
+        members=4,
     )
     merged = merge_files([("a.tar", TAR), ("b.tar", other)], "v1", "layout")
     assert list(zip(merged.sample_ids.to_pylist(), merged.samples["source"].to_pylist(), strict=True)) == [
@@ -102,6 +108,7 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
     assert parse_source_ref(loss.source_ref) == {
         "path": "b.tar", "member": "a.json", "byte_offset": 1024, "byte_size": 100, "frame_index": None,
     }  # fmt: skip
+    assert merged.members == 13
     assert merged.frame_counts.first == (("a.tar: a.tiff", 3, 2), ("b.tar: c.tiff", 1, 2))
     assert merged.unreferenced.first == ("a.tar: stray.jpg", "a.tar: README", "b.tar: stray.jpg")
     assert merged.columns.tallies == {"score": tally(1, None, 2.5), "n": tally(2**53 + 1, "text"), "new": tally(True)}
@@ -158,6 +165,36 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
     table = pa.concat_tables([batch.data for batch in stream])
     counts = {row["sample_id"]: row["count_all"] for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()}
     assert counts == {row["sample_id"]: row["items"] for row in survey.samples.to_pylist()}
+
+
+def test_tars_and_parquet_of_one_shard_are_surveyed_as_they_are_read(tmp_path: Path) -> None:
+    more = {"sample_id": (pa.string(), ["a", None, "b"]), "n": (pa.int64(), [1, 2, 3])}
+    columns = interleaved([["x"], None, ["y", "z"]], [[image(0, "p")], [image(1)], None], **more)
+    files = [
+        str(make_tar(tmp_path / "in" / "one.tar", [("a.json", {"texts": ["x"], "n": 0.5}), ("a.png", b"stray")])),
+        str(documents(tmp_path / "in" / "two.parquet", columns)),
+        str(curator(tmp_path / "in" / "three.parquet", [*curator_rows("c", "t", PICTURES[0]), *curator_rows("b", "again")])),
+    ]
+    survey = survey_shard("p", files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
+    assert survey.samples.select(["sample_id", "member", "source", "byte_offset", "items", "images"]).to_pylist() == [
+        {"sample_id": "a", "member": "a.json", "source": "in/one.tar", "byte_offset": 512, "items": 2, "images": 0},
+        {"sample_id": "p/two/1", "member": "row 1", "source": "in/two.parquet", "byte_offset": None, "items": 2, "images": 1},
+        {"sample_id": "b", "member": "row 2", "source": "in/two.parquet", "byte_offset": None, "items": 3, "images": 0},
+        {"sample_id": "c", "member": "row 0", "source": "in/three.parquet", "byte_offset": None, "items": 3, "images": 1},
+    ]
+    assert [(loss.sample_id, loss.reason) for loss in survey.losses[DUPLICATE_ID].first] == [
+        ("a", "sample id 'a' occurs twice in this shard, first in member 'a.json' of in/one.tar"),
+        ("b", "sample id 'b' occurs twice in this shard, first in member 'row 2' of in/two.parquet"),
+    ]
+    assert survey.members == 2 + 3 + 5
+    reader = RawReader((), relative_to=str(tmp_path), set_aside=True)
+    stream = reader.open(Partition("p", tuple(files)))
+    own = pa.schema([need.field.with_nullable(True) for need in survey.columns.needs().values()])
+    assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
+    table = pa.concat_tables([batch.data for batch in stream])
+    counts = {row["sample_id"]: row["count_all"] for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()}
+    assert counts == {row["sample_id"]: row["items"] for row in survey.samples.to_pylist()}
+    assert stream.items == table.num_rows + sum(loss.is_item for loss in stream.losses)
 
 
 def test_the_layout_digest_knows_every_setting() -> None:

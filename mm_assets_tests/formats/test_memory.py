@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -58,3 +61,22 @@ def test_a_shard_of_300_mb_through_every_format(shard: Path, tmp_path: Path) -> 
         source, kind = target, to
     rows, grown = run(source, kind, tmp_path)
     assert (rows, grown < LIMIT) == (1500, True), grown >> 20
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 MB in 300 rows of three images, as others write them: ten rows in a row group, compressed, with dictionaries."""
+    type_ = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema([("texts", pa.list_(pa.string())), ("images", pa.list_(type_))])
+    file = tmp_path_factory.mktemp("documents") / "x.parquet"
+    with pq.ParquetWriter(file, schema) as writer:
+        for _ in range(30):
+            images = [[None, *({"bytes": b"\x89PNG" + os.urandom(330_000), "path": None} for _ in range(3))] for _ in range(10)]
+            writer.write_table(pa.table({"texts": [["t" * 500, None, None, None]] * 10, "images": images}, schema=schema))
+    return file
+
+
+def test_documents_of_300_mb(documents: Path, tmp_path: Path) -> None:
+    for to in ("", "parquet"):
+        rows, grown = run(documents, "parquet", tmp_path / "out", to)
+        assert (rows, grown < LIMIT) == (1500, True), (to, grown >> 20)

@@ -94,6 +94,41 @@ def test_brace_lists_of_folders_and_patterns(raw: Path) -> None:
     assert list(listing(f"{raw}/{{b,a}}/*[0x].tar")) == ["b/x", "a/s-0"]
 
 
+def test_a_folder_stands_for_its_tars_and_without_any_for_its_parquet(raw: Path) -> None:
+    for name in ("a/s-0.parquet", "a/deep/t.PARQUET", "c/x.parquet", "c/deep/y.parquet"):
+        (raw / name).parent.mkdir(parents=True, exist_ok=True)
+        (raw / name).write_bytes(b"")
+    (raw / "a" / "s-0_stats.json").write_bytes(b"{}")
+    told = "2 Parquet files beside tars passed over, such as t.PARQUET; name *.parquet to read them"
+    for text in (f"{raw}/a", f"{raw}/a/**"):
+        found = listing(text)
+        assert sorted(found) == ["s-0", "s-1", "s-3"]
+        assert found.unmatched == (f"{text}: {told}",)
+    found = listing(f"{raw}/c {raw}/b")
+    assert (sorted(found), found.unmatched) == (["b/deep/z", "b/x", "b/y", "c/deep/y", "c/x"], ())
+    assert listing(str(raw)).unmatched == (f"{raw}: {told.replace('2', '4', 1)}",)
+    assert sorted(listing(f"{raw}/a/*.parquet {raw}/c/x.parquet {raw}/c/none.parquet")) == ["a/s-0", "c/none", "c/x"]
+
+
+def test_tars_that_are_outputs_do_not_hide_parquet(raw: Path) -> None:
+    (raw / "c" / "out").mkdir(parents=True)
+    (raw / "c" / "x.parquet").write_bytes(b"")
+    (raw / "c" / "out" / "o.tar").write_bytes(b"")
+    (raw / "a" / "out").mkdir()
+    (raw / "a" / "out" / "o.parquet").write_bytes(b"")
+    found = listing(f"{raw}/c", excluded=f"{raw}/c/out")
+    assert (list(found), found.unmatched) == (["x"], ())
+    found = listing(f"{raw}/a", excluded=f"{raw}/a/out")
+    assert (list(found), found.unmatched) == (["s-0", "s-1", "s-3"], ()), "nor are outputs passed over"
+
+
+def test_a_tar_and_a_parquet_file_that_are_both_named_contend(raw: Path) -> None:
+    (raw / "a" / "s-0.parquet").write_bytes(b"")
+    found = listing(f"{raw}/a/s-0.tar {raw}/a/*.parquet")
+    with pytest.raises(AmbiguousPartition, match="2 files would become partition 's-0'"):
+        files_of(found["s-0"].uri)
+
+
 @pytest.mark.parametrize("name", ["odd{1,2}.tar", "odd[1].tar", "folder.tar/x.tar"])
 def test_a_name_that_exists_is_taken_literally(raw: Path, name: str) -> None:
     (raw / "odd" / name).parent.mkdir(parents=True)

@@ -103,7 +103,7 @@ class Case:
 
     ``columns``: passthrough columns and their types, all of them (``_source`` is implied). ``shard`` puts the file together of its entries,
     ``kept`` says which neighbours survive. ``notes``: what the report says of the file beside losses. ``settings``: module constants to
-    change for this case.
+    change for this case. ``is_of_pairs``: the neighbours are image-text pairs, and no documents.
     """
 
     name: str
@@ -116,11 +116,13 @@ class Case:
     kept: Sequence[str] = ("before", "after")
     notes: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, int] = field(default_factory=dict)
+    is_of_pairs: bool = False
 
     @property
     def entries(self) -> list[Entry]:
         """All entries of the shard: a good sample before, what the case puts in, a good sample after."""
-        return [*neighbour("before"), *self.members, *neighbour("after")]
+        beside = pair if self.is_of_pairs else neighbour
+        return [*beside("before"), *self.members, *beside("after")]
 
     @property
     def all_outcomes(self) -> list[Outcome]:
@@ -137,6 +139,11 @@ def neighbour(key: str) -> list[Entry]:
     """A sample with a text at 0 and an image at 1."""
     payload = {"sample_id": key, "texts": [f"text of {key}", None], "images": [None, f"{key}.1.png"]}
     return [file(f"{key}.json", payload), file(f"{key}.1.png", _NEIGHBOURS[key])]
+
+
+def pair(key: str) -> list[Entry]:
+    """The same as an image-text pair."""
+    return [file(f"{key}.png", _NEIGHBOURS[key]), file(f"{key}.txt", f"text of {key}".encode())]
 
 
 def good(key: str) -> Sample:

@@ -25,6 +25,7 @@ from mm_assets_tests.hostile import (
     cases_json,
     cases_layout,
     cases_lists,
+    cases_pairs,
     cases_references,
     cases_sizes,
     cases_tar,
@@ -33,7 +34,9 @@ from mm_assets_tests.hostile.judge import Judge
 from mm_assets_tests.hostile.outcomes import PNG, Case, Damage, Lost, Rejected, Sample, neighbour, pictured
 from mm_assets_tests.hostile.shards import document, tar
 
-MODULES = (cases_json, cases_ids, cases_lists, cases_layout, cases_declared, cases_references, cases_images, cases_tar, cases_sizes)
+MODULES = (
+    cases_json, cases_ids, cases_lists, cases_layout, cases_declared, cases_references, cases_images, cases_tar, cases_sizes, cases_pairs,
+)  # fmt: skip
 CASES: list[Case] = [case for module in MODULES for case in module.CASES]
 BATCH_BYTES = {"drop_sample": 1 << 20, "warn": 1}  # several samples at once, and each alone
 

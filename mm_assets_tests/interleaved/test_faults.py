@@ -100,6 +100,14 @@ CASES: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
         [("a.json", {"images": ["p0"]}), ("a.tiff", sharing_frames())],
         *(UNDECODABLE_IMAGE, "failed to extract frame 0 from 'a.tiff': its frames share data"),
     ),
+    "text of a pair without image": (
+        [("a.png", PNG), ("a.txt", b"t"), ("b.txt", b"t")],
+        *(MISSING_MEMBER, "missing member: no image of key 'b'"),
+    ),
+    "two images of a pair": (
+        [("a.png", PNG), ("a.jpg", PNG), ("a.txt", b"t")],
+        *(DANGLING_REFERENCE, "ambiguous: key 'a' has 2 images: a.png, a.jpg"),
+    ),
     "an error that came with the data": (
         [("a.json", {**OWN, "images": [None], "_row_errors": [{"modality": "image", "position": 0, "materialize_error": "theirs"}]})],
         *(FETCH_FAILED, "theirs"),

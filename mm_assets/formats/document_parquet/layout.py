@@ -15,6 +15,7 @@ BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
 _IMAGE = "image"  # a column of one image a row, where none of lists is named
 _SHOWN = 20  # columns that a refusal names
 
+
 @dataclass(frozen=True)
 class ItemColumn:
     """A column of texts or of images. ``value`` is the type of one item; ``is_list``: a row has a list of them, and not just one.
@@ -82,6 +83,8 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
     if len(schema) > MAX_FIELDS:
         raise ValueError(f"{len(schema)} columns, at most {MAX_FIELDS}")
     _refuse_repeated(schema.names)
+    if raw.texts_field == raw.images_field:
+        raise ValueError(f"column {raw.texts_field!r} cannot be both the texts and the images")
     texts = _items(schema, raw.texts_field, (TEXT,))
     images = _items(schema, raw.images_field, (BYTES, PATH))
     if images is None and raw.images_field == IMAGES:

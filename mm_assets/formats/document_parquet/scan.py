@@ -146,7 +146,7 @@ class DocumentScan:
         kept = [batch.column(field.name) for field in self._layout.kept]
         needs = any(column.null_count < len(column) for column in kept) or bool(lengths_beyond(items, len(at)))
         for some in items.values():
-            needs = needs or any(some.others())
+            needs = needs or (bool(some.column.others) and any(some.others()))
             if some.column != self._layout.images:
                 continue
             names = some.names()

@@ -12,7 +12,7 @@ from mm_assets.formats.document_parquet.rows import build_rows
 from mm_assets.formats.document_parquet.scan import DocumentScan
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.parquet_rows import row_name
-from mm_assets.formats.reader import FileSource
+from mm_assets.formats.reader import FileSource, ShardError
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import SOURCE
@@ -78,7 +78,10 @@ class DocumentSource(FileSource):
         for first, batch in self._file.read(names, budget // 8, most_images):
             for start, end in self._runs(first, first + batch.num_rows, budget // row_bytes):
                 documents = batch.slice(start - first, end - start)
-                yield build_rows(documents, layout, schema, self._scan.ids[start:end], start, self._path, limit)
+                table = build_rows(documents, layout, schema, self._scan.ids[start:end], start, self._path, limit)
+                if table.num_rows != (told := sum(self._scan.items[start:end])):  # parts of a struct contradict each other
+                    raise ShardError(f"{self._file.name}: damaged Parquet data: rows {start} to {end}: {table.num_rows} items, not {told}")
+                yield table
 
     def _runs(self, first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
         """Sound rows from ``first`` up to ``last`` that follow each other, of ``most`` items together unless one alone has more."""

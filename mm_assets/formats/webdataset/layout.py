@@ -32,8 +32,6 @@ DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-PARQUET_SUFFIXES = (".parquet",)
-RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
 
 # What may stand in front of sample ids that start anew in each shard: the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

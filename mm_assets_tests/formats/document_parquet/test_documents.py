@@ -100,6 +100,8 @@ def test_names_of_fields(tmp_path: Path) -> None:
     reading = found(tmp_path, columns, texts_field="text_list", images_field="image_list")
     assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
     assert reading.metadata("images") == [(3,)]
+    with pytest.raises(ShardError, match="column 'image_list' cannot be both the texts and the images"):
+        found(tmp_path, columns, texts_field="image_list", images_field="image_list")
 
 
 NOT_FETCHED = "a name without bytes, and names are not fetched"
