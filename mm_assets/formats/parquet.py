@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
-from mm_assets.formats.parquet_types import original_schema, refused_column, restore, stored_schema
+from mm_assets.formats.parquet_types import REFUSALS, original_schema, refused_column, restore, stored_schema
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
@@ -147,8 +147,8 @@ class ParquetSink(Sink):
             self._writer = _open_writer(self._staged.path, schema)
         except BaseException as error:
             self._staged.discard()
-            if isinstance(error, pa.ArrowNotImplementedError):
-                raise ValueError(f"{refused_column(schema)}{error}") from error
+            if isinstance(error, REFUSALS) and (refused := refused_column(schema)):
+                raise ValueError(f"{refused}{error}") from error
             raise
 
     def write(self, tables: Iterator[pa.Table]) -> None:

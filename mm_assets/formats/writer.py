@@ -17,6 +17,7 @@ from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.json_values import is_json
@@ -119,7 +120,12 @@ class InterleavedWriter(ABC):
         ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises withholds the file.
         """
         schema, left_out = self._output_schema(stream.schema)
-        sink = self._open_sink(stream.partition, schema, stream.files)
+        try:
+            for field in schema:
+                json_codec.check_type(field)  # what has no exact form cannot be digested
+            sink = self._open_sink(stream.partition, schema, stream.files)
+        except (ValueError, TypeError) as error:
+            raise _located(error, ", ".join(stream.files[:3])) from error
         tally = _Tally(is_retyped=not _keeps_columns(stream.schema, schema))
         try:
             sink.write(self._tables(stream, schema, tally))
@@ -235,5 +241,5 @@ def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
     return all(kept.get(field.name) == (field.type, is_json(field)) for field in canonical_schema(found))
 
 
-def _located(error: ValueError, source: str) -> ValueError:
+def _located(error: ValueError | TypeError, source: str) -> ValueError | TypeError:
     return ShardError(f"{source}: {error}") if source else error

@@ -26,7 +26,7 @@ def parquet_parts(uri: str, options: StorageOptions | None = None) -> Iterator[P
         with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             schema = original_schema(file)
-            yield Part(schema.empty_table())
+            yield Part(pa.Table.from_batches([], schema))
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)
 

@@ -140,7 +140,7 @@ def _raw_parts(uri: str, relative_to: str | None, options: StorageOptions | None
     reader = InterleavedWebdatasetReader(uri, max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options)
     for partition in reader.partitions():
         stream = reader.open(partition)
-        yield Part(stream.schema.empty_table())
+        yield Part(pa.Table.from_batches([], stream.schema))
         for batch in stream:
             yield Part(batch.data)
 

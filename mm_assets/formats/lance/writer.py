@@ -13,6 +13,7 @@ from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.names import with_original_names, with_stored_names
 from mm_assets.formats.lance.reader import lance_options
 from mm_assets.formats.lance.refusal import PartitionsRefused
+from mm_assets.formats.lance.storage_types import to_storage_schema
 from mm_assets.formats.lance.strays import Stray
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.storage import StorageOptions, join
@@ -132,6 +133,7 @@ class LanceSink(Sink):
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._uri = uri
         self._schema = with_stored_names(schema)
+        to_storage_schema(self._schema)  # raises for a column that Lance cannot hold
         self._partition = partition
         self._options = lance_options(uri, options)
         self._fragments: FragmentSet | None = None

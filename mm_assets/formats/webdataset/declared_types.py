@@ -19,9 +19,9 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
 _WIDEST = 1 << 20  # bytes of one row of nulls: every other sample of the shard has them, too
-_JSON_TYPES = frozenset({pa.string(), pa.large_string(), pa.string_view()})
+_JSON_TYPES = (pa.string(), pa.large_string(), pa.string_view())  # no set: types of users' extensions have no hash
 # Arrow takes a value of these types as it is, or not at all.
-_STRICT_TYPES = frozenset({pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string()})
+_STRICT_TYPES = (pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)
