@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from mm_assets.accounting.file_digests import FILES
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -91,8 +92,8 @@ class LanceIOManager(ShardIOManager):
         """A committed shard, entered in the ledger: before the commit nothing of it has happened."""
         from mm_assets.io_managers.shard_work import enter
 
-        sizes = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
-        return replace(done, payload=None, account={**done.account, "ledger": sizes})
+        files = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
+        return replace(done, payload=None, account={**done.account, FILES: files})
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter

@@ -21,6 +21,7 @@ def score_shard(job: Job) -> Done:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.ledger import Balance, Ledger
     from mm_assets.filters.dimensions import COLUMNS, DimensionTally
     from mm_assets.filters.image_scores import SCORES_SCHEMA, ScoreBook, score_table
@@ -49,7 +50,9 @@ def score_shard(job: Job) -> Done:
     if (reason := blocked_by(checks, job.blocking)) is not None:
         return Done(job.key, ok=False, checks=checks, error=reason)
     nbytes = publish_table(job.dest, scores)
-    Ledger(job.root).write(job.asset, job.key, (balance, ()))
+    ledger = Ledger(job.root)
+    ledger.write(job.asset, job.key, (balance, ()))
+    files = digest_files(job.root, [job.dest, *ledger.uris(job.asset, job.key)])
     metadata = {
         "dagster/partition_row_count": len(scores),
         "images": len(scores),
@@ -58,7 +61,9 @@ def score_shard(job: Job) -> Done:
         "unreadable": errors,
         "dagster/column_schema": {"table_schema": column_schema(SCORES_SCHEMA)},
     }
-    return Done(job.key, ok=True, uri=job.dest, version=digest.hexdigest(), metadata=metadata, checks=checks)
+    return Done(
+        job.key, ok=True, uri=job.dest, version=digest.hexdigest(), metadata=metadata, checks=checks, account={FILES: files}
+    )
 
 
 def dimensions_agree(tally: "DimensionTally") -> Check:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.file_digests import FILES, FileDigest, digest_files
 from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
@@ -62,7 +63,7 @@ def convert_shard(
         return Done(job.key, ok=False, error=str(error)), None
     account = _account(report)
     if enters:
-        account["ledger"] = enter(job.root, job.asset, report, in_digest, _strays(report))
+        account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))
     metadata = report_metadata(report)
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
@@ -80,11 +81,13 @@ def convert_shard(
     )
 
 
-def enter(root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()) -> dict[str, Any]:
-    """Enter a published shard in the ledger; returns the sizes of its files, by which a later run knows them again."""
+def enter(
+    root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()
+) -> dict[str, FileDigest | None]:
+    """Enter a published shard in the ledger; returns the digests of its files, by which a later run knows them again."""
     ledger = Ledger(root)
     ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
-    return ledger.sizes(asset, [report.partition])[report.partition]
+    return digest_files(root, ledger.uris(asset, report.partition))
 
 
 def _balance(report: PartitionReport, in_digest: str | None) -> Balance:

@@ -109,6 +109,7 @@ ALIKE = {
     "fixed-size list of truth values": pa.array([[True, False], None, [None, True]], pa.list_(pa.bool_(), 2)),
     "fixed-size list of text": pa.array([["a", None], None, ["b", "c"]], pa.list_(pa.string(), 2)),
     "fixed-size list of lists": pa.array([[[1, 2]], None, [[3, 4]]], pa.list_(pa.list_(pa.int64(), 2), 1)),
+    "fixed-size list of lists of nulls": pa.array([[[[None]]], None, [[[]]]], pa.list_(pa.list_(pa.list_(pa.null())), 1)),
     "fixed-size list of structs": pa.array([[{"k": 1}], None, [None]], pa.list_(_STRUCT, 1)),
     # dictionaries are unwrapped
     "dictionary": pa.array(["a", None, "a"]).dictionary_encode(),

@@ -64,7 +64,7 @@ def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) ->
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    return column.cast(field.type)
+    return _rebuilt(column, field) if _has_lists_of_a_size(column.type) else column.cast(field.type)
 
 
 def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -72,9 +72,12 @@ def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
         # Arrow casts only text to a dictionary type; other values are encoded first, then given their index type.
         encoded = column.cast(field.type.value_type).dictionary_encode()
         return encoded if encoded.type == field.type else encoded.cast(field.type)
-    if _has_lists_of_a_size(field.type):  # Arrow dies of a cast where such a list is null
-        return json_codec.decode(json_codec.encode(column, field.with_type(column.type)), field)
-    return column.cast(field.type)
+    return _rebuilt(column, field) if _has_lists_of_a_size(field.type) else column.cast(field.type)
+
+
+def _rebuilt(column: pa.Array, field: pa.Field) -> pa.Array:
+    """The column made anew, value by value: casts between lists with and without a size give broken arrays, or kill the process."""
+    return json_codec.decode(json_codec.encode(column, field.with_type(column.type)), field)
 
 
 def _to_storage_field(field: pa.Field) -> pa.Field:

@@ -117,8 +117,6 @@ def _refuse_odd(field: pa.Field) -> None:
         key.decode(), value.decode()  # Lance refuses what is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
-    if pa.types.is_fixed_size_list(field.type) and not _is_number(field.type.value_type):
-        raise ValueError("Lance has fixed-size lists of numbers only")
     if _takes_room(field.type) and not all(field.type.field(index).nullable for index in range(field.type.num_fields)):
         raise ValueError("a row without it would have nulls where none may be")
     if pa.types.is_struct(field.type) and len({child.name for child in field.type}) != field.type.num_fields:
@@ -128,10 +126,6 @@ def _refuse_odd(field: pa.Field) -> None:
 def _takes_room(type_: pa.DataType) -> bool:
     """Whether a null of the type has nulls inside."""
     return bool(pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
