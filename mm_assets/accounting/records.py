@@ -4,7 +4,6 @@ A record says which inputs, code and configuration an output was made from (`fin
 (`stat`). With it a re-run can tell that nothing is to be done, whatever became of the database of the orchestrator.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from mm_assets.accounting.sealed_json import sealed, unsealed
 from mm_assets.formats.storage import temporary_name
 from mm_assets.formats.webdataset.keys import partition_filename
 
@@ -85,8 +85,8 @@ class ShardRecords:
         keys = []
         for path, data in self._contents(paths):
             try:
-                keys.append(str(json.loads(data)["key"]))
-            except (ValueError, TypeError, LookupError) as error:
+                keys.append(str(unsealed(data)["key"]))
+            except (ValueError, LookupError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return sorted(keys)
 
@@ -94,7 +94,7 @@ class ShardRecords:
         """Publish a record in one step: readers see the old one or the new one."""
         path = self.path(record.asset, record.key)
         fields = {"format": FORMAT, **asdict(record), "uri": self.relative(record.uri)}
-        data = json.dumps(fields, ensure_ascii=False, sort_keys=True).encode()
+        data = sealed(fields).encode()
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
@@ -114,8 +114,8 @@ class ShardRecords:
         return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
 
     def _parse(self, data: bytes, asset: str, key: str) -> ShardRecord:
-        fields = json.loads(data)
-        if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
+        fields = unsealed(data)
+        if fields.pop("format", None) != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         record = ShardRecord(**fields)
         if (record.asset, record.key) != (asset, key):

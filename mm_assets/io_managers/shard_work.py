@@ -38,7 +38,7 @@ def convert_shard(
     ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is lost must add up to it.
     Without ``enters`` the entry is left to whoever publishes the shard (`enter`).
     """
-    side = {name: shard.uri for name, shard in job.side.items()}
+    side = {name: (shard.uri, shard.version) for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
