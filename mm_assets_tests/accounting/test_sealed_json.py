@@ -38,8 +38,8 @@ def test_no_flipped_bit_passes() -> None:
                 found = unsealed(changed)
             except ValueError:
                 continue
-            # The name of the seal itself: who knows the fields finds one that is none.
-            assert found.keys() != VALUES.keys() and {name: found[name] for name in VALUES} == VALUES
+            # The same in other letters, or the name of the seal: who knows the fields finds one that is none.
+            assert {name: found[name] for name in VALUES} == VALUES
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"5", b'"text"', b"\xff\xfe", b"[" * 100_000, sealed(VALUES).encode()[:-1]])

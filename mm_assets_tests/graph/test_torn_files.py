@@ -104,7 +104,8 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(tmp_path: P
         change()
         result = made.run(assets=["quarantine"])
         assert not result.success
-        assert "ledger/items/curated_parquet/a.parquet: " in (text := told_errors(made, result)) and "materialize curated_parquet again" in text
+        told = told_errors(made, result)
+        assert "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
         assert set(materialized(result)["quarantine"]) == {"b"}
         assert files(storage, "quarantine") == before
     assert made.run().success
@@ -127,8 +128,8 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, made: Deployment,
     elif change == "cut":
         damage(scores, DAMAGE["cut"])
     else:
-        wide = table.set_column(table.schema.get_field_index("width"), table.schema.field("width"), pa.array([5500] * table.num_rows, pa.int32()))
-        pq.write_table(wide, scores, compression="zstd")
+        at, widths = table.schema.get_field_index("width"), pa.array([5500] * table.num_rows, pa.int32())
+        pq.write_table(table.set_column(at, table.schema.field(at), widths), scores, compression="zstd")
     for path in (storage / "filtered").iterdir():
         path.unlink()
     assert made.run(assets=["filtered_parquet"]).success
