@@ -13,6 +13,7 @@ from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class LanceIOManager(ShardIOManager):
 
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, "items.lance")
+
+    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+        """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
+        super()._sweep(asset, tasks)
+        self._writer().drop_damaged_records(list(tasks))
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
         """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
