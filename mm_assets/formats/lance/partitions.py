@@ -132,6 +132,11 @@ class PartitionRecords:
         found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
         return {partition: found.get(partition, []) for partition in partitions}
 
+    def named(self, partitions: Iterable[str]) -> set[str]:
+        """Those of some partitions that have a record; none is read."""
+        keys = {name.rpartition("@")[0] for name in self._location.names(FOLDER) if name.endswith(_SUFFIX)}
+        return {partition for partition in partitions if _file_key(partition) in keys}
+
     def put(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.put(record.path, record.to_bytes()), records)
 

@@ -110,6 +110,10 @@ class LanceTable:
                 found[name] = facts_of(live, snapshot)
         return found
 
+    def recorded(self, partitions: Iterable[str]) -> set[str]:
+        """Those of some partitions that have a record, told by its name."""
+        return self._records.named(partitions)
+
     def strays(self) -> list[Stray]:
         """Rows that are in the newest version, but not by a commit of a partition. Counts tell that there are none; else ids are read."""
         if not self.exists():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from mm_assets.formats.lance.storage_types import to_storage_schema
 from mm_assets.formats.lance.strays import Stray
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.digest import ContentDigest
 
@@ -50,6 +51,16 @@ class InterleavedLanceWriter(InterleavedWriter):
 
     def uri_of(self, partition: str) -> str:
         return self.table_uri
+
+    def describe(self, partition: str) -> str:
+        return f"{self.table_uri}, partition {partition!r}"
+
+    def note_name(self, partition: str) -> str:
+        return f"{super().note_name(partition)}.{partition_filename(partition)}"
+
+    def existing(self, partitions: Iterable[str]) -> set[str]:
+        table = self._table()
+        return table.recorded(partitions) if table.exists() else set()
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
         if not schemas:
