@@ -8,8 +8,8 @@ from typing import Any
 
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
 from mm_assets.accounting.lookup import Rows, in_arrow_cache, in_lance, in_parquet, in_tar
+from mm_assets.accounting.outputs import CACHE, CURATED, FILTERED, LANCE, OUTPUTS, TARS, Output
 from mm_assets.formats.storage import StorageOptions, exists, join
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.schema import MODALITIES
 
 Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each may be None
@@ -17,26 +17,6 @@ Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each
 ABSENT = "absent"
 NOT_MADE = "not made"
 _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
-
-
-@dataclass(frozen=True)
-class Output:
-    """Where an asset of the graph lies below the storage root: a folder of files with ``suffix``, or (no suffix) one table.
-
-    Of a cache, which is a folder itself, the suffix names the file in it that tells of the others.
-    """
-
-    asset: str
-    folder: str
-    suffix: str = ""
-
-
-CURATED = Output("curated_parquet", "curated", ".parquet")
-FILTERED = Output("filtered_parquet", "filtered", ".parquet")
-TARS = Output("final_tars", "webdataset", ".tar")
-LANCE = Output("lance_table", "lance/items.lance")
-CACHE = Output("arrow_cache", "arrow_cache", "/_metadata.json")
-OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 
 
 @dataclass
@@ -88,10 +68,10 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
     found = {output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names) for output in OUTPUTS}
     lost = {asset: [row for rows in files.values() for row in rows] for asset, files in found.items()}
     partitions = sorted({p for files in kept.values() for p in files} | {row["partition"] for rows in lost.values() for row in rows})
-    kept[LANCE.asset] = in_lance(_uri(root, LANCE, ""), sample_id, partitions, options)
+    kept[LANCE.asset] = in_lance(LANCE.uri(root, ""), sample_id, partitions, options)
     partitions += [p for p in kept[LANCE.asset] if p is not None and p not in partitions]
-    kept[TARS.asset] = {p: in_tar(_uri(root, TARS, p), sample_id, options) for p in partitions}
-    kept[CACHE.asset] = {p: in_arrow_cache(_uri(root, CACHE, p), sample_id, options) for p in partitions}
+    kept[TARS.asset] = {p: in_tar(TARS.uri(root, p), sample_id, options) for p in partitions}
+    kept[CACHE.asset] = {p: in_arrow_cache(CACHE.uri(root, p), sample_id, options) for p in partitions}
 
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():
@@ -119,15 +99,11 @@ def _loss(row: Mapping[str, Any]) -> str:
     return f"filtered by {row['kind']}: {row['reason']}{score}"
 
 
-def _uri(root: str, output: Output, partition: str) -> str:
-    return join(root, output.folder, f"{partition_filename(partition)}{output.suffix}") if output.suffix else join(root, output.folder)
-
-
 def _is_made(root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None) -> bool:
     """Whether an asset has dealt with a shard, be it that nothing of it was left to write."""
     if partition is None:
         return True
-    return any(exists(uri, options) for uri in (ledger.balance_uri(output.asset, partition), _uri(root, output, partition)))
+    return any(exists(uri, options) for uri in (ledger.balance_uri(output.asset, partition), output.uri(root, partition)))
 
 
 def _order(item: ItemHistory) -> tuple[int, int, int]:

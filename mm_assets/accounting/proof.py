@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -14,10 +13,11 @@ from importlib.metadata import version
 from typing import Any
 
 from mm_assets import __version__
+from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.storage import StorageOptions, exists, filesystem, join, open_binary, staged
 from mm_assets.formats.webdataset.keys import partition_filename
 
-FORMAT = 2
+FORMAT = 3
 SUMMARY = "proof.json"
 _COUNTS = ("rows", "samples", "images", "texts", "lost_rows")
 _DIGESTS = ("digest", "lost_digest")
@@ -32,8 +32,8 @@ _THREADS = 16
 class ShardProof:
     """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest), ``derived`` what a canonical
     reader (``reader``) finds there; ``problems`` has one line for each difference. ``config`` identifies code and options, ``stat`` tells
-    whether the output is still the one that was examined. Those problems that are ``beside`` the output are of index files, which the next
-    run derives anew without making the shard.
+    whether the output is still the one that was examined, ``examined_at`` when that was (UTC, ISO 8601). Those problems that are
+    ``beside`` the output are of index files, which the next run derives anew without making the shard.
     """
 
     asset: str
@@ -46,6 +46,7 @@ class ShardProof:
     stat: Mapping[str, Any] | None = None
     problems: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    examined_at: str = ""
 
     @property
     def is_equal(self) -> bool:
@@ -77,10 +78,17 @@ class Proofs:
         """Publish one shard's proof; an unchanged one is left alone."""
         self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
 
-    def roll_up(self, examined: Sequence[ShardProof]) -> dict[str, Any]:
+    def roll_up(
+        self,
+        examined: Sequence[ShardProof],
+        unmade: Mapping[str, Sequence[str]] | None = None,
+        unknown: Mapping[str, Sequence[str]] | None = None,
+    ) -> dict[str, Any]:
         """Bring ``proof.json`` up to date with these proofs, publish it, and return what it says.
 
-        Entries of other shards are taken from it, or, if it does not have each shard that has a proof, made again from all proofs.
+        Entries of other shards, which say when they were examined, are taken from it, or, if it does not have each shard that has a proof,
+        made again from all proofs. ``unmade`` are shards that an asset does not have though its source does, ``unknown`` files that no
+        shard has written; assets that are not named keep theirs, without the shards that were examined now.
         """
         paths = self._paths()
         before = self._rolled_up()
@@ -94,7 +102,9 @@ class Proofs:
             for kept in found:
                 if kept is not None:
                     shards.setdefault(kept.partition, {})[kept.asset] = _entry(kept)
-        summary = summarize(shards)
+        made = {(proof.asset, proof.partition) for proof in examined}
+        still_unmade = {asset: [key for key in keys if (asset, key) not in made] for asset, keys in before.get("unmade", {}).items()}
+        summary = summarize(shards, still_unmade | dict(unmade or {}), before.get("unknown_files", {}) | dict(unknown or {}))
         if summary != before:
             self._publish(join(self._folder, SUMMARY), summary)
         return summary
@@ -105,10 +115,10 @@ class Proofs:
             return {}
         with open_binary(uri, self._options) as file:
             try:
-                summary = json.load(file)
-            except ValueError:
+                summary = unseal(file.read())
+            except ValueError:  # torn, or not as it was written: it is made again from the proofs
                 return {}
-        return summary if isinstance(summary, dict) and summary.get("format") == FORMAT else {}
+        return summary if summary.get("format") == FORMAT else {}
 
     def _paths(self) -> list[str]:
         """Of the proofs of all shards: they are one folder deep, and hidden names are temporary."""
@@ -121,9 +131,8 @@ class Proofs:
 
     def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
         with staged(uri, self._options) as file:
-            with open(file.path, "w", encoding="utf-8") as stream:
-                json.dump(content, stream, ensure_ascii=False, indent=1, sort_keys=True)
-                stream.write("\n")
+            with open(file.path, "wb") as stream:
+                stream.write(seal(content, indent=1))
             file.publish()
 
 
@@ -136,7 +145,9 @@ def damaged_shards(root: str, asset: str, partitions: Iterable[str], options: St
         return {partition for partition, proof in zip(partitions, found, strict=True) if proof is not None and proof.is_damaged}
 
 
-def summarize(shards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def summarize(
+    shards: Mapping[str, Mapping[str, Mapping[str, Any]]], unmade: Mapping[str, Sequence[str]], unknown: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
     """What ``proof.json`` says: the entries of ``shards`` (partition -> asset -> entry), and their sums per asset."""
     assets: dict[str, dict[str, Any]] = {}
     for entries in shards.values():
@@ -158,7 +169,9 @@ def summarize(shards: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str
         "mm_assets": __version__,
         "packages": {name: version(name) for name in _PACKAGES},
         "digest": "sum modulo 2^128 of one xxh3-128 per item over the name, type and value of each of its columns",
-        "is_equal": all(total["is_equal"] for total in assets.values()),
+        "is_equal": all(total["is_equal"] for total in assets.values()) and not any(unknown.values()),
+        "unmade": {asset: list(keys) for asset, keys in unmade.items() if keys},
+        "unknown_files": {asset: list(files) for asset, files in unknown.items() if files},
         "assets": assets,
         "shards": shards,
     }
@@ -171,6 +184,7 @@ def _entry(proof: ShardProof) -> dict[str, Any]:
         "reader": proof.reader,
         "config": proof.config,
         "is_equal": proof.is_equal,
+        "examined_at": proof.examined_at,
         **({"problems": list(proof.problems)} if proof.problems else {}),
     }
 
@@ -178,7 +192,7 @@ def _entry(proof: ShardProof) -> dict[str, Any]:
 def _parsed(data: bytes) -> ShardProof | None:
     """A shard's proof; None for one that is torn or of another format: its shard is examined again."""
     try:
-        fields = json.loads(data)
+        fields = unseal(data)
         if fields.pop("format") != FORMAT:
             return None
         return ShardProof(**{**fields, "problems": tuple(fields["problems"]), "beside": tuple(fields.get("beside", ()))})

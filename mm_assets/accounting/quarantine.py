@@ -37,6 +37,7 @@ QUARANTINE_SCHEMA = pa.schema(
 _NAME = ["sample_id", "position", "modality", "source_uri", "member"]
 _OF_STRETCH = f"its first bytes, {MAX_STRETCH_BYTES} at most"
 _OF_SAMPLE = "the JSON of its sample: the item has no bytes of its own"
+_OF_ROW = "the values of its row, but for bytes"
 _OF_NOBODY = "it has no bytes of its own, and the JSON of its sample is not in quarantine"
 
 
@@ -48,8 +49,8 @@ def quarantine_table(
     ``losses`` are the ledger's items of one shard, ``raw_files`` the shard's files, ``roots`` the folders that locators are relative to.
     ``raw`` is what lies at the item's place: the JSON text, the image (the whole TIFF of a frame), the first bytes of a damaged stretch;
     for an item without a place of its own, such as a missing member, the JSON of its sample, which ``byte_offset`` and ``byte_size`` then
-    locate. Where that cannot be had (see `RawFiles.read` for the bounds) it is null, and ``raw_note`` says why. No other file is read,
-    whatever a locator names.
+    locate; of a row of a Parquet file, and of its items, the values of the row as JSON. Where that cannot be had (see `RawFiles.read` for
+    the bounds) it is null, and ``raw_note`` says why. No other file is read, whatever a locator names.
     """
     quarantined = losses.filter(pc.equal(losses.column("outcome"), "quarantined"))
     records = quarantined.filter(quarantined.column("is_cause")).to_pylist()
@@ -58,10 +59,13 @@ def quarantine_table(
         record["source"] = record["source"] or files.only_name
     documents = _documents(quarantined)
     places: list[Place | None] = []
-    first_of: dict[Place, int] = {}  # the position of a TIFF's first faulty frame, whose record holds the bytes for all
+    first_of: dict[Place, int] = {}  # the position of the first faulty frame of a TIFF, or item of a row, whose record holds what all share
     for record in records:
-        place, record["raw_note"] = _place(record, documents)
-        if place is not None and (record["frame_index"] is None or record["byte_offset"] is None):
+        place, record["raw_note"] = _place(record, documents, files)
+        if place is not None and place.row is not None:
+            if (first := first_of.setdefault(place, record["position"])) != record["position"]:
+                place, record["raw_note"] = None, f"the same row as of position {first}: see there"
+        elif place is not None and (record["frame_index"] is None or record["byte_offset"] is None):
             record |= {"source": place.source, "byte_offset": place.offset, "byte_size": place.size}
         elif place is not None and (first := first_of.setdefault(place, record["position"])) != record["position"]:
             place, record["raw_note"] = None, f"a frame of the same file as position {first}: see there"
@@ -103,8 +107,10 @@ def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[t
         return frozenset()
 
 
-def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None]) -> tuple[Place | None, str | None]:
+def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None], files: RawFiles) -> tuple[Place | None, str | None]:
     """Where the bytes of a record lie, and a remark on them."""
+    if (row := files.row_place(record["source"], record["member"])) is not None:
+        return row, _OF_ROW
     offset, size = record["byte_offset"], record["byte_size"]
     if record["position"] is None:
         return Place(record["source"], offset or 0, size, is_member=False, is_stretch=True), _OF_STRETCH

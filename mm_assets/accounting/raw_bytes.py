@@ -11,8 +11,11 @@ from typing import TypeVar
 
 from mm_assets.formats.fetching import Request, open_fetcher
 from mm_assets.formats.paired.raw.address import parts_of
+from mm_assets.formats.parquet_row_json import rows_as_json
+from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
 from mm_assets.formats.webdataset import tar_header
+from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_header import TarDamage
 
@@ -28,13 +31,15 @@ Fetch = Callable[[Sequence[Request]], list[bytes | str]]
 _HEADER = tar_header.BLOCK
 _UNPACKABLE = "the gzip file is damaged before these bytes"
 _CHANGED = "the source has changed: no member of this size lies there any more"
+_NO_ROW = "the source has changed: it has no such row any more"
 
 
 @dataclass(frozen=True)
 class Place:
     """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a ``stretch`` only the first are wanted.
 
-    ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the same size.
+    ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the same size. ``row`` is the
+    number of one of a Parquet file, whose values are wanted as JSON: it has no place in bytes.
     """
 
     source: str | None
@@ -42,6 +47,7 @@ class Place:
     size: int | None
     is_member: bool = True
     is_stretch: bool = False
+    row: int | None = None
 
 
 class RawFiles:
@@ -56,6 +62,12 @@ class RawFiles:
         for file in files:
             self._by_name.update(parts_of(file))
 
+    def row_place(self, source: str | None, member: str | None) -> Place | None:
+        """The row that a locator names, if it is one of a Parquet file of the shard."""
+        row = row_of(member)
+        is_parquet = self._by_name.get(source or "", "").lower().endswith(PARQUET_SUFFIXES)
+        return Place(source, 0, None, is_member=False, row=row) if is_parquet and row is not None else None
+
     def read(self, places: Sequence[Place | None]) -> list[memoryview | str | None]:
         """The bytes at each place, or why they cannot be had; None for None.
 
@@ -63,15 +75,15 @@ class RawFiles:
         """
         found: list[memoryview | str | None] = [None] * len(places)
         by_file: dict[str, list[tuple[int, Place]]] = defaultdict(list)
-        held = 0
+        held = self._read_rows(places, found)
         for index, place in enumerate(places):
-            if place is None:
+            if place is None or place.row is not None:
                 continue
             bounded = self._bounded(place)
             if isinstance(bounded, str):
                 found[index] = bounded
-            elif held + (size := bounded.size or 0) > MAX_SHARD_BYTES:
-                found[index] = f"{size} bytes are more than are left of the {MAX_SHARD_BYTES} that are kept of a shard"
+            elif why := _refused(size := bounded.size or 0, held):
+                found[index] = why
             elif size == 0:
                 found[index] = memoryview(b"")
             else:
@@ -80,6 +92,26 @@ class RawFiles:
         for source, wanted in by_file.items():
             self._read_file(source, wanted, found)
         return found
+
+    def _read_rows(self, places: Sequence[Place | None], found: list[memoryview | str | None]) -> int:
+        """Reads the rows among the places, and returns how many bytes they take."""
+        by_file: dict[str, dict[int, int]] = defaultdict(dict)
+        for index, place in enumerate(places):
+            if place is not None and place.row is not None:
+                by_file[str(place.source)][index] = place.row
+        held = 0
+        for source, rows in by_file.items():
+            file = self._by_name[source]
+            try:
+                values = rows_as_json(file, set(rows.values()), self._options)
+            except Exception as error:  # noqa: BLE001  (file systems raise what they like; a quarantine without bytes is still one)
+                found[:] = [self._told(error, file, source) if index in rows else known for index, known in enumerate(found)]
+                continue
+            for index, row in rows.items():
+                size = len(values.get(row, b""))
+                found[index] = _NO_ROW if row not in values else _refused(size, held) or memoryview(values[row])
+                held += 0 if isinstance(found[index], str) else size
+        return held
 
     def _bounded(self, place: Place) -> Place | str:
         """The place with a size that may be read."""
@@ -96,8 +128,6 @@ class RawFiles:
             size = min(size, MAX_STRETCH_BYTES)
             if size <= 0:
                 return "nothing follows: the file ends here"
-        if size > MAX_PLACE_BYTES:
-            return f"{size} bytes are more than the {MAX_PLACE_BYTES} that are kept of one item"
         if place.is_member and place.offset < _HEADER:
             return _CHANGED
         return Place(place.source, place.offset, size, place.is_member, place.is_stretch)
@@ -120,6 +150,15 @@ class RawFiles:
         """Under the name that the data has for the file: the path on this machine is not published."""
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error).replace(file, source)
         return f"cannot be read: {reason}"
+
+
+def _refused(size: int, held: int) -> str | None:
+    """Why bytes are not kept when ``held`` are already; None when they are."""
+    if size > MAX_PLACE_BYTES:
+        return f"{size} bytes are more than the {MAX_PLACE_BYTES} that are kept of one item"
+    if held + size > MAX_SHARD_BYTES:
+        return f"{size} bytes are more than are left of the {MAX_SHARD_BYTES} that are kept of a shard"
+    return None
 
 
 def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> Iterator[list[Item]]:

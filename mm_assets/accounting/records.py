@@ -17,13 +17,13 @@ from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from mm_assets.accounting.sealed_json import sealed, unsealed
+from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.storage import temporary_name
 from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 # Object stores answer in ~50 ms; a chunk of 100 shards is asked for at once instead of in a row.
 _REMOTE_THREADS = 16
 
@@ -85,8 +85,8 @@ class ShardRecords:
         keys = []
         for path, data in self._contents(paths):
             try:
-                keys.append(str(unsealed(data)["key"]))
-            except (ValueError, LookupError) as error:
+                keys.append(str(unseal(data)["key"]))
+            except (ValueError, TypeError, LookupError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return sorted(keys)
 
@@ -94,7 +94,7 @@ class ShardRecords:
         """Publish a record in one step: readers see the old one or the new one."""
         path = self.path(record.asset, record.key)
         fields = {"format": FORMAT, **asdict(record), "uri": self.relative(record.uri)}
-        data = sealed(fields).encode()
+        data = seal(fields)
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
@@ -114,7 +114,7 @@ class ShardRecords:
         return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
 
     def _parse(self, data: bytes, asset: str, key: str) -> ShardRecord:
-        fields = unsealed(data)
+        fields = unseal(data)
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         record = ShardRecord(**fields)

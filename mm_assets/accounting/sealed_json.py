@@ -1,4 +1,4 @@
-"""JSON objects that carry a digest of their own content: one of which any byte was changed is not believed."""
+"""JSON objects with a digest of themselves, so that a file that was changed or torn is not believed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,26 @@ from typing import Any
 
 import xxhash
 
-_SEAL = "seal"  # of the rest of the object
+_SEAL = "seal"
 
 
-def sealed(values: Mapping[str, Any]) -> str:
-    """The object as text, with its seal; the same object gives the same text."""
-    plain = json.loads(_text(values))  # keys are text from here on, and so their order is that of the reader
-    return _text({**plain, _SEAL: _seal(plain)})
+def seal(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
+    """The object as UTF-8, with one more field: the xxh3-128 of all the others."""
+    plain = {name: value for name, value in fields.items() if name != _SEAL}
+    text = json.dumps({**plain, _SEAL: _digest(plain)}, ensure_ascii=False, sort_keys=True, indent=indent)
+    return f"{text}\n".encode()
 
 
-def unsealed(data: bytes | str) -> dict[str, Any]:
-    """The object in a text, without its seal; one of before there were seals has none. Raises ``ValueError`` for any other text."""
-    try:
-        values = json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if not isinstance(values, dict):
-        raise ValueError("not a JSON object")
-    seal = values.pop(_SEAL, None)
-    if seal is not None and seal != _seal(values):
-        raise ValueError("not as it was written")
-    return values
+def unseal(data: bytes) -> dict[str, Any]:
+    """The object without its seal. Raises ``ValueError`` for anything that is not as `seal` wrote it."""
+    fields = json.loads(data)
+    if not isinstance(fields, dict) or _SEAL not in fields:
+        raise ValueError("not an object with a digest of itself")
+    told = fields.pop(_SEAL)
+    if told != _digest(fields):
+        raise ValueError("changed since it was written: its digest is another")
+    return fields
 
 
-def _text(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True)  # ASCII: what bad data says of itself may hold lone surrogates
-
-
-def _seal(values: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(_text(values).encode())
+def _digest(fields: Mapping[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode())

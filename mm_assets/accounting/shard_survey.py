@@ -11,12 +11,13 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.formats.partitions import id_prefix
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.parquet_source import survey_parquet
+from mm_assets.formats.partitions import Partition, id_prefix, ref_path
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
-from mm_assets.formats.webdataset.layout import RawLayout
-from mm_assets.formats.webdataset.reader import ref_path
-from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey, survey_tar
-from mm_assets.formats.webdataset.tar_samples import SampleIds
+from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, RawLayout
+from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved.faults import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import FieldTally
 from mm_assets.interleaved.losses import Loss
@@ -31,17 +32,17 @@ SAMPLES_SCHEMA = pa.schema(
         pa.field("sample_id", pa.string(), nullable=False),
         pa.field("member", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
-        pa.field("byte_offset", pa.int64(), nullable=False),
-        pa.field("byte_size", pa.int64(), nullable=False),
+        pa.field("byte_offset", pa.int64()),
+        pa.field("byte_size", pa.int64()),
         pa.field("items", pa.int32(), nullable=False),
         pa.field("images", pa.int32(), nullable=False),
     ]
 )
 
-_REVISION = 3  # of what surveys tell and take for readable: older ones are made anew
+_REVISION = 5  # of what surveys tell and take for readable: older ones are made anew
 _KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
 _SHOWN = 20
-_DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)
+DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # classes of stretches, which hold an unknown number of samples
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class ShardSurvey:
     """A raw shard in one ``version``, as read by one ``layout`` (`layout_digest`).
 
     ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one entry a sample, and damaged
-    stretches, by class of fault; the other lists are those of `TarSurvey`.
+    stretches, by class of fault; all else is that of `FileSurvey`.
     """
 
     version: str
@@ -73,6 +74,8 @@ class ShardSurvey:
     unreferenced: Excerpt[str] = field(default_factory=Excerpt)
     skipped: Excerpt[str] = field(default_factory=Excerpt)
     columns: ShardColumns = field(default_factory=ShardColumns)
+    members: int = 0
+    nbytes: int = 0
 
     @property
     def sample_ids(self) -> pa.ChunkedArray:
@@ -101,57 +104,63 @@ def survey_shard(
     options: StorageOptions | None = None,
 ) -> ShardSurvey:
     """Survey the files of one raw shard. Locators below ``relative_to`` are stored relative to it, as in the data."""
-    tars = []
+    surveys = []
     for file in files:
         source = ref_path(file, relative_to)
-        prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
-        survey = survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix)
-        tars.append((source, survey))
-    return merge_tars(tars, version, layout_digest(layout, max_member_bytes))
+        if file.lower().endswith(PARQUET_SUFFIXES):
+            of_shard = Partition(partition, tuple(files))
+            survey = survey_parquet(file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options)
+        else:
+            prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
+            survey = survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix)
+        surveys.append((source, survey))
+    return merge_files(surveys, version, layout_digest(layout, max_member_bytes))
 
 
-def merge_tars(tars: Sequence[tuple[str, TarSurvey]], version: str, layout: str) -> ShardSurvey:
+def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: str) -> ShardSurvey:
     """The survey of a shard from those of its files, each with its ref path, in their order: the first sample of an id keeps it."""
     samples: list[tuple[str, SampleFacts]] = []
     losses: list[Loss] = []
     ids = SampleIds()
     tallies: dict[str, FieldTally] = {}
     ints: dict[str, FieldTally] = {}
-    for source, tar in tars:
-        losses.extend(loss for loss in tar.losses if loss.is_cause)
-        for sample in tar.samples:
+    for source, found in files:
+        losses.extend(loss for loss in found.losses if loss.is_cause)
+        for sample in found.samples:
             if (why := ids.claim(sample.sample_id, sample.member, source)) is None:
                 samples.append((source, sample))
             else:
                 losses.append(_repeated(sample, source, why))
-        for merged, found in ((tallies, tar.tallies), (ints, tar.declared_ints)):
-            for name, tally in found.items():
+        for merged, tallied in ((tallies, found.tallies), (ints, found.declared_ints)):
+            for name, tally in tallied.items():
                 merged.setdefault(name, FieldTally()).merge(tally)
     kinds = dict.fromkeys(loss.kind for loss in losses)
-    declared = unify_schemas([schema for _, tar in tars for schema in tar.declared])
-    if len(tars) > 1:  # what one of several files has may be null in the others
+    declared = unify_schemas([schema for _, found in files for schema in found.declared])
+    if len(files) > 1:  # what one of several files has may be null in the others
         declared = pa.schema([column.with_nullable(True) for column in declared])
-    named = [(f"{source}: " if len(tars) > 1 else "", tar) for source, tar in tars]
+    named = [(f"{source}: " if len(files) > 1 else "", found) for source, found in files]
     return ShardSurvey(
         version,
         layout,
         _samples_table(samples),
         {kind: Excerpt.of([loss for loss in losses if loss.kind == kind]) for kind in kinds},
-        Excerpt.of([entry for _, tar in tars for entry in tar.unresolved]),
-        Excerpt.of([(name + member, frames, refs) for name, tar in named for member, frames, refs in tar.frame_counts]),
-        Excerpt.of([name + member for name, tar in named for member in tar.unreferenced]),
-        Excerpt.of([name + member for name, tar in named for member in tar.skipped]),
+        Excerpt.of([entry for _, found in files for entry in found.unresolved]),
+        Excerpt.of([(name + member, frames, refs) for name, found in named for member, frames, refs in found.frame_counts]),
+        Excerpt.of([name + member for name, found in named for member in found.unreferenced]),
+        Excerpt.of([name + member for name, found in named for member in found.skipped]),
         ShardColumns(tallies, declared, ints),
+        sum(found.members for _, found in files),
+        sum(found.nbytes for _, found in files),
     )
 
 
 def findings(survey: ShardSurvey) -> dict[str, Any]:
     """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20 as ``<kind>_first``."""
     found: dict[str, Any] = {"samples": survey.samples.num_rows}
-    damage = [loss for kind in _DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
-    found["damage"] = sum(survey.losses[kind].count for kind in _DAMAGE if kind in survey.losses)
+    damage = [loss for kind in DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
+    found["damage"] = sum(survey.losses[kind].count for kind in DAMAGE if kind in survey.losses)
     found["damage_first"] = [{"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage]
-    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*_DAMAGE, DUPLICATE_ID)}
+    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID)}
     found["unreadable"] = sum(losses.count for losses in unreadable.values())
     for kind, losses in unreadable.items():
         found[kind] = losses.count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.sealed_json import sealed, unsealed
+from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.shard_columns import ShardColumns, passthrough
 from mm_assets.accounting.shard_survey import SAMPLES_SCHEMA, Excerpt, ShardSurvey
 from mm_assets.interleaved.json_values import FieldTally
@@ -35,6 +36,8 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "partition": partition,
         "version": survey.version,
         "layout": survey.layout,
+        "members": survey.members,
+        "nbytes": survey.nbytes,
         "losses": {kind: _excerpt_to_json(losses, asdict) for kind, losses in survey.losses.items()},
         "unresolved": _excerpt_to_json(survey.unresolved, list),
         "frame_counts": _excerpt_to_json(survey.frame_counts, list),
@@ -44,7 +47,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
     }
     with pq.ParquetWriter(path, table.schema, **_WRITTEN) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({SURVEY_KEY.decode(): sealed(rest)})
+        writer.add_key_value_metadata({SURVEY_KEY.decode(): _sealed(rest)})
 
 
 def read_survey(partition: str, data: bytes) -> ShardSurvey:
@@ -60,6 +63,8 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         _excerpt_from_json(rest["unreferenced"], str),
         _excerpt_from_json(rest.get("skipped", {"count": 0, "first": []}), str),
         _columns_from_json(rest),
+        rest["members"],
+        rest["nbytes"],
     )
 
 
@@ -86,12 +91,12 @@ def write_published(path: str, partition: str, published: Published) -> None:
         "schema": schema_to_text(pa.schema(passthrough(published.schema))),
         **_columns_to_json(published.columns),
     }
-    Path(path).write_text(sealed(values), encoding="utf-8")
+    Path(path).write_text(_sealed(values), encoding="utf-8")
 
 
 def read_published(partition: str, data: bytes) -> Published:
     """Raises one of `UNREADABLE` for anything but what `write_published` wrote for this partition."""
-    values = _checked(partition, unsealed(data))
+    values = _checked(partition, data)
     return Published(schema_from_text(values["schema"]), _columns_from_json(values))
 
 
@@ -111,7 +116,7 @@ def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
 
 def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-    return file, _checked(partition, unsealed(file.metadata.metadata[SURVEY_KEY]))
+    return file, _checked(partition, file.metadata.metadata[SURVEY_KEY])
 
 
 def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
@@ -124,7 +129,13 @@ def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
     return table
 
 
-def _checked(partition: str | None, values: dict[str, Any]) -> dict[str, Any]:
+def _sealed(values: Mapping[str, Any]) -> str:
+    """ASCII inside: what bad data says of itself may hold lone surrogates."""
+    return seal({"content": json.dumps(values)}).decode()
+
+
+def _checked(partition: str | None, data: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(unseal(data)["content"])
     if values["format"] != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     if partition not in (None, values["partition"]):

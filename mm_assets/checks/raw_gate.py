@@ -4,15 +4,10 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from mm_assets.io_managers.raw_gate import INTEGRITY, SCHEMA_CONTRACT, UNIQUE_SAMPLE_IDS, RawGate
+from mm_assets.io_managers.raw_gate import GATE_CHECKS, RawGate
 from mm_assets.io_managers.shard_checks import report_shards, shards_to_check, specs_by_shard
 
 RAW_SHARDS = dg.AssetKey("raw_shards")
-_DESCRIPTIONS = {
-    INTEGRITY: "The tar is whole, its JSON parses, references and frames resolve, ids are unique in it.",
-    UNIQUE_SAMPLE_IDS: "No sample id of the shard belongs to another shard.",
-    SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
-}
 
 
 def raw_gate_checks() -> dg.AssetChecksDefinition:
@@ -21,7 +16,7 @@ def raw_gate_checks() -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name="raw_gate",
         can_subset=True,
-        specs=specs_by_shard(RAW_SHARDS, _DESCRIPTIONS),
+        specs=specs_by_shard(RAW_SHARDS, GATE_CHECKS),
     )
     def raw_gate(context: dg.AssetCheckExecutionContext, gate: RawGate) -> Iterator[dg.Output[None]]:
         yield from report_shards(context, RAW_SHARDS, gate.verdicts(shards_to_check(context)))

@@ -1,23 +1,27 @@
-"""The check `zero_loss` of every output: what lies there is what was written, to the last byte of every item."""
+"""The check `zero_loss` of every output: what should be there lies there as it was written, to the last byte of every item."""
 
 from collections.abc import Iterator
 
 import dagster as dg
 
-from mm_assets.io_managers.events import makes_asset
-from mm_assets.io_managers.prover import PROVEN, ZERO_LOSS, Prover
-from mm_assets.io_managers.shard_checks import report_shards, shards_to_check, specs_by_shard
+from mm_assets.accounting.outputs import OUTPUTS
+from mm_assets.io_managers import events
+from mm_assets.io_managers.prover import ZERO_LOSS, Prover, Question
+from mm_assets.io_managers.shard_checks import report_shards, specs_by_shard
 from mm_assets.io_managers.shards import Check
+from mm_assets.partitions import SHARDS
+
+_NAMED = 5  # shards in the message of a failure
 
 
 def zero_loss_checks() -> list[dg.AssetChecksDefinition]:
     """One check for each output that is proven; launched alone it reads every shard again, and fails its run for one that is damaged."""
-    return [_zero_loss(dg.AssetKey(asset)) for asset in PROVEN]
+    return [_zero_loss(dg.AssetKey(output.asset)) for output in OUTPUTS]
 
 
 def proof_keys() -> list[dg.AssetCheckKey]:
     """The keys of these checks."""
-    return [dg.AssetCheckKey(dg.AssetKey(asset), ZERO_LOSS) for asset in PROVEN]
+    return [dg.AssetCheckKey(dg.AssetKey(output.asset), ZERO_LOSS) for output in OUTPUTS]
 
 
 def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
@@ -26,19 +30,47 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
         specs=specs_by_shard(asset, {ZERO_LOSS: "The library that users read this format with finds every item as it was written."}),
     )
     def zero_loss(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
-        again = not makes_asset(context, asset)
+        question = _question(context, asset)
         damaged: dict[str, str] = {}
 
         def verdicts() -> Iterator[tuple[str, list[Check]]]:
-            for key, check in prover.prove(asset.to_user_string(), shards_to_check(context), again):
+            for key, check in prover.prove(question):
                 if not check.passed:
                     damaged[key] = str(check.metadata["summary"])
                 yield key, [check]
 
-        yield from report_shards(context, asset, verdicts())
-        if again and damaged:  # all is stored by now; where the asset is made, its check alone tells
+        unknown: list[str] = []
+
+        def beyond_shards() -> dict[str, list[str]]:
+            unknown.extend(prover.unknown_files(question.asset) if question.is_whole else ())
+            return {ZERO_LOSS: [f"{file}: no shard has written it" for file in unknown]}
+
+        yield from report_shards(context, asset, verdicts(), beyond_shards)
+        if question.again and (damaged or unknown):  # all is stored by now; where the asset is made, its check alone tells
             for key, summary in sorted(damaged.items()):
-                context.log.error(f"{asset.to_user_string()}, shard {key}: {summary}")
-            raise dg.Failure(f"{len(damaged)} shard(s) of {asset.to_user_string()} are not as they were written", allow_retries=False)
+                context.log.error(f"{question.asset}, shard {key}: {summary}")
+            for file in unknown:
+                context.log.error(f"{question.asset}: {file}: no shard has written it")
+            raise dg.Failure(_failure(question.asset, damaged, unknown), allow_retries=False)
 
     return zero_loss
+
+
+def _question(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> Question:
+    asked_for = events.keys_of_run(context.run, SHARDS, context.instance)
+    again = not events.makes_asset(context, asset)
+    keys = asked_for or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
+    latest = events.latest_materializations(context.instance, asset, keys)
+    versions = {key: found.version for key, found in latest.items()}
+    return Question(asset.to_user_string(), keys, versions, again, is_whole=again and not asked_for)
+
+
+def _failure(asset: str, damaged: dict[str, str], unknown: list[str]) -> str:
+    parts = []
+    if damaged:
+        named = "; ".join(f"{key}: {summary}" for key, summary in sorted(damaged.items())[:_NAMED])
+        more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+        parts.append(f"{len(damaged)} shard(s) of {asset} are not as they were written: {named}{more}")
+    if unknown:
+        parts.append(f"{len(unknown)} file(s) that no shard has written: {', '.join(unknown[:_NAMED])}{', …' if unknown[_NAMED:] else ''}")
+    return "; ".join(parts)

@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from typing import Any
 
-from mm_assets.cli import losses
+from mm_assets.cli import losses, raw_layout
 from mm_assets.cli.progress import Progress
 
 # What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
@@ -21,20 +22,12 @@ def add_to(commands: Any) -> None:
     parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("dst", help="folder for the output")
     parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
-    parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
-    layout = parser.add_argument_group("documents in tars", "not given, MM_<NAME> of the environment holds")
-    layout.add_argument("--sample-id-field", help="json field that holds the sample id")
-    layout.add_argument("--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id")
-    layout.add_argument("--texts-field", help="json field with the list of texts (texts)")
-    layout.add_argument("--images-field", help="json field with the list of images (images)")
-    layout.add_argument("--image-member-field", help="json field that names the sample's image member")
-    layout.add_argument("--image-extensions", type=_names, help="suffixes of image members, comma-separated")
-    layout.add_argument("--json-extensions", type=_names, help="suffixes of the members that are documents, comma-separated")
-    layout.add_argument("--per-image-fields", type=_names, help="json lists with one value per image, comma-separated")
-    layout.add_argument("--per-text-fields", type=_names, help="json lists with one value per text, comma-separated")
+    parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep (default: all)")
+    raw_layout.add_flags(parser)
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
+    parser.add_argument("--max-loss", type=_share, help="share of a raw file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)
@@ -43,7 +36,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import settle
-    from mm_assets.formats.conversion import Conversion, plan_conversions
+    from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.storage import sweep
     from mm_assets.formats.writer import PartitionReport, WriteReport
@@ -60,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for _, result in pool.map(Conversion.run, conversions):
+            for _, result in pool.map(partial(_convert, max_loss=_max_loss(options)), conversions):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
@@ -92,13 +85,11 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
     from mm_assets.formats.storage import is_remote
-    from mm_assets.settings import Settings
 
-    settings = Settings.from_environment()
-    given = {name: value for name in settings.raw_layout() if (value := getattr(options, name)) is not None}
     source = options.src if is_remote(options.src) else os.path.abspath(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
+    raw_layout.refuse_strange_flags(options, kind, source)
     root = root_of_locations([source], SUFFIXES)
     roots = [*_raw_roots(), root]  # relative locators are below the first: the raw root where one is configured
     arguments: dict[str, Any] = {
@@ -107,21 +98,34 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "roots": roots,
         "materialize": True,
     }
-    if kind == "webdataset":
-        arguments |= {
-            "relative_to": None if is_remote(source) else root,
-            "set_aside": options.on_materialize_error != "error",
-            **settings.raw_layout(),
-            **given,
-        }
-    elif given:
-        raise ValueError(f"--{min(given).replace('_', '-')} is for tars, not for {kind}")
+    if layout := raw_layout.layout_of(options, kind, source):
+        is_sound = kind == "parquet" and raw_layout.is_ours(kind, source)  # to look at all rows first would cost time for nothing
+        sets_aside = options.on_materialize_error != "error" and not is_sound
+        arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
     reader = reader_for(kind, source, **arguments)
     writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
     steps: list[Any] = [ReadableImages()]
     if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
         steps.append(bounds)
     return reader, writer, steps
+
+
+def _max_loss(options: argparse.Namespace) -> float:
+    from mm_assets.settings import Settings
+
+    return Settings.from_environment().max_loss if options.max_loss is None else float(options.max_loss)
+
+
+def _convert(conversion: Any, max_loss: float) -> Any:
+    """What a worker does: a partition of which more would be lost than may be is not published."""
+    from mm_assets.accounting.loss_share import LossShare
+    from mm_assets.formats.reader import ShardError
+
+    def check(report: Any) -> None:
+        if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:
+            raise ShardError(f"{', '.join(report.source_files[:3])}: {refusal}")
+
+    return conversion.run(check)
 
 
 def _refuse_nested(source: str, target: str) -> None:
@@ -176,20 +180,26 @@ def _print(report: Any, seconds: float) -> None:
 
 
 _NOTES = {
-    "unreferenced_members": "members that are no image of any sample",
+    "unreferenced_members": "members that are no part of any sample",
     "unreferenced_frames": "TIFFs with more frames than references",
     "skipped_members": "members that are no files",
 }
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"not a share from 0 to 1: {text!r}")
+    return share
 
 
 def _size(text: str) -> int:

@@ -16,7 +16,8 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
-    from mm_assets.accounting.history import OUTPUTS, history_of
+    from mm_assets.accounting.history import history_of
+    from mm_assets.accounting.outputs import OUTPUTS
     from mm_assets.settings import Settings
 
     root = options.storage or Settings.from_environment().storage

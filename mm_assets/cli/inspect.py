@@ -7,11 +7,14 @@ import os
 from collections import Counter
 from typing import Any
 
+from mm_assets.cli import raw_layout
+
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
     parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
+    raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -24,7 +27,8 @@ def run(options: argparse.Namespace) -> int:
 
     source = options.path if is_remote(options.path) else os.path.abspath(options.path)
     kind = detect_format(source)
-    reader = reader_for(kind, source)
+    raw_layout.refuse_strange_flags(options, kind, source)
+    reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
     counts: Counter[str] = Counter()
     samples = errors = 0
     schemas = []

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
+
+from mm_assets.cli import raw_layout
 
 
 def add_to(commands: Any) -> None:
@@ -13,6 +16,7 @@ def add_to(commands: Any) -> None:
     for name in ("a", "b"):
         parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("more", metavar="C", nargs="*", help="further datasets")
+    raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
 
@@ -24,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
-        dataset = datasets[name] = Dataset(places_of(source))
+        dataset = datasets[name] = Dataset(places_of(source, partial(raw_layout.layout_of, options, is_compared=True)))
         facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(

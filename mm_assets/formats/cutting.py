@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.interleaved.buffers import is_bytes
 from mm_assets.interleaved.samples import sample_offsets
@@ -39,6 +40,8 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
         return np.zeros(len(array), np.int64)
     if _is_text_or_binary(type_):
         return np.diff(_offsets(array)) + _OFFSETS
+    if pa.types.is_dictionary(type_) and _is_text_or_binary(type_.value_type):
+        return _dictionary_row_bytes(array)
     if pa.types.is_struct(type_):
         sizes = np.full(len(array), _BITS, np.int64)
         for index in range(type_.num_fields):
@@ -53,6 +56,16 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
         return np.full(len(array), type_.bit_width // 8 + _BITS, np.int64)
     mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries and the like: no size of one row
     return np.full(len(array), mean + _OFFSETS, np.int64)
+
+
+def _dictionary_row_bytes(array: pa.DictionaryArray) -> Sizes:
+    """Those of the values, as if each row had its own, and at least the mean of what there is."""
+    mean = -(-array.nbytes // max(len(array), 1))
+    if not len(array.dictionary):
+        return np.full(len(array), mean + _OFFSETS, np.int64)
+    sizes = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    own = np.where(array.is_valid().to_numpy(zero_copy_only=False), sizes[array.indices.fill_null(0).to_numpy()], 0)
+    return np.maximum(own, mean) + _OFFSETS
 
 
 def _offsets(array: pa.Array) -> Sizes:

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES
 from mm_assets.formats.webdataset.resolve import lookup
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, scan
@@ -16,6 +18,7 @@ from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, s
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
+_ROW = "what is in a row of a Parquet file has no place in bytes: read the file again"
 _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} and {}"
 
 
@@ -24,11 +27,22 @@ class FetchError(ValueError):
 
 
 class Fetcher(ABC):
-    """One open path."""
+    """One open path, which messages call ``name``."""
 
-    @abstractmethod
+    def __init__(self, name: str) -> None:
+        self._name = name
+
     def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
         """The bytes of each request, or the message why they cannot be had."""
+        is_row = [self._names_row(member) for member, _, _ in requests]
+        found = iter(self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip]) if not all(is_row) else [])
+        return [f"{self._name}: {requests[at][0]}: {_ROW}" if skip else next(found) for at, skip in enumerate(is_row)]
+
+    @abstractmethod
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]: ...
+
+    def _names_row(self, member: str | None) -> bool:
+        return self._name.lower().endswith(PARQUET_SUFFIXES) and row_of(member) is not None
 
 
 @contextmanager
@@ -46,11 +60,11 @@ def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> 
 
 class _LocalFetcher(Fetcher):
     def __init__(self, name: str, descriptor: int) -> None:
-        self._name = name
+        super().__init__(name)
         self._descriptor = descriptor
         self._index: TarIndex | None = None
 
-    def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
         return [self._one(*request) for request in requests]
 
     def _one(self, member: str | None, offset: int | None, size: int | None) -> bytes | str:
@@ -93,12 +107,12 @@ class _LocalFetcher(Fetcher):
 
 class _RemoteFetcher(Fetcher):
     def __init__(self, uri: str, name: str, options: StorageOptions | None) -> None:
+        super().__init__(name)
         self._uri = uri
-        self._name = name
         self._options = options
         self._fs, self._path = filesystem(uri, options)
 
-    def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
         ranges = list(dict.fromkeys((o, s) for _, o, s in requests if o is not None and s))
         if not ranges:
             return self._unpacked(requests)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -10,119 +10,80 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
-from mm_assets.formats.parquet_types import REFUSALS, original_schema, refused_column, restore, stored_schema
-from mm_assets.formats.partitions import Partition
-from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
-from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.parquet_source import open_source
+from mm_assets.formats.parquet_types import REFUSALS, refused_column, stored_schema
+from mm_assets.formats.partitions import Partition, ref_path
+from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.sample_ids import SampleIds
+from mm_assets.formats.storage import StagedFile, StorageOptions
+from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, PARQUET_SUFFIXES, TEXTS, RawLayout
 from mm_assets.formats.writer import InterleavedWriter, Sink
-from mm_assets.interleaved.digest import BLOBS
 
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
-_READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
-_ROWS_AT_ONCE = 4096
-_PER_READ = ("use_threads", "use_pandas_metadata")
 
 
 class InterleavedParquetReader(InterleavedReader):
-    """Reads interleaved Parquet files; see `InterleavedReader` for the arguments."""
+    """Reads Parquet files with a row an item, as ours have them, or a row a document, as others have them; see `open_source`.
 
-    suffixes = (".parquet",)
+    ``read_kwargs`` are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
+    use_threads, and, for items, filters (rows that do not pass are left out, also inside a sample).
+
+    Args:
+        sample_id_field: of documents, the column with the sample id; None: the text column ``sample_id``, else the partition's name and the
+            row's number.
+        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id.
+        texts_field, images_field: of documents, the columns with the parallel lists; without ``images`` there may be a column ``image``.
+        relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that no path of this machine leaks.
+        set_aside: samples that cannot be used become losses of the stream, and everything else is read; by default they raise.
+        max_member_bytes: of documents, a larger image is an error row.
+        taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
+
+    All others are those of `InterleavedReader`.
+    """
+
+    suffixes = PARQUET_SUFFIXES
+
+    def __init__(
+        self,
+        file_paths: Paths,
+        *,
+        sample_id_field: str | None = None,
+        sample_id_prefix: str | None = None,
+        texts_field: str = TEXTS,
+        images_field: str = IMAGES,
+        relative_to: str | None = None,
+        set_aside: bool = False,
+        max_member_bytes: int = MAX_MEMBER_BYTES,
+        taken_ids: Collection[str] = (),
+        **others: Any,
+    ) -> None:
+        super().__init__(file_paths, **others)
+        self.layout = RawLayout(
+            sample_id_field=sample_id_field,
+            sample_id_prefix=sample_id_prefix,
+            texts_field=texts_field,
+            images_field=images_field,
+        )
+        self.relative_to = relative_to
+        self.set_aside = set_aside
+        self.max_member_bytes = max_member_bytes
+        self.taken_ids = frozenset(taken_ids)
+
+    def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
+        ids = SampleIds(self.taken_ids) if self.set_aside else None
+        return lambda uri: open_source(
+            uri,
+            self.layout,
+            ref_path(uri, self.relative_to),
+            partition,
+            ids,
+            self.max_member_bytes,
+            self.storage_options,
+            self.read_kwargs,
+        )
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
-        return ParquetSource(uri, self.storage_options, self.read_kwargs)
-
-    # read_kwargs are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
-    # use_threads, and filters (rows that do not pass are left out, also inside a sample).
-
-
-class ParquetSource(FileSource):
-    """One Parquet file; only the columns asked for are read, a few megabytes at a time."""
-
-    def __init__(self, uri: str, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
-        self._read_kwargs = {name: value for name, value in read_kwargs.items() if name in _PER_READ}
-        self._read_kwargs.setdefault("use_threads", False)
-        filters = read_kwargs.get("filters")
-        self._filter = None if filters is None else pq.filters_to_expression(filters)
-        opening = {name: value for name, value in read_kwargs.items() if name not in (*_PER_READ, "filters")}
-        try:
-            self._file = _open(uri, options, opening)
-        except TypeError as error:
-            raise TypeError(f"read_kwargs: {error}") from error
-        except (pa.ArrowInvalid, OSError) as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise ShardError(f"{uri}: not a readable Parquet file: {error}") from error
-        schema = original_schema(self._file)
-        missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
-        if missing:
-            self._file.close()
-            raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
-        self._blob_columns = [at for at, column in enumerate(self._file.schema) if column.path == BLOBS]
-        super().__init__(uri, schema, self._file.metadata.num_rows if filters is None else None)
-
-    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
-        target = pa.schema([self.schema.field(name) for name in columns])
-        return cut_by_bytes((restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes)), max_bytes)
-
-    def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        if self._filter is None:
-            yield from self._slices(columns, max_bytes)
-            return
-        for table in self._slices(self.schema.names, max_bytes):  # the filter may ask for a column that is not read otherwise
-            yield table.filter(self._filter)
-
-    def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        metadata = self._file.metadata
-        for group in range(metadata.num_row_groups):
-            facts = metadata.row_group(group)
-            if max_bytes is None or facts.total_byte_size <= max_bytes // 2:
-                yield self._checked(lambda g=group: self._file.read_row_group(g, columns=columns, **self._read_kwargs))
-                continue
-            blobs = sum(facts.column(at).total_uncompressed_size for at in self._blob_columns)
-            if blobs and BLOBS in columns and facts.num_rows <= _ROWS_AT_ONCE and facts.total_byte_size - blobs <= max_bytes // 8:
-                yield from self._apart(group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes)
-                continue
-            for batch in self._batches(group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes):
-                yield pa.Table.from_batches([batch])
-
-    def _apart(self, group: int, others: list[str], mean: int, max_bytes: int) -> Iterator[pa.Table]:
-        """The rows of a group of which only the images are large: these a few at a time, all other columns at once."""
-        table = self._checked(lambda: self._file.read_row_group(group, columns=others, **self._read_kwargs))
-        field = self._file.schema_arrow.field(BLOBS)
-        pieces: list[pa.Array] = []
-        start = rows = filled = 0
-        for batch in self._batches(group, [BLOBS], mean, max_bytes):
-            pieces.append(batch.column(BLOBS))
-            rows += batch.num_rows
-            filled += pieces[-1].nbytes
-            if filled > max_bytes // 4 or start + rows == table.num_rows:
-                yield table.slice(start, rows).append_column(field, pa.chunked_array(pieces))
-                start, rows, filled, pieces = start + rows, 0, 0, []
-
-    def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        rows = min(max(max_bytes // 8 // max(mean, 1), 1), _ROWS_AT_ONCE)
-        rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
-        batches = self._file.iter_batches(rows, row_groups=[group], columns=columns, **self._read_kwargs)
-        while (batch := self._checked(lambda: next(batches, None))) is not None:
-            yield batch
-
-    def _checked(self, read: Any) -> Any:
-        try:
-            return read()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ShardError(f"{self.uri}: damaged Parquet data: {error}") from error
-
-    def close(self) -> None:
-        self._file.close(force=True)  # a remote file was opened here, not by pyarrow
-
-
-def _open(uri: str, options: StorageOptions | None, opening: dict[str, Any]) -> pq.ParquetFile:
-    if not is_remote(uri):
-        return pq.ParquetFile(local_path(uri), **{"pre_buffer": False, "buffer_size": _READ_BUFFER, **opening})
-    fs, path = filesystem(uri, options)
-    source = pa.PythonFile(fs.open(path, "rb"), mode="r")
-    return pq.ParquetFile(source, **{"pre_buffer": True, **opening})
+        return self._opener(partition)(uri)
 
 
 class InterleavedParquetWriter(InterleavedWriter):

@@ -66,6 +66,11 @@ def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: st
     return f"{partition}/" if len(files) == 1 else f"{partition}/{partition_name(file, common_root(files))}/"
 
 
+def ref_path(uri: str, relative_to: str | None) -> str:
+    """What locators call a file: its path below ``relative_to``, or as it is."""
+    return uri.removeprefix(f"{relative_to.rstrip('/')}/") if relative_to else uri
+
+
 def common_root(files: Sequence[str]) -> str:
     """The deepest folder (or URL prefix) that holds all files; empty when there is none."""
     folders = [posixpath.dirname(file).split("/") for file in files]

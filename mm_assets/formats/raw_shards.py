@@ -17,8 +17,9 @@ from braceexpand import braceexpand
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
+from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
-from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
+from mm_assets.formats.webdataset.layout import RAW_SUFFIXES
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is
@@ -67,7 +68,7 @@ def files_of(uri: str) -> tuple[str, ...]:
 
 
 class Listing(dict[str, RawShard]):
-    """Raw shards by partition key. ``unmatched`` says in a line each which folders and patterns hold none."""
+    """Raw shards by partition key. ``unmatched`` says in a line each which folders and patterns hold none, or others that are not read."""
 
     def __init__(self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = ()) -> None:
         super().__init__(shards)
@@ -96,8 +97,8 @@ class RawLocations:
         if self._paired is not None:
             items = [self._paired.url]
         self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
-        self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], TAR_SUFFIXES)
-        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], TAR_SUFFIXES)
+        self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], RAW_SUFFIXES)
+        self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], RAW_SUFFIXES)
 
     def roots(self) -> list[str]:
         """Everything a locator of these shards may point into; relative ones are below the first."""
@@ -143,7 +144,7 @@ class RawLocations:
         return {element: self._is_named(element) for element in elements}
 
     def _is_named(self, element: str) -> bool:
-        if not element.lower().endswith(TAR_SUFFIXES) or _PATTERN.search(element):
+        if not element.lower().endswith(RAW_SUFFIXES) or _PATTERN.search(element):
             return False
         return is_remote(element) or not os.path.isdir(element)
 
@@ -154,12 +155,19 @@ class RawLocations:
         return [item] if fs.exists(path) else braceexpand(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-        """All files, in the order of the locations, and a line for each folder and pattern that has none."""
+        """All files, in the order of the locations, and a line for each folder and pattern that has none, or some that are passed over."""
         files: list[str] = []
         unmatched: list[str] = []
         for location in is_named:
             try:
-                files += [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options)
+                if is_named[location]:
+                    files.append(location)
+                    continue
+                found = expand_paths(location, RAW_SUFFIXES, self._options)
+                chosen, passed_over = tars_first([file for file in found if not self._is_excluded(file)])
+                files += chosen or found
+                if passed_over:
+                    unmatched.append(passed_over_line(location, passed_over))
             except (FileNotFoundError, PermissionError) as error:
                 unmatched.append(str(error) if location in str(error) else f"{location}: {error}")
         return list(dict.fromkeys(files)), unmatched

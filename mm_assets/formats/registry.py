@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside
 from mm_assets.formats.writer import InterleavedWriter
+from mm_assets.interleaved.notices import warn_user
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
 _SUFFIXES = {
@@ -24,8 +26,8 @@ SUFFIXES = tuple(_SUFFIXES)
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
     """The format of a file, folder, glob or URL, from names alone.
 
-    Raises ``FileNotFoundError`` for what is not there and for a folder without data, ``ValueError`` for one with several formats and for
-    a file of another kind.
+    Parquet files beside tars are passed over, with a warning. Raises ``FileNotFoundError`` for what is not there and for a folder without
+    data, ``ValueError`` for one with several others and for a file of another kind.
     """
     named = _by_suffix(source)
     if named is not None:
@@ -39,7 +41,12 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         names = expand_paths(source, tuple(_SUFFIXES), options)
     else:
         names = _entries(fs, path)
+    names, passed_over = tars_first(names)
     found = {kind for name in names if (kind := _by_suffix(name)) is not None}
+    if passed_over and found == {"webdataset"}:
+        warn_user(passed_over_line(source, passed_over))
+    elif passed_over:
+        found.add("parquet")
     if not found:
         raise FileNotFoundError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here")
     if len(found) > 1:

@@ -88,7 +88,8 @@ def expand_paths(
     """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
 
     A folder gives all its files with one of ``suffixes`` (any case), at any depth. Hidden files and folders are left out, and what
-    `is_beside` the data. A name that exists is taken literally before it is read as a pattern.
+    `is_beside` the data; so are files of other suffixes that a pattern matches beside these. A name that exists is taken literally before
+    it is read as a pattern.
     Raises ``FileNotFoundError`` naming what matches nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
@@ -113,7 +114,8 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
         matches = sorted(fs.glob(path)) if _GLOB.search(path) else [path] if fs.isfile(path) else []
         if not matches:
             raise FileNotFoundError(f"{pattern}: no such file")
-        names.extend(_restore(item, fs, name) for name in matches)
+        wanted = [name for name in matches if name.lower().endswith(suffixes)]
+        names.extend(_restore(item, fs, name) for name in wanted or matches)
     return names
 
 

@@ -111,6 +111,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
         tasks = self._tasks(context, obj, ledger, reports)
         self._sweep(context.asset_key.to_user_string(), tasks)
         unchanged = self._unchanged(tasks, ledger, reports)
+        latest = events.latest_materializations(run.instance, context.asset_key, unchanged)
+        # A record that was put in the place of another would be reported as what was made: its shard is made again.
+        unchanged = {key: record for key, record in unchanged.items() if key not in latest or latest[key].version == record.version}
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
         todo = {key: task for key, task in tasks.items() if key not in unchanged}
@@ -122,6 +125,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                         reports.landed(done, todo[done.key].parents)
                     else:
                         reports.failure(done)
+        reports.finish()
         # The gate may have been left out of this run: then nobody else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
         if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):

@@ -7,6 +7,8 @@ which of these no longer holds:
 * the tags of `provenance` on a logged materialization are the ones that staleness is computed from;
 * `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query;
 * a planned materialization without a later real one in the event log is a failed (or unfinished) attempt;
+* an evaluation counts for a partition only while it names the partition's latest materialization (`target`); of several rows of a check
+  the one inserted last counts, and a planned row that is never filled in reads "Failed" once its run has failed (`withdraw_planned`);
 * the asset layer of the running job names the checks that are part of this run.
 """
 
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import dagster as dg
+import sqlalchemy as db
+from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -24,6 +28,9 @@ from dagster._core.definitions.data_version import (
     get_input_event_pointer_tag,
 )
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -47,11 +54,12 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Latest:
-    """The latest event of one partition: its storage id (`pointer`), data version, run, and metadata."""
+    """The latest event of one partition: its storage id (`pointer`), data version, run, time (seconds since 1970), and metadata."""
 
     pointer: int
     version: str
     run_id: str
+    timestamp: float
     metadata: Mapping[str, dg.MetadataValue]
 
     @property
@@ -104,6 +112,59 @@ def latest_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: 
             if event is not None and event.partition is not None:
                 found[event.partition] = _latest(record, event)
     return found
+
+
+def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationData | None:
+    """What an evaluation says of the materialization that it judges. Without it the UI takes the evaluation for outdated."""
+    if latest is None:
+        return None
+    return AssetCheckEvaluationTargetMaterializationData(storage_id=latest.pointer, run_id=latest.run_id, timestamp=latest.timestamp)
+
+
+def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest | None:
+    """The latest materialization of any partition: the one an evaluation over all partitions must name."""
+    for found in instance.get_asset_records([asset]):
+        record = found.asset_entry.last_materialization_record
+        if record is not None and record.asset_materialization is not None:
+            return _latest(record, record.asset_materialization)
+    return None
+
+
+def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> None:
+    """Forget that a run meant to evaluate these checks, where it has not: what was not looked at has not failed.
+
+    Partitions keep the verdict they had before. Only event logs in a database know planned checks apart from their events.
+    """
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        return
+    table = AssetCheckExecutionsTable.c
+    with storage.index_connection() as connection:
+        for check in checks:
+            connection.execute(
+                AssetCheckExecutionsTable.delete().where(
+                    db.and_(
+                        table.asset_key == check.asset_key.to_string(),
+                        table.check_name == check.name,
+                        table.run_id == run_id,
+                        table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
+                    )
+                )
+            )
+
+
+def failing_shards(instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int) -> dict[str, dg.AssetCheckEvaluation]:
+    """The partitions whose latest evaluation of a check stands and did not pass, of its ``limit`` latest failures."""
+    status = {AssetCheckExecutionRecordStatus.FAILED}
+    found: dict[str, dg.AssetCheckEvaluation] = {}
+    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=limit, status=status):
+        if record.partition is not None and record.evaluation is not None:
+            found.setdefault(record.partition, record.evaluation)
+    failing: set[str | None] = set()
+    for keys in _batches(list(found)):
+        infos = instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
+        failing |= {info.partition_key for info in infos if info.is_current and info.latest_execution_status in status}
+    return {key: evaluation for key, evaluation in found.items() if key in failing}
 
 
 def failed_attempts(
@@ -197,4 +258,4 @@ def _batches(items: list[T]) -> Iterator[list[T]]:
 
 
 def _latest(record: dg.EventLogRecord, event: dg.AssetMaterialization | dg.AssetObservation) -> Latest:
-    return Latest(record.storage_id, (event.tags or {}).get(DATA_VERSION_TAG, ""), record.run_id, event.metadata)
+    return Latest(record.storage_id, (event.tags or {}).get(DATA_VERSION_TAG, ""), record.run_id, record.timestamp, event.metadata)

@@ -1,6 +1,6 @@
 """Raw shards or Parquet in, interleaved Parquet out."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
 import dagster as dg
@@ -14,10 +14,12 @@ from mm_assets.formats.storage import join
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.raw_gate import Examined, RawGate, unreadable
+from mm_assets.io_managers.check_log import CheckLog
+from mm_assets.io_managers.raw_gate import GATE_CHECKS, Examined, RawGate, unreadable
 from mm_assets.io_managers.raw_input import RawInput
-from mm_assets.io_managers.reports import evaluation
+from mm_assets.io_managers.shard_checks import specs_by_shard
 from mm_assets.io_managers.shards import Check, Done, Job, Plan
+from mm_assets.io_managers.tasks import Task
 
 
 def ingest_shard(job: Job) -> Done:
@@ -26,13 +28,13 @@ def ingest_shard(job: Job) -> Done:
     from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.surveys import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
-    from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+    from mm_assets.formats.raw_reader import RawReader
     from mm_assets.interleaved.faults import DUPLICATE_ID
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     options = job.options
     policy = options["on_materialize_error"]
-    reader = InterleavedWebdatasetReader(
+    reader = RawReader(
         (),
         **options["layout"],
         set_aside=policy != "error",
@@ -42,7 +44,7 @@ def ingest_shard(job: Job) -> Done:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    done, report = convert_shard(job, reader, writer)
+    done, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
     if report is not None:
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
@@ -85,7 +87,9 @@ class IngestIOManager(RawInput, _ParquetFolder):
 
     run_job = staticmethod(ingest_shard)
 
-    _checks: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
+    _verdicts: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
+    _refused: set[str] = PrivateAttr(default_factory=set)
+    _source: str = PrivateAttr(default="")
 
     def options(self) -> dict[str, object]:
         return {**super().options(), "layout": self.gate.layout()}
@@ -95,19 +99,19 @@ class IngestIOManager(RawInput, _ParquetFolder):
         examined = self.gate.examine([job.shard for job in jobs])
         is_strict = self.on_materialize_error == "error"
         before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
+        self._source = plan.source.asset
         settled: list[Job | Done] = []
         for job in jobs:
             found = examined[job.key]
             checks = unreadable(found) if isinstance(found, str) else found.checks
             refusal = _refusal(found, is_strict) or _wipe_out(found, before.get(job.key))
+            self._verdicts[job.key] = checks
             if refusal is not None:
-                self._log(plan.source.asset, job.key, checks)
+                self._refused.add(job.key)
                 settled.append(Done(job.key, ok=False, error=refusal))
                 continue
             assert isinstance(found, Examined)
-            self._checks[job.key] = checks
             orders = {
-                "source_asset": plan.source.asset,
                 "columns": schema_to_text(_in_own_order(found)),
                 "taken_ids": sorted(found.taken),
             }
@@ -115,15 +119,20 @@ class IngestIOManager(RawInput, _ParquetFolder):
         return settled
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """Before compute, log the verdicts of the gate on the raw shards that are about to be read."""
-        for job in jobs:
-            self._log(job.options["source_asset"], job.key, self._checks.pop(job.key))
-        return super().prepare_chunk(jobs)
+        """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not what is written."""
+        return [replace(job, options={**job.options, "max_loss": self.gate.max_loss}) for job in super().prepare_chunk(jobs)]
 
-    def _log(self, asset: str, key: str, checks: Sequence[Check]) -> None:
+    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
+        """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on those that may not be."""
         run = dg.AssetExecutionContext.get()
-        for check in checks:
-            run.log_event(evaluation(dg.AssetCheckKey(dg.AssetKey.from_user_string(asset), check.name), key, check))
+        asset = dg.AssetKey.from_user_string(self._source)
+        log = CheckLog(run.instance, run.run_id, run.log_event, asset, {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)})
+        for key, checks in self._verdicts.items():
+            if key in tasks or key in self._refused:
+                log.add(key, checks)
+        log.finish()
+        self._verdicts, self._refused = {}, set()
+        yield from super()._work(tasks)
 
 
 def _refusal(found: Examined | str, is_strict: bool) -> str | None:
@@ -135,7 +144,7 @@ def _refusal(found: Examined | str, is_strict: bool) -> str | None:
     if is_strict and found.taken:
         sample_id, keeper = next(iter(sorted(found.taken.items())))
         return f"sample id {sample_id!r} is already in shard {keeper!r}"
-    return None
+    return found.refusal
 
 
 def _in_own_order(found: Examined) -> pa.Schema:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -146,4 +147,5 @@ def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = (), beside
         job.account["made_by"],
         problems=(*problems, *beside),
         beside=beside,
+        examined_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )

@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES, Admission, SchemaContract
+from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import ShardSurvey, findings
@@ -22,6 +23,11 @@ from mm_assets.workers import WorkerFailure
 INTEGRITY = "integrity"
 UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 SCHEMA_CONTRACT = "schema_contract"
+GATE_CHECKS = {
+    INTEGRITY: "The tar is whole, its JSON parses, references and frames resolve, ids are unique in it.",
+    UNIQUE_SAMPLE_IDS: "No sample id of the shard belongs to another shard.",
+    SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
+}
 _LISTED = 20
 
 
@@ -29,17 +35,19 @@ _LISTED = 20
 class Examined:
     """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its columns take.
 
-    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them.
+    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them. `refusal` says why the shard
+    may not be read, where more of it would be lost than may be.
     """
 
     survey: ShardSurvey
     taken: Mapping[str, str]
     admission: Admission
     gone: frozenset[str] = frozenset()
+    refusal: str | None = None
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return (integrity(self.survey), unique_sample_ids(self.taken, self.gone), schema_contract(self.admission))
+        return (integrity(self.survey, self.refusal), unique_sample_ids(self.taken, self.gone), schema_contract(self.admission))
 
 
 class RawGate(dg.ConfigurableResource[Any]):
@@ -59,6 +67,7 @@ class RawGate(dg.ConfigurableResource[Any]):
     per_image_fields: list[str] = Field(default=[], description="Json lists with one value per image.")
     per_text_fields: list[str] = Field(default=[], description="Json lists with one value per text.")
     max_member_bytes: str = Field(default="1GiB", description="A larger member of a tar is not read.")
+    max_loss: float = Field(default=1.0, ge=0, le=1, description="Share of a shard's members and items that may be lost.")
     schema_changes: str = Field(default=SCHEMA_CHANGES[0], description="refuse or widen.")
 
     def layout(self) -> dict[str, Any]:
@@ -84,11 +93,15 @@ class RawGate(dg.ConfigurableResource[Any]):
             others = {name: made for name, made in published.items() if name != key}
             admissions[key] = SchemaContract.derive(columns, others, widen=self.schema_changes == "widen").admit(key, surveys[key].columns)
         faulty = {key: _faulty_ids(survey, admissions[key]) for key, survey in surveys.items()}
-        stuck = [key for key, admission in admissions.items() if admission.refused]
+        hopeless = {key for key, survey in surveys.items() if LossShare.of_survey(survey, {}).share > self.max_loss}
+        for key in hopeless:
+            faulty[key] = frozenset(surveys[key].sample_ids.to_pylist())
+        stuck = {key for key, admission in admissions.items() if admission.refused} | hopeless
         taken = duplicates(store, surveys, landed, known, faulty, stuck)
         gone = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
-            found[key] = Examined(survey, taken[key], admissions[key], gone.intersection(taken[key].values()))
+            refusal = LossShare.of_survey(survey, taken[key]).refusal(self.max_loss)
+            found[key] = Examined(survey, taken[key], admissions[key], gone.intersection(taken[key].values()), refusal)
         return found
 
     def verdicts(self, keys: Sequence[str]) -> Iterator[tuple[str, Sequence[Check]]]:
@@ -134,16 +147,17 @@ def _faulty_ids(survey: ShardSurvey, admission: Admission) -> frozenset[str]:
     return frozenset(sample_id for sample_id, _, _ in survey.unresolved.first)
 
 
-def integrity(survey: ShardSurvey) -> Check:
+def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
     """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard, members that are no files.
 
-    ERROR when bytes of the tar are lost.
+    ERROR when bytes of the tar are lost, or for a ``refusal``.
     """
     found = findings(survey)
     metadata = {name: value if isinstance(value, int) else {"json": value} for name, value in found.items()}
     counted = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "skipped")
     summary = ", ".join(f"{found[name]} {name}" for name in counted if found[name])
-    return Check(INTEGRITY, survey.is_sound, "ERROR" if found["damage"] else "WARN", {**metadata, "summary": summary})
+    severity = "ERROR" if found["damage"] or refusal else "WARN"
+    return Check(INTEGRITY, survey.is_sound and not refusal, severity, {**metadata, "summary": refusal or summary})
 
 
 def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> Check:

@@ -1,12 +1,13 @@
-"""What becomes of a shard, as events in the log of a run: check evaluations, then its materialization, or an error."""
+"""What becomes of a shard, as events in the log of a run: its materialization or an error, and check evaluations."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import dagster as dg
 
+from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import URI, provenance
-from mm_assets.io_managers.shards import Check, Done, Shard
+from mm_assets.io_managers.metadata import metadata_values
+from mm_assets.io_managers.shards import Done, Shard
 
 
 class ShardReports:
@@ -20,6 +21,7 @@ class ShardReports:
             spec.name: spec for spec in run.assets_def.check_specs if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
         }
         self.failed: dict[str, str] = {}
+        self._checks = CheckLog(run.instance, run.run_id, run.log_event, asset, self._specs)
 
     @property
     def checks(self) -> frozenset[str]:
@@ -31,8 +33,7 @@ class ShardReports:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
     def landed(self, done: Done, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
-        """Log the shard's checks and its one materialization."""
-        self._log_checks(done)
+        """Log the shard's one materialization, and its checks."""
         metadata = dict(done.metadata) | ({"unchanged": True} if unchanged else {})
         if done.uri:
             metadata[URI] = done.uri
@@ -44,60 +45,15 @@ class ShardReports:
                 tags=provenance(done.version, self.code_version, parents),
             )
         )
+        self._checks.add(done.key, done.checks)
 
     def failure(self, done: Done) -> None:
-        """Log the shard's checks and why it did not land. No materialization: Dagster shows the shard as failed."""
-        self._log_checks(done)
+        """Log why the shard did not land, and the checks it got to. No materialization: Dagster shows the shard as failed."""
         error = done.error or "no reason given"
         self.failed[done.key] = error
         self._run.log.error(f"shard {done.key!r} of {self.asset.to_user_string()}: {error}" + (f"\n{done.detail}" if done.detail else ""))
+        self._checks.add(done.key, done.checks)
 
-    def _log_checks(self, done: Done) -> None:
-        for check in done.checks:
-            spec = self._specs.get(check.name)
-            if spec is not None:
-                self._run.log_event(evaluation(spec.key, done.key, check, spec.blocking))
-
-
-def metadata_values(plain: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
-    """Plain values (see `Done`) as what Dagster shows: Markdown, JSON, table schema, path, url; numbers and text as they are.
-
-    Raises `ValueError` for a value of another kind.
-    """
-    return {name: _metadata_value(name, value) for name, value in plain.items()}
-
-
-def _metadata_value(name: str, value: Any) -> dg.MetadataValue:
-    match value:
-        case bool():
-            return dg.MetadataValue.bool(value)
-        case int():
-            return dg.MetadataValue.int(value)
-        case float():
-            return dg.MetadataValue.float(value)
-        case str():
-            return dg.MetadataValue.text(value)
-        case {"md": str(text), **rest} if not rest:
-            return dg.MetadataValue.md(text)
-        case {"json": content, **rest} if not rest:
-            return dg.MetadataValue.json(content)
-        case {"path": str(path), **rest} if not rest:
-            return dg.MetadataValue.path(path)
-        case {"url": str(url), **rest} if not rest:
-            return dg.MetadataValue.url(url)
-        case {"table_schema": columns, **rest} if not rest:
-            return dg.MetadataValue.table_schema(dg.TableSchema([dg.TableColumn(n, t) for n, t in columns]))
-    raise ValueError(f"metadata {name!r} has a value no rule covers: {value!r}")
-
-
-def evaluation(check_key: dg.AssetCheckKey, key: str, check: Check, blocking: bool = False) -> dg.AssetCheckEvaluation:
-    """The event for one check of one shard."""
-    return dg.AssetCheckEvaluation(
-        asset_key=check_key.asset_key,
-        check_name=check_key.name,
-        passed=check.passed,
-        partition=key,
-        severity=dg.AssetCheckSeverity[check.severity],
-        blocking=blocking,
-        metadata=metadata_values(check.metadata),
-    )
+    def finish(self) -> None:
+        """Log one evaluation over all shards for each check; once, when every shard was reported."""
+        self._checks.finish()

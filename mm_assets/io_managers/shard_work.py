@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.file_digests import FILES, FileDigest, digest_files
 from mm_assets.accounting.ledger import Balance, Ledger
+from mm_assets.accounting.loss_share import LossShare
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
@@ -25,18 +26,26 @@ from mm_assets.interleaved.steps import ROWS_CHANGED
 from mm_assets.io_managers.findings import images_decode, ledger_balance, materialization_errors, schema_alignment
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
 
+# Metadata of a shard that was made from a raw one: the share of its members and items that is lost.
+LOSS_SHARE = "loss_share"
+
 
 class _Withheld(Exception):
     """A blocking check failed: what was written is not published."""
 
 
 def convert_shard(
-    job: Job, reader: InterleavedReader, writer: InterleavedWriter, in_digest: str | None = None, enters: bool = True
+    job: Job,
+    reader: InterleavedReader,
+    writer: InterleavedWriter,
+    in_digest: str | None = None,
+    enters: bool = True,
+    max_loss: float | None = None,
 ) -> tuple[Done, PartitionReport | None]:
     """Take one shard through its steps into a writer, enter it in the ledger, and say what came of it.
 
     ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is lost must add up to it.
-    Without ``enters`` the entry is left to whoever publishes the shard (`enter`).
+    Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A shard that loses more than ``max_loss`` is withheld.
     """
     side = {name: (shard.uri, shard.version) for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
@@ -49,7 +58,8 @@ def convert_shard(
         policy = writer.on_materialize_error
         checks.extend([schema_alignment(report), materialization_errors(report, policy), images_decode(report)])
         checks.append(ledger_balance(_balance(report, in_digest)))
-        if (reason := blocked_by(checks, job.blocking)) is not None:
+        reason = blocked_by(checks, job.blocking) or (None if max_loss is None else LossShare.of_report(report).refusal(max_loss))
+        if reason is not None:
             raise _Withheld(reason)
 
     try:
@@ -65,6 +75,8 @@ def convert_shard(
     if enters:
         account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))
     metadata = report_metadata(report)
+    if max_loss is not None:
+        metadata[LOSS_SHARE] = LossShare.of_report(report).share
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
     return (

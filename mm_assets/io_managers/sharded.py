@@ -11,7 +11,7 @@ import dagster as dg
 
 from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, SHARDED_TAG
-from mm_assets.io_managers.reports import metadata_values
+from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.shards import Plan
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 

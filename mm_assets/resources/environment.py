@@ -29,7 +29,7 @@ def resources_from_environment() -> dict[str, Any]:
     workers = Workers(processes=settings.workers)
     layout: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.raw_layout().items()}
     layout["max_member_bytes"] = settings.max_member_bytes
-    gate = RawGate(raw=raw, workers=workers, root=root, schema_changes=settings.schema_changes, **layout)
+    gate = RawGate(raw=raw, workers=workers, root=root, schema_changes=settings.schema_changes, max_loss=settings.max_loss, **layout)
     return {
         "raw": raw,
         "workers": workers,

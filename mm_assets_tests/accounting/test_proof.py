@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.accounting.proof import Proofs, ShardProof, damaged_shards
+from mm_assets.accounting.sealed_json import unseal
 
 
 def proof(asset: str = "a", partition: str = "p", rows: int = 3, digest: int = 5, **fields: Any) -> ShardProof:
@@ -15,7 +16,7 @@ def proof(asset: str = "a", partition: str = "p", rows: int = 3, digest: int = 5
 
 
 def summary(root: Path) -> dict[str, Any]:
-    return json.loads((root / "proof" / "proof.json").read_text())
+    return unseal((root / "proof" / "proof.json").read_bytes())
 
 
 def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:

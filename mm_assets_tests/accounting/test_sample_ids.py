@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mm_assets.accounting import sample_ids
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.sample_ids import duplicates
-from mm_assets.accounting.shard_survey import merge_tars
+from mm_assets.accounting.shard_survey import merge_files
 from mm_assets.accounting.surveys import SurveyStore
-from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 
 
 def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | None = None) -> SurveyStore:
@@ -22,7 +22,7 @@ def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | Non
     store = SurveyStore(str(root))
     for partition, ids in shards.items():
         facts = tuple(SampleFacts(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
-        store.write(partition, merge_tars([(f"{partition}.tar", TarSurvey(samples=facts))], "v1", "layout"))
+        store.write(partition, merge_files([(f"{partition}.tar", FileSurvey(samples=facts))], "v1", "layout"))
     for partition, ids in (published or {}).items():
         store.write_published(partition, Published(pa.schema([])), ids)
     return store

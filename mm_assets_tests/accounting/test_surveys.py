@@ -17,11 +17,11 @@ import pytest
 from mm_assets.accounting import shard_survey
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.accounting.shard_survey import Excerpt, ShardSurvey, findings, layout_digest, merge_tars, survey_shard
+from mm_assets.accounting.shard_survey import Excerpt, ShardSurvey, findings, layout_digest, merge_files, survey_shard
 from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey
 from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID, NOT_UTF8, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import FieldTally, json_field
 from mm_assets.interleaved.losses import Loss
@@ -54,7 +54,7 @@ def bad(kind: str, sample_id: str | None, offset: int, position: int | None = -1
 
 
 DECLARED = pa.schema([json_field("tags"), pa.field("when", pa.timestamp("us"), nullable=False)])
-TAR = TarSurvey(
+TAR = FileSurvey(
     samples=(fact("a", 512), fact("ü/b.c", 9216, items=7, images=4)),
     losses=(bad(BAD_JSON, "x", 2048), bad(BAD_JSON, "y\udc80", 4096), bad(TRUNCATED_TAR, None, 20480, None)),
     unresolved=(("a", 2, "missing member 'a.2.jpg'"),),
@@ -65,7 +65,7 @@ TAR = TarSurvey(
     declared=(DECLARED,),
     declared_ints={"big": tally(None, 2**53 + 1)},
 )
-SURVEY = merge_tars([("a.tar", TAR)], "v1", "layout")
+SURVEY = merge_files([("a.tar", TAR)], "v1", "layout")
 
 
 def test_one_tar_is_told_as_it_is() -> None:
@@ -82,7 +82,7 @@ def test_one_tar_is_told_as_it_is() -> None:
 
 
 def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
-    other = TarSurvey(
+    other = FileSurvey(
         samples=(fact("c"), fact("a", 1024)),
         frame_counts=(("c.tiff", 1, 2),),
         unreferenced=("stray.jpg",),
@@ -90,7 +90,7 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
         declared=(pa.schema([("when", pa.timestamp("us"))]),),
         declared_ints={"big": tally(5), "n": tally(6)},
     )
-    merged = merge_tars([("a.tar", TAR), ("b.tar", other)], "v1", "layout")
+    merged = merge_files([("a.tar", TAR), ("b.tar", other)], "v1", "layout")
     assert list(zip(merged.sample_ids.to_pylist(), merged.samples["source"].to_pylist(), strict=True)) == [
         ("a", "a.tar"),
         ("ü/b.c", "a.tar"),
@@ -113,9 +113,9 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
 def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str) -> TarSurvey:
+    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str) -> FileSurvey:
         asked.append((uri, ref_path, max_member_bytes, options, id_prefix))
-        return TarSurvey(samples=(fact(ref_path),))
+        return FileSurvey(samples=(fact(ref_path),))
 
     monkeypatch.setattr(shard_survey, "survey_tar", survey_tar)
     layout = RawLayout(sample_id_field="id", sample_id_prefix="shard")
@@ -209,7 +209,7 @@ def test_a_new_survey_replaces_the_old_and_the_same_one_is_left_alone(tmp_path: 
 def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
     store = SurveyStore(str(tmp_path))
     store.write("train/a", SURVEY)
-    store.write("train/b", merge_tars([("b.tar", TarSurvey(samples=(fact("c"),)))], "v1", "layout"))
+    store.write("train/b", merge_files([("b.tar", FileSurvey(samples=(fact("c"),)))], "v1", "layout"))
     store.write_published("train/a", Published(pa.schema([])), ["a"])
     table = pa.concat_tables([pq.read_table(p) for p in sorted((tmp_path / "ledger" / "raw_shards").glob("*.parquet"))])
     assert table.schema.names == ["partition", "sample_id", "member", "source", "byte_offset", "byte_size", "items", "images"]
@@ -224,7 +224,7 @@ def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
 def test_the_kept_entries_are_bounded_and_all_are_counted(tmp_path: Path) -> None:
     losses = (*(bad(BAD_JSON, f"s{n}", n) for n in range(1500)), bad(TRUNCATED_TAR, None, 7, None))
     unresolved = tuple((f"s{n}", n, "missing") for n in range(2000))
-    survey = merge_tars([("a.tar", TarSurvey(losses=losses, unresolved=unresolved))], "v1", "layout")
+    survey = merge_files([("a.tar", FileSurvey(losses=losses, unresolved=unresolved))], "v1", "layout")
     SurveyStore(str(tmp_path)).write("a", survey)
     found = SurveyStore(str(tmp_path)).read("a")
     assert found == survey
@@ -287,7 +287,7 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
 def test_findings_name_and_count_what_is_wrong() -> None:
     losses = tuple(bad(NOT_UTF8, f"n{n}", n) for n in range(30))
     tar = replace(TAR, losses=(*TAR.losses, *losses))
-    found = findings(merge_tars([("a.tar", tar), ("b.tar", TarSurvey(samples=(fact("a", 1024),)))], "v1", "layout"))
+    found = findings(merge_files([("a.tar", tar), ("b.tar", FileSurvey(samples=(fact("a", 1024),)))], "v1", "layout"))
     assert len(found["not_utf8_first"]) == 20
     assert found["not_utf8_first"][1] == {"sample_id": "n1", "member": "n1.json", "offset": 1, "message": "a.tar: not_utf8 here"}
     assert {name: value for name, value in found.items() if not name.startswith(("not_utf8", "bad_json_first"))} == {
@@ -317,7 +317,7 @@ def test_findings_name_and_count_what_is_wrong() -> None:
 
 
 def test_findings_of_a_sound_shard_are_zeros() -> None:
-    sound = merge_tars([("a.tar", TarSurvey(samples=(fact("a"),)))], "v1", "layout")
+    sound = merge_files([("a.tar", FileSurvey(samples=(fact("a"),)))], "v1", "layout")
     names = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "unreferenced", "skipped")
     assert findings(sound) == {"samples": 1, **dict.fromkeys(names, 0)}
     assert sound.is_sound
@@ -336,7 +336,7 @@ def test_findings_of_a_sound_shard_are_zeros() -> None:
     ids=str,
 )
 def test_what_makes_a_shard_unsound(change: dict[str, Any], is_sound: bool) -> None:
-    assert merge_tars([("a.tar", TarSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound is is_sound
+    assert merge_files([("a.tar", FileSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound is is_sound
 
 
 @pytest.mark.parametrize("kind", ["survey", "published", "ids"])

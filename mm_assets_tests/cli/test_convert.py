@@ -166,9 +166,20 @@ def test_sources_that_are_not_there(tmp_path: Path, raw: Path) -> None:
 
 
 def test_sources_of_two_formats(tmp_path: Path, raw: Path) -> None:
-    write("parquet", raw, batch_of([item("a")]))
-    assert "holds parquet and webdataset; name one of them" in refused("convert", raw, tmp_path / "out", "--to", "lance")
+    write("lance", raw, batch_of([item("a")]))
+    assert "holds lance and webdataset; name one of them" in refused("convert", raw, tmp_path / "out", "--to", "lance")
     assert "2 partitions" in ok("convert", f"{raw}/**/*.tar*", tmp_path / "out", "--to", "parquet")
+
+
+def test_parquet_beside_tars_is_passed_over_with_a_word(tmp_path: Path, raw: Path) -> None:
+    write("parquet", raw, batch_of([item("a")]))
+    (raw / "a_stats.json").write_text("{}")
+    for source in (raw, raw / "*"):
+        done = run("convert", source, tmp_path / "out", "--to", "parquet")
+        assert done.returncode == 0
+        told = f"{source}: 1 Parquet file beside tars passed over, such as part-00000.parquet; name *.parquet to read them"
+        assert done.stderr == f"mm-assets: warning: {told}\n"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.parquet", "sub%2Fb.parquet"]
 
 
 def test_outputs_inside_the_input(tmp_path: Path, raw: Path) -> None:
@@ -228,7 +239,10 @@ def test_bad_options(tmp_path: Path, raw: Path, options: list[str], code: int, s
 def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     write("parquet", tmp_path / "in", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
-    assert "--sample-id-field is for tars, not for parquet" in message
+    assert f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, which this project wrote" in message
+    write("lance", tmp_path / "in2", batch_of([item("a")]))
+    message = refused("convert", tmp_path / "in2", tmp_path / "out", "--to", "parquet", "--texts-field", "x")
+    assert "--texts-field is for tars and for Parquet of others, not for lance" in message
 
 
 def test_a_missing_id_field_is_named(tmp_path: Path, raw: Path) -> None:
@@ -253,7 +267,7 @@ def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
 def test_notes_are_printed(tmp_path: Path) -> None:
     make_tar(tmp_path / "raw" / "x.tar", [*document("a"), ("stray.png", PNG), ("t.json", {"images": ["p"]}), ("t.tiff", tiff_of(2))])
     out = ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
-    assert "1 members that are no image of any sample: stray.png" in out
+    assert "1 members that are no part of any sample: stray.png" in out
     assert "1 TIFFs with more frames than references: t.tiff: 1 of 2 frames" in out
 
 

@@ -50,7 +50,7 @@ def test_a_named_file_is_a_partition_whether_it_is_there_or_not(raw: Path) -> No
     [
         ("{raw}/a/none.tar", "no raw shards: {raw}/a/none.tar: no such file"),
         ("{raw}/nowhere", "no raw shards: {raw}/nowhere: no such file"),
-        ("{raw}/empty", "no raw shards: {raw}/empty: no .tar/.tar.gz/.tgz file in this folder"),
+        ("{raw}/empty", "no raw shards: {raw}/empty: no .tar/.tar.gz/.tgz/.parquet file in this folder"),
         ("{raw}/a/*.tgz {raw}/b/none.tar", "no raw shards: {raw}/b/none.tar: no such file; {raw}/a/*.tgz: no such file"),
         (
             "{raw}/n-{{0..9}}.tar",
@@ -73,7 +73,7 @@ def test_a_folder_or_pattern_without_shards_is_told_and_the_others_are_listed(ra
     assert list(found) == ["b/deep/z", "b/x", "b/y"]
     assert found.unmatched == (
         f"{raw}/gone: no such file",
-        f"{raw}/empty: no .tar/.tar.gz/.tgz file in this folder",
+        f"{raw}/empty: no .tar/.tar.gz/.tgz/.parquet file in this folder",
         f"{raw}/a/*.tgz: no such file",
         "memory://no-bucket/*.tar: no such file",
     )

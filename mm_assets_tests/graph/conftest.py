@@ -1,5 +1,7 @@
 """A deployment per test, and worker processes that all of them share: starting some for every run would take most of the time."""
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,7 +10,8 @@ import pytest
 
 from mm_assets.io_managers import workers
 from mm_assets.workers import WorkerPool
-from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
 
 
 class _SharedPool(WorkerPool):
@@ -39,3 +42,28 @@ def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             )
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two shards through the whole graph; each test takes a copy of the outputs."""
+    folder = tmp_path_factory.mktemp("made")
+    one = {"sample_id": "doc.one", "n": 5, "score": 0.5, "texts": ["first", None, None, None], "images": [None, "a.png", None, "b.png"]}
+    two = {"sample_id": "dir/two", "n": 6, "score": 1.5, "texts": ["other text"], "images": [None]}
+    three = {"sample_id": "three", "n": 7, "score": 2.5, "texts": ["t"], "images": [None]}
+    documents = {f"{name}.json": json.dumps(payload).encode() for name, payload in (("one", one), ("two", two))}
+    write_tar(folder / "raw" / "p.tar", {**documents, "a.png": picture(0)[1], "b.png": picture(3)[1]})
+    write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
+    bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds})
+        result = deployment.run()
+        assert result.success
+        assert failed_checks(result) == set()
+        yield deployment
+
+
+@pytest.fixture
+def copied(made: Deployment, tmp_path: Path) -> Deployment:
+    shutil.copytree(made.storage, tmp_path / "storage")
+    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)

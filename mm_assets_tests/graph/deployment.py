@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
+from dagster._core.loader import LoadingContext
 
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets_tests.formats.raw_tars import make_tar
+
+
+class _Loading(LoadingContext):
+    """What a request of the UI loads with."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._instance = instance
+        self._loaders: dict[Any, Any] = {}
+
+    @property
+    def instance(self) -> dg.DagsterInstance:
+        return self._instance
+
+    @property
+    def loaders(self) -> dict[Any, Any]:
+        return self._loaders
+
 
 ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
 
@@ -56,6 +76,29 @@ class Deployment:
                 raise_on_error=False,
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
+
+    def check_states(self) -> dict[str, dict[str, set[str]]]:
+        """By ``asset.check``, the shards of each status as the UI counts them: this is what its query resolves to."""
+        with self._configured():
+            graph = build_definitions().resolve_asset_graph()
+        found: dict[str, dict[str, set[str]]] = {}
+        for key in graph.asset_check_keys:
+            partitions_def = graph.get(key).partitions_def
+            if partitions_def is None:
+                continue
+            with dg.partition_loading_context(dynamic_partitions_store=self.instance):
+                state = self.instance.event_log_storage.get_asset_check_state([(key, partitions_def)])[key]
+                shards = {status.value: set(subset.subset_value.get_partition_keys()) for status, subset in state.subsets.items()}
+            found[f"{key.asset_key.to_user_string()}.{key.name}"] = {status: keys for status, keys in shards.items() if keys}
+        return found
+
+    def overview(self, asset: str, check: str) -> tuple[bool, dict[str, Any]]:
+        """What the overview of an asset shows of a check: its latest row, if it is of the latest materialization; and its metadata."""
+        key = dg.AssetCheckKey(dg.AssetKey(asset), check)
+        record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert asyncio.run(record.targets_latest_materialization(_Loading(self.instance)))
+        assert record.evaluation is not None
+        return record.evaluation.passed, {name: value.value for name, value in record.evaluation.metadata.items()}
 
     @contextmanager
     def _configured(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from mm_assets.definitions import build_definitions
 from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.clients.pictures import picture
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
+from mm_assets_tests.graph.deployment import Deployment, failed_checks
 
 FIRST, SECOND = picture(0)[1], picture(3)[1]
 OUTPUTS = {
@@ -33,31 +33,6 @@ EXPECTED = {
     "swap": "sample 'doc.one', position 1, column 'binary_content'",
     "rename": "sample 'doc.one', position -1, column 'score': ",
 }
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Two shards through the whole graph; each test takes a copy of the outputs."""
-    folder = tmp_path_factory.mktemp("made")
-    one = {"sample_id": "doc.one", "n": 5, "score": 0.5, "texts": ["first", None, None, None], "images": [None, "a.png", None, "b.png"]}
-    two = {"sample_id": "dir/two", "n": 6, "score": 1.5, "texts": ["other text"], "images": [None]}
-    three = {"sample_id": "three", "n": 7, "score": 2.5, "texts": ["t"], "images": [None]}
-    documents = {f"{name}.json": json.dumps(payload).encode() for name, payload in (("one", one), ("two", two))}
-    write_tar(folder / "raw" / "p.tar", {**documents, "a.png": FIRST, "b.png": SECOND})
-    write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
-    bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
-        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds})
-        result = deployment.run()
-        assert result.success
-        assert failed_checks(result) == set()
-        yield deployment
-
-
-@pytest.fixture
-def copied(made: Deployment, tmp_path: Path) -> Deployment:
-    shutil.copytree(made.storage, tmp_path / "storage")
-    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)
 
 
 def _verdicts(deployment: Deployment, asset: str) -> dict[str | None, list[str]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.shard_columns import is_same_type, passthrough
-from mm_assets.accounting.shard_survey import ShardSurvey, merge_tars
+from mm_assets.accounting.shard_survey import ShardSurvey, merge_files
 from mm_assets.formats.conversion import plan_conversions
 from mm_assets.formats.registry import FORMATS, writer_for
 from mm_assets.formats.webdataset.rows import MISFITS
@@ -71,7 +71,7 @@ def _fitting(field: pa.Field) -> st.SearchStrategy[Any]:
 
 def surveyed(shard: Path, reader: InterleavedWebdatasetReader) -> ShardSurvey:
     tar_survey = survey_tar(str(shard), reader.layout, shard.name, max_member_bytes=reader.max_member_bytes)
-    return merge_tars([(shard.name, tar_survey)], "v", "layout")
+    return merge_files([(shard.name, tar_survey)], "v", "layout")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,7 +11,7 @@ LONG = "a line that is longer than twenty characters\n"
 
 def results(run: dg.ExecuteInProcessResult, asset: str, name: str) -> dict[str | None, bool]:
     found = [e for e in run.get_asset_check_evaluations() if e.asset_check_key == toy.check_key(asset, name)]
-    assert len({e.partition for e in found}) == len(found), "one result for each shard"
+    assert len({e.partition for e in found}) == len(found), "one result for each shard, and one over all"
     return {e.partition: e.passed for e in found}
 
 
@@ -20,8 +20,8 @@ def test_every_shard_has_results_of_its_own(deployment: Toy) -> None:
     deployment.shard("k02", LONG)
     run = deployment.run("two", "k01", "k03")
     assert run.success
-    assert results(run, "curated", "not_empty") == {"k01": True, "k02": True, "k03": True}
-    assert results(run, "curated", "short_lines") == {"k01": True, "k02": False, "k03": True}
+    assert results(run, "curated", "not_empty") == {"k01": True, "k02": True, "k03": True, None: True}
+    assert results(run, "curated", "short_lines") == {"k01": True, "k02": False, "k03": True, None: False}
     assert results(run, "curated", "landed") == {None: True}
     by_name = {(e.check_name, e.partition): e for e in run.get_asset_check_evaluations()}
     assert by_name["not_empty", "k02"].metadata == {"lines": dg.MetadataValue.int(1)}
@@ -30,15 +30,17 @@ def test_every_shard_has_results_of_its_own(deployment: Toy) -> None:
 
 
 def test_dagster_shows_the_results_per_partition(deployment: Toy) -> None:
-    """No row stays planned, and none without a partition comes beside them."""
+    """No row stays planned; the one over all partitions came last."""
     keys = deployment.shards(3)
     deployment.shard("k02", LONG)
     storage = deployment.instance.event_log_storage
     for _ in range(2):  # the second run finds everything unchanged
         deployment.run("two", "k01", "k03")
         key = toy.check_key("curated", "short_lines")
-        rows = {str(row.partition_key): row for row in storage.get_asset_check_partition_info([key])}
-        assert sorted(rows) == keys
+        latest = storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert (latest.partition, latest.status.name) == (None, "FAILED")
+        rows = {row.partition_key: row for row in storage.get_asset_check_partition_info([key]) if row.partition_key}
+        assert sorted(rows) == keys and all(row.is_current for row in rows.values())
         assert {k: row.latest_execution_status.name for k, row in rows.items()} == {
             "k01": "SUCCEEDED", "k02": "FAILED", "k03": "SUCCEEDED",
         }  # fmt: skip
@@ -49,7 +51,7 @@ def test_blocking_check_withholds_its_shard_only(deployment: Toy) -> None:
     (deployment.raw / "k02.txt").write_text("")
     run = deployment.run("two", "k01", "k03")
     assert not run.success
-    assert results(run, "curated", "not_empty") == {"k01": True, "k02": False, "k03": True}
+    assert results(run, "curated", "not_empty") == {"k01": True, "k02": False, "k03": True, None: False}
     assert deployment.landed("curated", run) == deployment.landed("scores", run) == ["k01", "k03"]
     assert deployment.status("curated", keys) == {"k01": "MATERIALIZED", "k02": "FAILED", "k03": "MATERIALIZED"}
     assert not (deployment.root / "curated" / "k02.out").exists()

@@ -108,6 +108,58 @@ def test_attempts_without_materialization(instance: dg.DagsterInstance) -> None:
     assert events.failed_attempts(instance, KEY, KEYS) == []
 
 
+def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance: dg.DagsterInstance) -> None:
+    check = dg.AssetCheckKey(KEY, "sound")
+
+    def evaluate(found: dict[str, events.Latest], passed: bool) -> None:
+        @dg.asset
+        def examiner(context: dg.AssetExecutionContext) -> None:
+            for key, latest in sorted(found.items()):
+                judged = events.target(latest)
+                context.log_event(dg.AssetCheckEvaluation(KEY, "sound", passed, partition=key, target_materialization_data=judged))
+
+        assert dg.materialize([examiner], instance=instance, resources={"io_manager": Discard()}).success
+
+    run_probe(instance, ["p0", "p1"])
+    first = events.latest_materializations(instance, KEY, ["p0", "p1"])
+    evaluate(first, False)
+    assert sorted(events.failing_shards(instance, check, 10)) == ["p0", "p1"]
+    assert sorted(events.failing_shards(instance, check, 1)) == ["p1"]  # of the latest failures only
+    run_probe(instance, ["p1"])
+    assert sorted(events.failing_shards(instance, check, 10)) == ["p0"]
+    evaluate({"p1": first["p1"]}, False)  # of the one before
+    assert sorted(events.failing_shards(instance, check, 10)) == ["p0"]
+    evaluate({"p0": first["p0"]}, True)
+    assert events.failing_shards(instance, check, 10) == {}
+    assert events.target(None) is None
+    last = events.latest_of_asset(instance, KEY)
+    assert last == events.latest_materializations(instance, KEY, ["p1"])["p1"]
+    assert events.latest_of_asset(instance, dg.AssetKey("unknown")) is None
+
+
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(instance: dg.DagsterInstance, is_withdrawn: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dg.PreviewWarning)
+        spec = dg.AssetCheckSpec("sound", asset=KEY, partitions_def=PARTS)
+
+    @dg.asset(name="probe", partitions_def=PARTS, check_specs=[spec])
+    def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
+        context.log_event(dg.AssetMaterialization(KEY, partition="p0"))
+        latest = events.latest_materializations(context.instance, KEY, ["p0"])["p0"]
+        context.log_event(dg.AssetCheckEvaluation(KEY, "sound", True, partition="p0", target_materialization_data=events.target(latest)))
+        if is_withdrawn:
+            events.withdraw_planned(context.instance, context.run_id, [spec.key])
+        yield dg.Output(None, output_name=spec.get_python_identifier())
+        raise dg.Failure("as a run with failed shards ends")
+
+    tags = {"dagster/asset_partition_range_start": "p0", "dagster/asset_partition_range_end": "p2"}
+    assert not dg.materialize([probe], instance=instance, tags=tags, raise_on_error=False).success
+    state = instance.event_log_storage.get_asset_check_state([(spec.key, PARTS)])[spec.key]
+    seen = {status.value: set(subset.subset_value.get_partition_keys()) for status, subset in state.subsets.items() if not subset.is_empty}
+    assert seen == {"SUCCEEDED": {"p0"}} | ({} if is_withdrawn else {"EXECUTION_FAILED": {"p1", "p2"}})
+
+
 def test_keys_of_a_run(instance: dg.DagsterInstance) -> None:
     def keys(**tags: str) -> list[str]:
         run = dg.DagsterRun("job", tags={f"dagster/{name}": value for name, value in tags.items()})

@@ -180,6 +180,19 @@ class DagsterDev:
         found = self.query(text, key={"path": asset.split("/")})["found"]["assetPartitionStatuses"]
         return {kind: sorted(found[f"{kind}Partitions"]) for kind in kinds}
 
+    def checks(self, asset: str) -> dict[str, dict[str, list[str]]]:
+        """What the UI shows of an asset's partitioned checks: by name, lists of keys by "succeeded", "failed" …; without empty lists."""
+        kinds = ("succeeded", "failed", "inProgress", "skipped", "executionFailed")
+        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
+            assetChecksOrError {{ ... on AssetChecks {{ checks {{ name partitionStatuses {{ ... on AssetCheckDefaultPartitionStatuses {{
+            {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }} }} }} }}"""
+        checks = self.query(text, key={"path": asset.split("/")})["found"]["assetChecksOrError"]["checks"]
+        return {
+            check["name"]: {kind: sorted(keys) for kind in kinds if (keys := check["partitionStatuses"][f"{kind}Partitions"])}
+            for check in checks
+            if check["partitionStatuses"] is not None
+        }
+
     def _repositories(self) -> list[tuple[str, str]]:
         found = self.query(_REPOSITORIES)["repositoriesOrError"]
         return [(node["name"], node["location"]["name"]) for node in found.get("nodes", [])]

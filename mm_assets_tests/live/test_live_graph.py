@@ -98,13 +98,19 @@ def test_sensor_and_backfill(live: Live, first_backfill: str) -> None:
     assert filtered["modality"].to_pylist().count("image") > 0
 
 
+def test_every_shard_is_green_in_every_check(live: Live, first_backfill: str) -> None:
+    for asset in ("raw_shards", *ASSETS):
+        checks = live.dev.checks(asset)
+        assert checks and checks == {name: {"succeeded": FIRST} for name in checks}
+
+
 @pytest.mark.clients
 def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -> None:
     picture = tmp_path / "asset_graph.png"
     url = f"{live.dev.url}/asset-groups"
     screenshot(url, picture, [*ASSETS, "raw_shards"], seconds=60, size=(1500, 900))
     assert picture.stat().st_size > 20_000
-    if keep := os.environ.get("MM_KEEP_SCREENSHOT"):
+    if keep := os.environ.get("KEEP_SCREENSHOT"):
         shutil.copyfile(picture, keep)
 
 
@@ -149,6 +155,16 @@ def test_good_shards_do_not_wait_for_bad_ones(live: Live, failed_backfill: str) 
         assert not [p.name for p in (live.storage / folder).iterdir() if any(p.name.startswith(key) for key in BAD)]
 
 
+def test_checks_of_shards_that_failed(live: Live, failed_backfill: str) -> None:
+    """Red is what was found; a check that nobody came to evaluate is neither red nor green."""
+    passed = sorted([*FIRST, *GOOD])
+    # What keeps the corrupt one from landing is no blocking check of an asset, but the strict policy on what the gate has found.
+    assert live.dev.checks("raw_shards")["integrity"] == {"succeeded": passed, "failed": BAD}
+    for asset in ASSETS:
+        checks = live.dev.checks(asset)
+        assert checks == {name: {"succeeded": passed} for name in checks}, asset
+
+
 def test_relaunch_from_failure_heals_exactly_the_failed(live: Live, failed_backfill: str) -> None:
     before = {p: p.stat().st_mtime_ns for folder in ("curated", "filtered") for p in (live.storage / folder).iterdir()}
     (live.raw / f"{KILLER}.tar.gz").unlink()
@@ -165,6 +181,32 @@ def test_relaunch_from_failure_heals_exactly_the_failed(live: Live, failed_backf
     assert sum(t.num_rows for t in lance) == sum(t.num_rows for t in batches)
     index = json.loads((live.storage / "webdataset" / "index.json").read_text())
     assert [s["nsamples"] for s in index["shardlist"]] == [6] * len(FIRST) + [5] * len(SECOND)
+
+
+@pytest.mark.clients
+def test_damage_is_red_in_the_page_and_only_there(live: Live, failed_backfill: str, tmp_path: Path) -> None:
+    """A byte of one tar is flipped; the job `prove` finds it, and the pages of the asset show it."""
+    tar = live.storage / "webdataset" / f"{FIRST[1]}.tar"
+    content = bytearray(tar.read_bytes())
+    content[700] ^= 1
+    before = tar.stat()
+    tar.write_bytes(content)
+    os.utime(tar, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert live.dev.wait_for_run(live.dev.launch_run("prove"), 90) == "FAILURE"
+    everything = sorted({*FIRST, *SECOND} & set(live.dev.partitions("final_tars")["materialized"]))
+    for asset in ASSETS:
+        for name, states in live.dev.checks(asset).items():
+            is_damaged = (asset, name) == ("final_tars", "zero_loss")
+            bad = [FIRST[1]] if is_damaged else []
+            assert states == {"succeeded": [k for k in everything if k not in bad], **({"failed": bad} if bad else {})}, (asset, name)
+    page = f"{live.dev.url}/assets/final_tars?view=checks&checkDetail"
+    red = ["Failed (1)", "Missing (0)", f"Passed ({len(everything) - 1})"]
+    green = ["Failed (0)", "Missing (0)", f"Passed ({len(everything)})"]
+    screenshot(f"{page}=zero_loss", tmp_path / "zero_loss.png", red, tabs=["Partitions"])
+    screenshot(f"{page}=ledger_balance", tmp_path / "ledger_balance.png", green, tabs=["Partitions"])
+    if keep := os.environ.get("KEEP_SCREENSHOTS"):
+        shutil.copytree(tmp_path, keep, dirs_exist_ok=True)
+    tar.write_bytes(bytes(content[:700]) + bytes([content[700] ^ 1]) + bytes(content[701:]))
 
 
 def test_termination_leaves_no_worker_and_nothing_half_published(live: Live, failed_backfill: str) -> None:

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.images.tiff_ifd import as_view, iter_directories, read_header
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import SampleFacts, TarSurvey, survey_tar
+from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved.faults import DUPLICATE_ID
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
@@ -42,7 +43,7 @@ MEMBERS: list[tuple[str, Any]] = [
 ]
 
 
-def survey(shard: Path, max_member_bytes: int = MAX_MEMBER_BYTES) -> TarSurvey:
+def survey(shard: Path, max_member_bytes: int = MAX_MEMBER_BYTES) -> FileSurvey:
     return survey_tar(str(shard), RawLayout(), shard.name, max_member_bytes=max_member_bytes)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import TarSurvey, survey_tar
+from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.losses import Loss
 
@@ -20,7 +21,7 @@ from mm_assets.interleaved.losses import Loss
 class Reading:
     table: pa.Table
     losses: list[Loss]
-    survey: TarSurvey
+    survey: FileSurvey
 
     @property
     def rows(self) -> list[dict[str, Any]]:

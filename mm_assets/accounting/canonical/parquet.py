@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import Part, blob_index, naming
+from mm_assets.formats.document_parquet.layout import is_interleaved
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
 from mm_assets.interleaved.digest import BLOBS
@@ -19,13 +20,22 @@ _ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 18
 
 
-def parquet_parts(uri: str, options: StorageOptions | None = None) -> Iterator[Part]:
-    """The rows of one file, in the types it states."""
+def parquet_parts(
+    uri: str, raw: Callable[[], Iterator[Part]], has_prefixes: bool = False, options: StorageOptions | None = None
+) -> Iterator[Part]:
+    """The rows of one file, in the types it states; what ``raw`` gives for one with a row a document.
+
+    ``has_prefixes``: sample ids get one, which pyarrow knows nothing of.
+    """
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
         with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             schema = original_schema(file)
+        if not is_interleaved(schema) or has_prefixes:
+            yield from raw()
+            return
+        with naming(uri):
             yield Part(pa.Table.from_batches([], schema))
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from mm_assets.accounting.canonical.parts import Part
 from mm_assets.accounting.canonical.types import settled
 
-# What reads each format. Raw tars, which are in nobody's layout, are read by `InterleavedWebdatasetReader`: there is no other reader.
+# What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there is no other reader.
 READERS = {
     "parquet": "pyarrow.parquet.ParquetFile",
     "webdataset": "webdataset.tariterators",
@@ -25,14 +25,16 @@ class Place:
     """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache (path or URL; empty:
     nothing was written).
 
-    ``partition`` narrows a Lance table to one partition (None: the whole table); files are read whole. ``relative_to`` is the folder that
-    the locators of a raw tar are relative to. ``options`` are those of the file system.
+    ``partition`` narrows a Lance table to one partition (None: the whole table), and is the name of that of a file; files are read whole.
+    Of files of others ``relative_to`` is the folder that locators are relative to, ``layout`` what their reader is to know of them.
+    ``options`` are those of the file system.
     """
 
     kind: str
     uri: str | None
     partition: str | None = None
     relative_to: str | None = None
+    layout: Mapping[str, Any] = field(default_factory=dict)
     options: dict[str, Any] | None = None
 
     def states_types(self) -> bool:
@@ -64,11 +66,11 @@ class Place:
         if self.kind == "parquet":
             from mm_assets.accounting.canonical.parquet import parquet_parts
 
-            return parquet_parts(self.uri, self.options)
+            return parquet_parts(self.uri, self._raw, bool(self.layout.get("sample_id_prefix")), self.options)
         if self.kind == "webdataset":
             from mm_assets.accounting.canonical.webdataset import tar_parts
 
-            return tar_parts(self.uri, self.relative_to, self.options)
+            return tar_parts(self.uri, self._raw, self.options)
         if self.kind == "lance":
             from mm_assets.accounting.canonical.lance import lance_parts
 
@@ -78,3 +80,8 @@ class Place:
 
             return arrow_cache_parts(self.uri, self.options)
         raise ValueError(f"format must be one of {', '.join(READERS)}, not {self.kind!r}")
+
+    def _raw(self) -> Iterator[Part]:
+        from mm_assets.accounting.canonical.raw import raw_parts
+
+        return raw_parts(str(self.uri), self.partition, self.relative_to, self.layout, self.options)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mm_assets.accounting.canonical.place import Place
-from mm_assets.formats.partitions import root_of_locations
+from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.formats.storage import expand_paths, is_remote
 
 
-def places_of(source: str) -> list[Place]:
+def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}) -> list[Place]:
     """The files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
 
-    The locators of local raw tars are relative to the same folder as in ``mm-assets convert``. Raises as `detect_format` does.
+    ``layout_of`` a format and source says how files of others are read. Their locators and partitions are named as in
+    ``mm-assets convert``. Raises as `detect_format` does.
     """
     source = source if is_remote(source) else os.path.abspath(source)
     kind = detect_format(source)
     if kind == "lance":
         return [Place(kind, uri) for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())]
-    root = None if is_remote(source) else root_of_locations([source], SUFFIXES)
+    root = root_of_locations([source], SUFFIXES)
+    relative_to = None if is_remote(source) else root
+    layout = layout_of(kind, source)
     files = expand_paths(source, reader_for(kind, source).suffixes)
-    return [Place(kind, file, relative_to=root) for file in files]
+    return [Place(kind, file, partition_name(file, root), relative_to, layout) for file in files]

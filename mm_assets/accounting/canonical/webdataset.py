@@ -9,7 +9,7 @@ import shutil
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import IO, Any
@@ -35,11 +35,14 @@ _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError,
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
-def tar_parts(uri: str, relative_to: str | None = None, options: StorageOptions | None = None) -> Iterator[Part]:
-    """The rows of one tar, in the types its jsons state. A value that is not of its stated type has, in its row, its own."""
+def tar_parts(uri: str, raw: Callable[[], Iterator[Part]], options: StorageOptions | None = None) -> Iterator[Part]:
+    """The rows of one tar, in the types its jsons state; what ``raw`` gives for one of another layout.
+
+    A value that is not of its stated type has, in its row, its own.
+    """
     with _local(uri, options) as path:
         if not is_ours(path):
-            yield from _raw_parts(uri, relative_to, options)
+            yield from raw()
             return
         group: list[Document] = []
         filled = 0
@@ -132,17 +135,6 @@ def _is_ours(file: IO[bytes]) -> bool:
     except (*_DAMAGE, ValueError, RecursionError):
         return False
     return False
-
-
-def _raw_parts(uri: str, relative_to: str | None, options: StorageOptions | None) -> Iterator[Part]:
-    from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-
-    reader = InterleavedWebdatasetReader(uri, max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options)
-    for partition in reader.partitions():
-        stream = reader.open(partition)
-        yield Part(pa.Table.from_batches([], stream.schema))
-        for batch in stream:
-            yield Part(batch.data)
 
 
 @contextmanager

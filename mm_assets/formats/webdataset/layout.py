@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass
 
 SAMPLE_ID = "sample_id"
@@ -31,6 +32,8 @@ DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+PARQUET_SUFFIXES = (".parquet",)
+RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
 
 # What may stand in front of sample ids that start anew in each shard: the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)
@@ -50,6 +53,10 @@ class RawLayout:
     image_extensions: tuple[str, ...] = DEFAULT_IMAGE_EXTENSIONS
     json_extensions: tuple[str, ...] = DEFAULT_JSON_EXTENSIONS
 
+    def __post_init__(self) -> None:
+        if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
+            raise ValueError(f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {self.sample_id_prefix!r}")
+
     def is_json(self, name: str) -> bool:
         return extension(name) in self.json_extensions
 
@@ -63,6 +70,11 @@ def extension(name: str) -> str:
     if dot <= base or not name[base:dot].strip("."):  # as `posixpath.splitext`, in a third of its time
         return ""
     return name[dot + 1 :].lower()
+
+
+def sample_stem(name: str) -> str:
+    """A member's path without its last suffix: the key of the sample that it tells of."""
+    return posixpath.splitext(name)[0]
 
 
 def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:

@@ -21,9 +21,10 @@ from mm_assets.formats.webdataset.layout import (
     SAMPLE_ID,
     SOURCE,
     TEXTS,
+    sample_stem,
 )
 from mm_assets.formats.webdataset.payload import SampleError, naming
-from mm_assets.formats.webdataset.raw_sample import RawDecoder, checked_length, member_ref, sample_stem
+from mm_assets.formats.webdataset.raw_sample import RawDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.formats.webdataset.tar_scan import Member

@@ -1,9 +1,8 @@
-"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, and tars like them) into rows."""
+"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them) into rows."""
 
 from __future__ import annotations
 
 import json
-import posixpath
 from typing import Any
 
 from mm_assets.formats.images.probe import CONTENT_TYPES
@@ -15,7 +14,9 @@ from mm_assets.formats.webdataset.layout import (
     TEXT_TYPE,
     RawLayout,
     extension,
+    sample_stem,
 )
+from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
 from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
@@ -29,18 +30,22 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 
 
 class RawDecoder:
-    """Decodes the raw samples of one tar. ``path`` is what ``source_ref`` calls the tar."""
+    """Decodes the raw samples of one tar. ``path`` is what ``source_ref`` calls the tar; ``pairs`` are those of a tar of pairs."""
 
-    def __init__(self, path: str, index: TarIndex, layout: RawLayout, max_member_bytes: int) -> None:
+    def __init__(self, path: str, index: TarIndex, layout: RawLayout, max_member_bytes: int, pairs: ImageTextPairs | None = None) -> None:
         self.path = path
         self.index = index
         self.layout = layout
+        self.pairs = pairs
         self.max_member_bytes = max_member_bytes  # a larger image is not read
         self.spread: set[str] = set()  # per-item fields that some sample had
-        self.referenced: set[str] = set()  # names of the members that some sample's images are
+        self.referenced: set[str] = set()  # names of the members that are images of some sample, or texts of pairs
 
     def decode(self, payload: dict[str, Any], member: Member) -> Sample:
-        """The rows of one json. Raises `SampleError` when it states no usable sample id, or a per-item field is no list."""
+        """The rows of one json (of a pair without one, of nothing).
+
+        Raises `SampleError` when there is no usable sample id, a per-item field is no list, or the text of a pair cannot be read.
+        """
         key = sample_stem(member.name)
         fields = dict(payload)
         residue: dict[str, Any] = {}
@@ -53,26 +58,44 @@ class RawDecoder:
     ) -> list[Row]:
         layout = self.layout
         where = f"{self.index.name}: {member.name}"
-        texts = self._list(fields, layout.texts_field, where, residue)
-        images = self._list(fields, layout.images_field, where, residue)
-        default_member = None
-        if layout.image_member_field in fields:
-            default_member = fields.pop(layout.image_member_field)
-            residue.setdefault("fields", {})[layout.image_member_field] = default_member
         json_ref = member_ref(self.path, member)
-        rows = self.text_rows(texts, json_ref) + self.image_rows(
-            images, resolve_raw(images, key, layout, self.index, default_member)
-        )
+        if self.pairs is None:
+            texts = self._list(fields, layout.texts_field, where, residue)
+            images = self._list(fields, layout.images_field, where, residue)
+            resolved = resolve_raw(images, key, layout, self.index, self._named_member(fields, residue))
+            rows = self.text_rows(texts, json_ref) + self.image_rows(images, resolved)
+        else:
+            texts, text_ref = self._caption(self.pairs, fields, key, json_ref)
+            named = self._named_member(fields, residue)
+            image = self.pairs.image(key, named)
+            images = [None, image.member.name if isinstance(image, Content) else str(named or key)]
+            rows = self.text_rows(texts, text_ref) + self.image_rows(images, [None, image])
         text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
         self._spread(fields, layout.per_text_fields, texts, text_rows, where, residue)
         self._spread(fields, layout.per_image_fields, images, image_rows, where, residue)
         metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
         metadata.extras = self._passthrough(fields, residue)
-        self._keep_lengths(payload, rows, residue)
+        if self.pairs is None:
+            self._keep_lengths(payload, rows, residue)
         if residue:
             metadata.extras[SOURCE] = residue
         rows.sort(key=lambda row: (row.position, row.modality == "image"))
         return [metadata, *rows]
+
+    def _named_member(self, fields: dict[str, Any], residue: dict[str, Any]) -> object:
+        name = self.layout.image_member_field
+        if name not in fields:
+            return None
+        residue.setdefault("fields", {})[name] = fields[name]
+        return fields.pop(name)
+
+    def _caption(self, pairs: ImageTextPairs, fields: dict[str, Any], key: str, json_ref: str) -> tuple[list[str], str]:
+        """The text of a pair, if it has one, and its locator. A field of that name beside a text member is like any other."""
+        self.referenced.update(member.name for member in pairs.texts.get(key, ()))
+        member = pairs.text_member(key)
+        if member is not None:
+            return [pairs.read_text(member)], member_ref(self.path, member)
+        return ([fields.pop(CAPTION)] if isinstance(fields.get(CAPTION), str) else []), json_ref
 
     def _sample_id(self, fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]) -> str:
         name = self.layout.sample_id_field
@@ -203,13 +226,6 @@ def checked_length(items: list[Any], name: str, where: str) -> list[Any]:
     return items
 
 
-def sample_stem(name: str) -> str:
-    """A json member's path without its last suffix: the sample's key."""
-    return posixpath.splitext(name)[0]
-
-
 def member_ref(path: str, member: Member, frame: int | None = None) -> str:
     """The locator of a member's payload."""
     return build_source_ref(path, member.name, member.offset, member.size, frame)
-
-

@@ -7,15 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.partitions import Partition, id_prefix
+from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
     MAX_MEMBER_BYTES,
-    SAMPLE_ID_PREFIXES,
     SOURCE,
     TAR_SUFFIXES,
     TEXTS,
@@ -23,7 +23,6 @@ from mm_assets.formats.webdataset.layout import (
     normal_extensions,
 )
 from mm_assets.formats.webdataset.source import WebdatasetSource
-from mm_assets.formats.webdataset.tar_samples import SampleIds
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 
@@ -47,7 +46,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
     """
 
-    suffixes = TAR_SUFFIXES
+    suffixes: tuple[str, ...] = TAR_SUFFIXES
 
     def __init__(
         self,
@@ -80,8 +79,6 @@ class InterleavedWebdatasetReader(InterleavedReader):
         spread = [*_names(per_image_fields), *_names(per_text_fields)]
         if reserved := sorted(set(spread) & {*RESERVED_COLUMNS, SOURCE}):
             raise ValueError(f"per-item fields become columns; {', '.join(reserved)} is a column of its own")
-        if sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
-            raise ValueError(f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {sample_id_prefix!r}")
         super().__init__(
             file_paths,
             files_per_partition=files_per_partition,
@@ -112,7 +109,13 @@ class InterleavedWebdatasetReader(InterleavedReader):
 
     def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
         ids = SampleIds(self.taken_ids) if self.set_aside else None
-        return lambda uri: WebdatasetSource(
+        return lambda uri: self._source(uri, partition, ids)
+
+    def _open_file(self, uri: str, partition: Partition) -> FileSource:
+        return self._opener(partition)(uri)
+
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        return WebdatasetSource(
             uri,
             self.layout,
             ref_path(uri, self.relative_to),
@@ -122,14 +125,6 @@ class InterleavedWebdatasetReader(InterleavedReader):
             ids,
             id_prefix(self.layout.sample_id_prefix, partition.name, partition.files, uri),
         )
-
-    def _open_file(self, uri: str, partition: Partition) -> FileSource:
-        return self._opener(partition)(uri)
-
-
-def ref_path(uri: str, relative_to: str | None) -> str:
-    """What locators call a tar: its path below ``relative_to``, or as it is."""
-    return uri.removeprefix(f"{relative_to.rstrip('/')}/") if relative_to else uri
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:

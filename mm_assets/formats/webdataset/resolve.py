@@ -41,7 +41,7 @@ def resolve_raw(
     found = [None if token is None else _by_name(token, key, layout, index) for token in references]
     opaque = [i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)]
     if opaque and len(opaque) == sum(token is not None for token in references):
-        tiff = _frame_member(key, index, default_member)
+        tiff = frame_member(key, index, default_member)
         if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
             if isinstance(tiff, Member) and len(opaque) == 1 and extension(tiff.name) not in TIFF_EXTENSIONS:
                 found[opaque[0]] = Content(tiff)  # `image_member_field` named the one image there is
@@ -67,7 +67,8 @@ def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
     return numbered
 
 
-def _frame_member(key: str, index: TarIndex, default_member: object) -> Member | str | None:
+def frame_member(key: str, index: TarIndex, default_member: object) -> Member | str | None:
+    """The member that a json names as the image of its sample, else the TIFF of the key; a string says why there is not just one."""
     if default_member is not None:
         named = lookup(str(default_member), index) or lookup(_beside(str(default_member), key), index)
         return named or f"missing member {default_member!r}"

@@ -40,13 +40,14 @@ class Row:
 class Sample:
     """The rows of one sample; ``declared`` holds the types of its passthrough columns when the json states them.
 
-    ``room``: bytes that columns of declared types take while they are built.
+    ``room``: bytes that columns of declared types take while they are built. ``nbytes``: of the members with its texts and fields.
     """
 
     sample_id: str
     rows: list[Row]
     declared: DeclaredTypes | None = None
     room: int = 0
+    nbytes: int = 0
 
 
 class SchemaTally:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.blobs import BlobBuilder
 from mm_assets.formats.webdataset.declared_types import width
@@ -14,7 +15,7 @@ from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.raw_sample import member_ref
 from mm_assets.formats.webdataset.rows import MISFITS, Sample, SchemaTally, build_table, misfit
-from mm_assets.formats.webdataset.tar_samples import SampleIds, TarSamples
+from mm_assets.formats.webdataset.tar_samples import TarSamples
 from mm_assets.formats.webdataset.tar_scan import Member
 from mm_assets.interleaved.faults import BAD_LAYOUT, UNREFERENCED_FRAME
 from mm_assets.interleaved.losses import Loss
@@ -22,7 +23,7 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, canonical_schema
 
 _ROW_OVERHEAD = 256  # Arrow bytes of a row beside its text and image: offsets, locator, content type
-_KEPT_JSON = 2 << 20  # bytes of the json whose samples are decoded once for the schema and the rows; of others memory has only the types
+_KEPT_BYTES = 2 << 20  # of jsons and texts whose samples are decoded once for the schema and the rows; of others memory has only the types
 _FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: header, directory, tag values
 
 
@@ -54,8 +55,8 @@ class WebdatasetSource(FileSource):
             for member, sample in self._samples.sound():
                 self._members.append(member)
                 tally.observe(sample)
-                kept_bytes += member.size
-                if kept_bytes <= _KEPT_JSON:
+                kept_bytes += sample.nbytes
+                if kept_bytes <= _KEPT_BYTES:
                     self._kept[member] = sample
             self._raw_schema = tally.raw_schema()
             super().__init__(uri, canonical_schema(tally.schema()), self._samples.items)
@@ -63,6 +64,7 @@ class WebdatasetSource(FileSource):
             self._samples.close()
             raise
         self.losses = self._samples.losses
+        self.notes["nbytes"] = self._samples.nbytes
         if unreferenced := self._samples.unreferenced():
             self.notes["unreferenced_members"] = [member.name for member in unreferenced]
         if skipped := self._samples.skipped():
@@ -85,7 +87,7 @@ class WebdatasetSource(FileSource):
         filled = 0
         for member in self._members:
             sample = self._kept.pop(member, None) or self._samples.decode(member)  # its rows change while the table is built
-            size = _estimate(sample, member.size, row_bytes, with_bytes)
+            size = _estimate(sample, row_bytes, with_bytes)
             if pending and max_bytes is not None and filled + size > max_bytes:
                 yield self._table(pending, wanted, with_bytes)
                 pending, filled = [], 0
@@ -141,9 +143,9 @@ def _stray_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
     return Loss(None, None, None, "unreferenced", UNREFERENCED_FRAME, reason, source_ref=ref)
 
 
-def _estimate(sample: Sample, json_bytes: int, row_bytes: int, with_bytes: bool) -> int:
+def _estimate(sample: Sample, row_bytes: int, with_bytes: bool) -> int:
     """At least the Arrow bytes of a sample, from sizes in headers alone."""
-    size = sample.room + json_bytes * 2 + len(sample.rows) * (row_bytes + len(sample.sample_id.encode()))
+    size = sample.room + sample.nbytes * 2 + len(sample.rows) * (row_bytes + len(sample.sample_id.encode()))
     if with_bytes:
         frames_of: dict[str, Member] = {}
         for row in sample.rows:

@@ -2,55 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
 
-import pyarrow as pa
-
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.blobs import lost_frame, surplus_reference
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.rows import Sample, SchemaTally
-from mm_assets.formats.webdataset.tar_samples import SampleIds, TarSamples
+from mm_assets.formats.webdataset.tar_samples import TarSamples
 from mm_assets.formats.webdataset.tar_scan import Member
-from mm_assets.interleaved.json_values import FieldTally
-from mm_assets.interleaved.losses import Loss
-
-
-@dataclass(frozen=True, slots=True)
-class SampleFacts:
-    """One sample whose json can be decoded: where its json lies (bytes of the uncompressed tar), and how many items it has."""
-
-    sample_id: str
-    member: str
-    byte_offset: int
-    byte_size: int
-    items: int
-    images: int
-
-
-@dataclass(frozen=True)
-class TarSurvey:
-    """One tar. ``samples`` are in archive order, each id once; ``losses`` are samples that cannot be read and damaged stretches.
-
-    ``unresolved`` lists (sample id, position, message) of image references that lead to no image; ``frame_counts`` (TIFF member, frames,
-    references) of those whose numbers differ; ``unreferenced`` members that are no image of a sample, ``skipped`` those that are no files;
-    ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
-    passthrough schemas of those that do, ``declared_ints`` the integers of its 64-bit columns.
-    """
-
-    samples: tuple[SampleFacts, ...] = ()
-    losses: tuple[Loss, ...] = ()
-    unresolved: tuple[tuple[str, int, str], ...] = ()
-    frame_counts: tuple[tuple[str, int, int], ...] = ()
-    unreferenced: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    tallies: Mapping[str, FieldTally] = field(default_factory=dict)
-    declared: tuple[pa.Schema, ...] = ()
-    declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
 
 
 def survey_tar(
@@ -61,7 +24,7 @@ def survey_tar(
     max_member_bytes: int,
     options: StorageOptions | None = None,
     id_prefix: str = "",
-) -> TarSurvey:
+) -> FileSurvey:
     """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
 
     Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has it. Raises ``OSError`` when
@@ -80,7 +43,7 @@ def survey_tar(
             )
             errors = {row.position: row.error for row in images if row.error is not None} | frames.errors(sample)
             unresolved += [(sample.sample_id, position, errors[position]) for position in sorted(errors)]
-        return TarSurvey(
+        return FileSurvey(
             samples=tuple(samples),
             losses=tuple(tar.losses),
             unresolved=tuple(unresolved),
@@ -90,6 +53,8 @@ def survey_tar(
             tallies=tally.tallies,
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,
+            members=len(tar.index.members) + len(tar.index.skipped),
+            nbytes=tar.nbytes,
         )
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
 
+from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.declared_types import SLOT
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, RawLayout, is_own_layout
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, RawLayout, is_own_layout, sample_stem
 from mm_assets.formats.webdataset.own_sample import decode_own
+from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
-from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref, sample_stem
+from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import Member, Skipped, Stretch, TarDamage, TarIndex, read_members, salvage, scan
@@ -32,30 +35,11 @@ from mm_assets.interleaved.schema import METADATA_POSITION
 from mm_assets.interleaved.source_ref import build_source_ref
 
 _LONGEST_REASON = 2000  # characters
-_UNREFERENCED = "it is no image of any sample that was read"
+_UNREFERENCED = "it is no part of any sample that was read"
 
 # What the columns of one sample may take while they are built: this much, or in proportion to its json.
 _MAX_ROOM = 64 << 20
 _ROOM_PER_BYTE = 8
-
-
-class SampleIds:
-    """The sample ids of one partition as they are met. ``taken`` are those of other partitions."""
-
-    def __init__(self, taken: Collection[str] = ()) -> None:
-        self._taken = taken
-        self._first: dict[str, tuple[str, str]] = {}
-
-    def claim(self, sample_id: str, member: str, path: str) -> str | None:
-        """None when the id is free, and from now on that of this member of the tar ``path``; else what it collides with."""
-        if sample_id in self._taken:
-            return f"sample id {sample_id!r:.200} is already in another shard"
-        first = self._first.get(sample_id)
-        if first is None:
-            self._first[sample_id] = (member, path)
-            return None
-        where = repr(first[0]) if first[1] == path else f"{first[0]!r} of {first[1]}"
-        return f"sample id {sample_id!r:.200} occurs twice in this shard, first in member {where}"
 
 
 class TarSamples:
@@ -86,11 +70,18 @@ class TarSamples:
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
             self._stack = stack.pop_all()
-        self.decoder = RawDecoder(path, self.index, layout, max_member_bytes)
-        self.members = [member for member in self.index.members if layout.is_json(member.name)]
+        pairs = find_pairs(self.index, layout, self._payload, self._text)
+        self.decoder = RawDecoder(path, self.index, layout, max_member_bytes, pairs)
+        jsons = [member for member in self.index.members if layout.is_json(member.name)]
+        self.members = jsons if pairs is None else pairs.documents(jsons)
 
     def close(self) -> None:
         self._stack.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the unpacked tar."""
+        return os.fstat(self.descriptor).st_size
 
     def sound(self) -> Iterator[tuple[Member, Sample]]:
         """The samples that can be used, in archive order, each with its json member."""
@@ -117,23 +108,19 @@ class TarSamples:
         self.losses += [self._stretch(stretch) for stretch in self.index.stretches]
 
     def decode(self, member: Member) -> Sample:
-        """The sample of a json member. Raises `SampleError`."""
-        where = f"{self.name}: {member.name}"
-        if member.broken is not None:
-            raise SampleError(NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}")
-        if member.size > MAX_JSON_BYTES:
-            raise SampleError(OVERSIZED_MEMBER, f"{where}: json member of {member.size} bytes, more than {MAX_JSON_BYTES}")
-        data = bytearray(member.size)
-        read_members(self.descriptor, [member], memoryview(data), self.name)
-        payload = parse_payload(bytes(data), where)
+        """The sample of a json member, or of the text member of a pair without one. Raises `SampleError`."""
+        payload = self._payload(member) if self._layout.is_json(member.name) else {}
         sample = decode_own(payload, member, self.decoder) if is_own_layout(payload) else self.decoder.decode(payload, member)
+        sample.nbytes = member.size
+        if self.decoder.pairs is not None:
+            sample.nbytes += sum(len(row.text.encode()) for row in sample.rows if row.text is not None)
         with naming(sample.sample_id):
-            _refuse_large(sample, member, where)
+            _refuse_large(sample, member, f"{self.name}: {member.name}")
         sample.sample_id = self._id_prefix + sample.sample_id
         return sample
 
     def unreferenced(self) -> list[Member]:
-        """Members that are neither a json nor an image of any sample met."""
+        """Members that are neither a json nor an image of any sample met (of a pair, nor its text)."""
         links = {member.link for member in self.index.members if member.link is not None}
         known = self.decoder.referenced | links
         return [member for member in self.index.members if not self._layout.is_json(member.name) and member.name not in known]
@@ -160,6 +147,37 @@ class TarSamples:
         descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
         index = salvage(descriptor, self.name)
         return descriptor, _with_packing(index, damaged[0], os.fstat(descriptor).st_size) if damaged else index
+
+    def _payload(self, member: Member) -> dict[str, Any]:
+        return parse_payload(self._read(member, "json"), f"{self.name}: {member.name}")
+
+    def _text(self, member: Member) -> str:
+        try:
+            return self._read(member, "text").decode("utf-8-sig")
+        except UnicodeDecodeError as cause:
+            error = SampleError(NOT_UTF8, f"{self.name}: {member.name}: not UTF-8: {cause}")
+            error.source_ref = self._place(member)
+            raise error from cause
+
+    def _read(self, member: Member, kind: str) -> bytes:
+        """The bytes of a json or text. Raises `SampleError`, which locates it."""
+        where = f"{self.name}: {member.name}"
+        error = None
+        if member.broken is not None:
+            error = SampleError(NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}")
+        elif member.size > MAX_JSON_BYTES:
+            error = SampleError(OVERSIZED_MEMBER, f"{where}: {kind} member of {member.size} bytes, more than {MAX_JSON_BYTES}")
+        if error is not None:
+            error.source_ref = self._place(member)
+            raise error
+        data = bytearray(member.size)
+        read_members(self.descriptor, [member], memoryview(data), self.name)
+        return bytes(data)
+
+    def _place(self, member: Member) -> str:
+        """The locator of a json or text; a link that leads nowhere has but a header."""
+        is_dead_link = member.link is not None and member.broken is not None
+        return build_source_ref(self.path, member.name, member.header_offset) if is_dead_link else member_ref(self.path, member)
 
     def _stands(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
         """Whether the sample can be used; else its rows are among the losses. Values need a trial only where a json states their types."""
@@ -189,11 +207,8 @@ class TarSamples:
             )
 
     def _undecodable(self, member: Member, error: SampleError) -> Loss:
-        is_link = member.link is not None and member.broken is not None
-        ref = build_source_ref(self.path, member.name, member.header_offset) if is_link else member_ref(self.path, member)
-        ref = error.source_ref or ref
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
-        return _lost_sample(self._id_prefix + sample_id, error, ref)
+        return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
 
     def _stretch(self, stretch: Stretch) -> Loss:
         kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR

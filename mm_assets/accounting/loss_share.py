@@ -1,0 +1,141 @@
+"""How much of a raw shard does not reach its output, and why, in one line that says what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
+from mm_assets.formats.reports import PartitionReport
+from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
+from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.schema import RESERVED_COLUMNS
+from mm_assets.interleaved.source_ref import parse_source_ref
+
+_NAMED = 8  # fields, or classes of fault
+_LONGEST = 200  # characters of a reason
+
+
+@dataclass(frozen=True)
+class LossShare:
+    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined, and members and frames that no sample names;
+    ``kept`` are the other items, ``samples`` the samples that can be read.
+
+    ``is_barren``: none of the samples has a text or an image. ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar.
+    ``examples`` has a reason for each class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
+    """
+
+    lost: Mapping[str, int] = field(default_factory=dict)
+    kept: int = 0
+    samples: int = 0
+    is_barren: bool = False
+    unreadable_bytes: int = 0
+    nbytes: int = 0
+    images: int = 0
+    fields: tuple[str, ...] = ()
+    examples: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_report(cls, report: PartitionReport) -> LossShare:
+        """What a writer says of a shard that it is about to publish."""
+        unreferenced = [loss for notes in report.notes.values() for loss in notes.get("strays", ())]
+        items = [loss for loss in report.quarantined if loss.is_item]
+        stretches = [loss for loss in report.quarantined if not loss.is_item]
+        content = report.texts + report.images + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
+        return cls(
+            Counter(loss.kind for loss in (*items, *unreferenced)),
+            report.rows + len(report.filtered),
+            report.samples,
+            report.samples > 0 and not content,
+            sum(map(_nbytes, stretches)),
+            sum(notes.get("nbytes", 0) for notes in report.notes.values()),
+            sum(map(_is_image, unreferenced)),
+            tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
+            _examples((*stretches, *items, *unreferenced)),
+        )
+
+    @classmethod
+    def of_survey(cls, survey: ShardSurvey, taken: Mapping[str, str]) -> LossShare:
+        """What is known before a shard is read. ``taken``: its sample ids that other shards have, with the shard of each.
+
+        References that lead nowhere, images that cannot be decoded and samples without content are known once the shard was read.
+        """
+        others = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
+        stretches = [loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first]
+        items = int(pc.sum(survey.samples.column("items")).as_py() or 0)
+        repeated = survey.samples.filter(pc.is_in(survey.sample_ids, pa.array(list(taken), pa.string())))
+        duplicates = int(pc.sum(repeated.column("items")).as_py() or 0)
+        lost = Counter({kind: losses.count for kind, losses in others.items()})
+        lost[DUPLICATE_ID] += duplicates
+        lost[UNREFERENCED_MEMBER] += survey.unreferenced.count + survey.skipped.count
+        examples = _examples((*stretches, *(loss for losses in others.values() for loss in losses.first)))
+        if duplicates:
+            sample_id, shard = min(taken.items())
+            examples[DUPLICATE_ID] = f"{sample_id!r:.100} by shard {shard!r}"
+        return cls(
+            +lost,
+            items - duplicates,
+            survey.samples.num_rows - repeated.num_rows,
+            unreadable_bytes=sum(map(_nbytes, stretches)),
+            nbytes=survey.nbytes,
+            images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
+            fields=tuple(name for name in survey.columns.needs() if name != SOURCE),
+            examples=examples,
+        )
+
+    @property
+    def share(self) -> float:
+        """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without any content is lost."""
+        if self.is_barren:
+            return 1.0
+        lost = sum(self.lost.values())
+        return max(lost / max(lost + self.kept, 1), self.unreadable_bytes / max(self.nbytes, 1))
+
+    def refusal(self, most: float) -> str | None:
+        """Why a shard of which at most the share ``most`` may be lost is not taken; None for one that is."""
+        if self.share <= most:
+            return None
+        return f"{self.share:.0%} of it would be lost, and MM_MAX_LOSS is {most:g}: {'; '.join(self._causes())}"
+
+    def _causes(self) -> list[str]:
+        causes = []
+        if self.unreadable_bytes:
+            reason = next(iter(self.examples.values()), "")
+            causes.append(f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}")
+        unreferenced = self.lost.get(UNREFERENCED_MEMBER, 0)
+        if unreferenced or self.is_barren:
+            causes.append(self._unrecognized(unreferenced))
+        for kind, count in Counter(self.lost).most_common(_NAMED):
+            if kind == DUPLICATE_ID:
+                hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
+                causes.append(f"{count} items are of samples whose id is taken ({self.examples.get(kind, '')}): {hint}")
+            elif kind not in (UNREFERENCED_MEMBER, UNREFERENCED_FRAME):
+                causes.append(f"{kind} {count}: {self.examples.get(kind, '')}")
+        return causes
+
+    def _unrecognized(self, unreferenced: int) -> str:
+        named = ", ".join(self.fields[:_NAMED]) + (", …" if self.fields[_NAMED:] else "") if self.fields else "none"
+        content = "no sample has a text or an image" if self.is_barren else f"{self.samples} samples can be read"
+        found = f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; " if unreferenced else ""
+        return f"{found}{content}; fields seen: {named}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+
+
+def _nbytes(loss: Loss) -> int:
+    return parse_source_ref(loss.source_ref)["byte_size"] or 0
+
+
+def _is_image(loss: Loss) -> bool:
+    return extension(parse_source_ref(loss.source_ref)["member"] or "") in DEFAULT_IMAGE_EXTENSIONS
+
+
+def _examples(losses: Iterable[Loss]) -> dict[str, str]:
+    """The first reason of each class."""
+    found: dict[str, str] = {}
+    for loss in losses:
+        found.setdefault(loss.kind, loss.reason if len(loss.reason) <= _LONGEST else f"{loss.reason[:_LONGEST]}…")
+    return found

@@ -1,0 +1,84 @@
+"""Flags that say what documents of others look like, and what holds without them."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+_PREFIX = "sample_id_prefix"
+_OF_ROWS = (_PREFIX, "sample_id_field", "texts_field", "images_field")  # of Parquet with a row a document
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    layout = parser.add_argument_group("documents in tars, and in Parquet of others", "not given, MM_<NAME> of the environment holds")
+    layout.add_argument("--sample-id-field", help="json field, or column, that holds the sample id")
+    layout.add_argument("--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id")
+    layout.add_argument("--texts-field", help="json field, or column, with the list of texts (texts)")
+    layout.add_argument("--images-field", help="json field, or column, with the list of images (images)")
+    layout.add_argument("--image-member-field", help="json field that names the sample's image member")
+    layout.add_argument("--image-extensions", type=names, help="suffixes of image members, comma-separated")
+    layout.add_argument("--json-extensions", type=names, help="suffixes of the members that are documents, comma-separated")
+    layout.add_argument("--per-image-fields", type=names, help="json lists with one value per image, comma-separated")
+    layout.add_argument("--per-text-fields", type=names, help="json lists with one value per text, comma-separated")
+
+
+def layout_of(options: argparse.Namespace, kind: str, source: str, is_compared: bool = False) -> dict[str, Any]:
+    """Arguments of the reader of a format; none where it reads no documents of others.
+
+    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in front, unless the data
+    ``is_compared`` with the raw shards that the flag is about.
+    """
+    from mm_assets.settings import Settings
+
+    settings = Settings.from_environment().raw_layout()
+    layout = {name: value if getattr(options, name) is None else getattr(options, name) for name, value in settings.items()}
+    if layout[_PREFIX] is not None and (is_compared or getattr(options, _PREFIX) is None) and is_ours(kind, source):
+        layout[_PREFIX] = None
+    taken = {"webdataset": tuple(layout), "parquet": _OF_ROWS}.get(kind, ())
+    return {name: layout[name] for name in taken}
+
+
+def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) -> None:
+    """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
+    from mm_assets.formats.parquet_source import DOCUMENTS, rows_of
+    from mm_assets.settings import Settings
+
+    given = [name for name in Settings.from_environment().raw_layout() if getattr(options, name) is not None]
+    if not given or kind == "webdataset":
+        return
+    if kind != "parquet":
+        raise ValueError(f"{_flag(given[0])} is for tars and for Parquet of others, not for {kind}")
+    file = _first_file(kind, source)
+    rows = rows_of(file)
+    if strange := [name for name in given if name not in (_OF_ROWS if rows == DOCUMENTS else (_PREFIX,))]:
+        raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {rows}")
+
+
+def is_ours(kind: str, source: str) -> bool:
+    """Whether this project wrote the first of the tars or Parquet files at ``source``."""
+    if kind == "parquet":
+        from mm_assets.formats.parquet_source import OURS, rows_of
+
+        return rows_of(_first_file(kind, source)) == OURS
+    if kind == "webdataset":
+        from mm_assets.accounting.canonical import webdataset
+
+        return webdataset.is_ours(_first_file(kind, source))
+    return False
+
+
+def _first_file(kind: str, source: str) -> str:
+    from mm_assets.formats.storage import expand_paths
+    from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, TAR_SUFFIXES
+
+    return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)[0]
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

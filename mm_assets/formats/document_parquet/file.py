@@ -1,0 +1,86 @@
+"""A Parquet file of documents, opened: its rows a few at a time, with or without the bytes of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.formats.document_parquet.layout import BYTES, DocumentLayout, ItemColumn, document_layout
+from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, refuse_blown_up
+from mm_assets.formats.parquet_file import read_batches, rows_within
+from mm_assets.formats.reader import ShardError
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
+
+_LARGEST_TIMES = 4  # as many bytes as are asked for, where the largest row of a row group follows upon itself
+
+
+class DocumentFile:
+    """Messages call the file ``name``; ``reopen`` opens it again.
+
+    Raises `ShardError` in one line for a file of another layout, and for one that would take more memory than its ``size`` warrants.
+    """
+
+    def __init__(
+        self, file: pq.ParquetFile, name: str, size: int, raw: RawLayout, read_kwargs: Mapping[str, Any], reopen: Reopen
+    ) -> None:
+        self.name = name
+        self._file = file
+        self._read_kwargs = {"use_threads": False, **read_kwargs}
+        self._leaves = [file.schema.column(index).path for index in range(len(file.schema))]
+        self._by_name: dict[str, list[str]] = {}  # the columns as Parquet has them, under each name that selects them there
+        for leaf in self._leaves:
+            for name_of_some in accumulate(leaf.split("."), "{}.{}".format):
+                self._by_name.setdefault(name_of_some, []).append(leaf)
+        try:
+            self.layout: DocumentLayout = document_layout(file.schema_arrow, raw)
+            refuse_blown_up(file.metadata, size)
+            if len(self._leaves) > MAX_FIELDS:
+                raise ValueError(f"{len(self._leaves)} columns, those inside others included, at most {MAX_FIELDS}")
+        except ValueError as error:
+            raise ShardError(f"{name}: {error}") from error
+        self._sizes = RowSizes(file.metadata, name, reopen)
+
+    @property
+    def names(self) -> list[str]:
+        """All columns."""
+        return list(self._file.schema_arrow.names)
+
+    @property
+    def rows(self) -> int:
+        return int(self._file.metadata.num_rows)
+
+    def read(self, names: Sequence[str], nbytes: int, most_images: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Some columns of all rows, about ``nbytes`` at a time, each time with the number of the first row.
+
+        A row has at most ``most_images`` images. Where that is not known yet (None), their bytes are left out, if another column tells
+        which images there are.
+        """
+        images = self.layout.images if self.layout.images is not None and self.layout.images.name in names else None
+        blobs = None if images is None else self._bytes_of(images)
+        columns = list(names)
+        if images is not None and blobs is not None and most_images is None and images.value.num_fields > 1:
+            columns = [*(name for name in names if name != images.name), *(leaf for leaf in self._by_name[images.name] if leaf != blobs)]
+        leaves = {leaf for column in columns for leaf in self._by_name.get(column, ())}
+        wanted = [at for at, leaf in enumerate(self._leaves) if leaf in leaves]
+        most = {at: most_images for at in wanted if most_images is not None and self._leaves[at] == blobs}
+        first = 0
+        for group in range(self._file.metadata.num_row_groups):
+            mean, largest = self._sizes.of(group, wanted, most)
+            rows = min(rows_within(nbytes, mean), rows_within(_LARGEST_TIMES * nbytes, largest))
+            for batch in read_batches(self._file, group, columns, rows, self.name, **self._read_kwargs):
+                yield first, batch.select(list(names))  # Parquet takes "x.y" for a part of "x" as well
+                first += batch.num_rows
+
+    def close(self) -> None:
+        self._file.close(force=True)  # a remote file was opened here, not by pyarrow
+
+    def _bytes_of(self, images: ItemColumn) -> str | None:
+        """The bytes of the images among these columns."""
+        if not images.has(BYTES):
+            return self._by_name[images.name][0] if not images.is_name else None
+        found = [leaf for leaf in self._by_name[images.name] if leaf.endswith(f".{BYTES}")]
+        return min(found, key=lambda leaf: leaf.count("."), default=None)

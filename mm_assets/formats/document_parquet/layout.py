@@ -1,0 +1,175 @@
+"""Parquet of others with a document in each row: which columns hold its texts and images, told by their names and types."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, RawLayout
+from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
+
+BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
+_IMAGE = "image"  # a column of one image a row, where none of lists is named
+_SHOWN = 20  # columns that a refusal names
+
+@dataclass(frozen=True)
+class ItemColumn:
+    """A column of texts or of images. ``value`` is the type of one item; ``is_list``: a row has a list of them, and not just one.
+
+    ``known`` are the fields of an item, where that is a struct, which hold its content and its name.
+    """
+
+    name: str
+    value: pa.DataType
+    is_list: bool
+    known: tuple[str, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row can have an item: all values are null."""
+        return bool(pa.types.is_null(self.value))
+
+    @property
+    def is_name(self) -> bool:
+        """Whether an image has a name at most, and no item any bytes."""
+        return not _is_blob(_child(self, BYTES) or self.value)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """All other fields of an item."""
+        return tuple(f.name for f in self.value if f.name not in self.known) if pa.types.is_struct(self.value) else ()
+
+    def has(self, field: str) -> bool:
+        """Whether an item has a field of this name."""
+        return pa.types.is_struct(self.value) and self.value.get_field_index(field) >= 0
+
+    def place(self, position: int) -> str:
+        """What a locator calls an item of a row."""
+        return f"{self.name}[{position}]" if self.is_list else self.name
+
+
+@dataclass(frozen=True)
+class DocumentLayout:
+    """The columns of a file of documents.
+
+    ``sample_id`` holds the ids, which a row must have where the column was asked for (``needs_id``). ``passthrough`` are the columns that
+    become those of the metadata rows, ``kept`` those whose names are taken: their values go into ``_source``.
+    """
+
+    texts: ItemColumn | None
+    images: ItemColumn | None
+    sample_id: str | None
+    needs_id: bool
+    passthrough: pa.Schema
+    kept: pa.Schema
+
+    @property
+    def items(self) -> tuple[ItemColumn, ...]:
+        """The columns of items there are."""
+        return tuple(column for column in (self.texts, self.images) if column is not None)
+
+
+def is_interleaved(schema: pa.Schema) -> bool:
+    """Whether a file has a row an item: ours, and NeMo Curator's."""
+    return set(REQUIRED_COLUMNS) <= set(schema.names)
+
+
+def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
+    """How documents lie in a file of this schema. Raises ``ValueError`` in one line for any other file."""
+    if len(schema) > MAX_FIELDS:
+        raise ValueError(f"{len(schema)} columns, at most {MAX_FIELDS}")
+    _refuse_repeated(schema.names)
+    texts = _items(schema, raw.texts_field, (TEXT,))
+    images = _items(schema, raw.images_field, (BYTES, PATH))
+    if images is None and raw.images_field == IMAGES:
+        images = _items(schema, _IMAGE, (BYTES, PATH))
+    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
+    is_image = images is None or images.is_empty or _is_image(images)
+    if (texts is None and images is None) or not (is_text and is_image):
+        raise ValueError(f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}")
+    sample_id = _sample_id(schema, raw)
+    taken = {column.name for column in (texts, images) if column is not None}
+    is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
+    others = [field for field in schema if field.name not in taken and not (is_id and field.name == sample_id)]
+    kept = [f for f in others if f.name in (*RESERVED_COLUMNS, SOURCE, sample_id)]
+    layout = DocumentLayout(
+        texts,
+        images,
+        sample_id,
+        raw.sample_id_field is not None,
+        pa.schema([pa.field(f.name, f.type) for f in others if f not in kept]),
+        pa.schema([pa.field(f.name, f.type) for f in kept]),
+    )
+    for field in [*layout.kept, *(column.value.field(name) for column in layout.items for name in column.others)]:
+        json_codec.encode(pa.nulls(0, field.type), field)  # raises `NotEncodable`: these travel as JSON
+    return layout
+
+
+def _refuse_repeated(names: list[str]) -> None:
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
+        raise ValueError(f"column {repeated[0]!r:.100} occurs twice")
+
+
+def _sample_id(schema: pa.Schema, raw: RawLayout) -> str | None:
+    if raw.sample_id_field is not None:
+        if raw.sample_id_field not in schema.names:
+            raise ValueError(f"it has no column {raw.sample_id_field!r} (sample_id_field), but {_described(schema)}")
+        return raw.sample_id_field
+    return SAMPLE_ID if SAMPLE_ID in schema.names and _is_string(schema.field(SAMPLE_ID).type) else None
+
+
+def _items(schema: pa.Schema, name: str, known: tuple[str, ...]) -> ItemColumn | None:
+    if name not in schema.names:
+        return None
+    type_ = schema.field(name).type
+    is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
+    if pa.types.is_struct(value := type_.value_type if is_list else type_):
+        _refuse_repeated([field.name for field in value])
+    return ItemColumn(name, value, is_list, known)
+
+
+def _child(column: ItemColumn, name: str) -> pa.DataType | None:
+    return column.value.field(name).type if column.has(name) else None
+
+
+def _is_image(column: ItemColumn) -> bool:
+    """Of a struct with a name alone, and of names, no item has bytes: each is an error row."""
+    if pa.types.is_struct(column.value):
+        stored, name = _child(column, BYTES), _child(column, PATH)
+        return (stored is not None or name is not None) and _is_blob(stored, optional=True) and (name is None or _is_string(name))
+    return _is_blob(column.value) or _is_string(column.value)
+
+
+def _is_blob(type_: pa.DataType | None, optional: bool = False) -> bool:
+    if type_ is None or (optional and pa.types.is_null(type_)):
+        return optional
+    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
+
+
+def _is_string(type_: pa.DataType | None) -> bool:
+    if type_ is not None and pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    return type_ is not None and bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _near_miss(schema: pa.Schema) -> str:
+    """What a file lacks that has nearly the columns of a row an item."""
+    missing = [name for name in REQUIRED_COLUMNS if name not in schema.names]
+    return f", column {missing[0]!r} is missing" if len(missing) < len(REQUIRED_COLUMNS) else ""
+
+
+def _expected(raw: RawLayout) -> str:
+    return (
+        f"expected a row an item ({', '.join(REQUIRED_COLUMNS)}), or a row a document: {raw.images_field!r}, lists of struct<bytes, path>, "
+        f"of bytes or of names, and {raw.texts_field!r}, lists of string or of struct<text> (MM_IMAGES_FIELD, MM_TEXTS_FIELD name others)"
+    )
+
+
+def _described(schema: pa.Schema) -> str:
+    """Names and types of the columns, as far as a line has room for them."""
+    shown = ", ".join(f"{field.name!s:.60}: {field.type!s:.100}" for field in list(schema)[:_SHOWN])
+    more = f" and {len(schema) - _SHOWN} more columns" if len(schema) > _SHOWN else ""
+    return f"columns {shown or '(none)'}{more}"

@@ -1,0 +1,91 @@
+"""Parquet files with a row an item, as a source of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, read_batches, rows_within
+from mm_assets.formats.parquet_types import original_schema, restore
+from mm_assets.formats.reader import FileSource
+from mm_assets.interleaved.digest import BLOBS
+
+PER_READ = ("use_threads", "use_pandas_metadata")  # arguments of each read; all others are of opening the file
+
+
+class ParquetSource(FileSource):
+    """One opened Parquet file; only the columns asked for are read, a few megabytes at a time.
+
+    ``id_prefix`` is put in front of each sample id.
+    """
+
+    def __init__(self, uri: str, file: pq.ParquetFile, read_kwargs: Mapping[str, Any], id_prefix: str = "") -> None:
+        self._read_kwargs = {"use_threads": False, **{name: value for name, value in read_kwargs.items() if name in PER_READ}}
+        filters = read_kwargs.get("filters")
+        self._filter = None if filters is None else pq.filters_to_expression(filters)
+        self._file = file
+        self._id_prefix = id_prefix
+        self._blob_columns = [at for at, column in enumerate(file.schema) if column.path == BLOBS]
+        super().__init__(uri, original_schema(file), file.metadata.num_rows if filters is None else None)
+
+    def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
+        target = pa.schema([self.schema.field(name) for name in columns])
+        found = (restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes))
+        return cut_by_bytes((self._prefixed(table) for table in found) if self._id_prefix else found, max_bytes)
+
+    def _prefixed(self, table: pa.Table) -> pa.Table:
+        index = table.schema.get_field_index("sample_id")
+        field = table.schema.field(index)
+        ids = pc.binary_join_element_wise(self._id_prefix, table.column(index).cast(pa.string()), "")
+        return table.set_column(index, field, ids.cast(field.type))
+
+    def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        if self._filter is None:
+            yield from self._slices(columns, max_bytes)
+            return
+        for table in self._slices(self.schema.names, max_bytes):  # the filter may ask for a column that is not read otherwise
+            yield table.filter(self._filter)
+
+    def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        metadata = self._file.metadata
+        for group in range(metadata.num_row_groups):
+            facts = metadata.row_group(group)
+            if max_bytes is None or facts.total_byte_size <= max_bytes // 2:
+                yield self._checked(partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs))
+                continue
+            blobs = sum(facts.column(at).total_uncompressed_size for at in self._blob_columns)
+            if blobs and BLOBS in columns and facts.num_rows <= ROWS_AT_ONCE and facts.total_byte_size - blobs <= max_bytes // 8:
+                yield from self._apart(group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes)
+                continue
+            for batch in self._batches(group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes):
+                yield pa.Table.from_batches([batch])
+
+    def _apart(self, group: int, others: list[str], mean: int, max_bytes: int) -> Iterator[pa.Table]:
+        """The rows of a group of which only the images are large: these a few at a time, all other columns at once."""
+        table = self._checked(lambda: self._file.read_row_group(group, columns=others, **self._read_kwargs))
+        field = self._file.schema_arrow.field(BLOBS)
+        pieces: list[pa.Array] = []
+        start = rows = filled = 0
+        for batch in self._batches(group, [BLOBS], mean, max_bytes):
+            pieces.append(batch.column(BLOBS))
+            rows += batch.num_rows
+            filled += pieces[-1].nbytes
+            if filled > max_bytes // 4 or start + rows == table.num_rows:
+                yield table.slice(start, rows).append_column(field, pa.chunked_array(pieces))
+                start, rows, filled, pieces = start + rows, 0, 0, []
+
+    def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+        return read_batches(self._file, group, columns, rows_within(max_bytes // 8, mean), self.uri, **self._read_kwargs)
+
+    def _checked(self, read: Callable[[], pa.Table]) -> pa.Table:
+        return checked(read, self.uri)
+
+    def close(self) -> None:
+        self._file.close(force=True)  # a remote file was opened here, not by pyarrow

@@ -1,0 +1,18 @@
+"""What locators call a row of a Parquet file, and an item in it."""
+
+from __future__ import annotations
+
+import re
+
+_ROW = re.compile(r"row (\d{1,18})(?:, .*)?", re.ASCII | re.DOTALL)
+
+
+def row_name(row: int, item: str | None = None) -> str:
+    """``row 17``, or ``row 17, images[3]``: rows are counted from 0 over the whole file. It is no member of any tar."""
+    return f"row {row}" if item is None else f"row {row}, {item}"
+
+
+def row_of(member: str | None) -> int | None:
+    """The number of the row that a locator names; None for any other."""
+    match = _ROW.fullmatch(member or "")
+    return None if match is None else int(match[1])

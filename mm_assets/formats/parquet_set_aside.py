@@ -1,0 +1,122 @@
+"""Parquet files of others with a row an item: samples that cannot be used are set aside, and all others are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mm_assets.formats.column_integers import ColumnIntegers
+from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.parquet_items import ParquetSource
+from mm_assets.formats.parquet_rows import row_name
+from mm_assets.formats.parquet_text import broken_rows, with_bytes
+from mm_assets.formats.sample_ids import SampleIds
+from mm_assets.interleaved.buffers import take_rows
+from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
+from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.samples import sample_offsets, sort_items
+from mm_assets.interleaved.schema import METADATA_POSITION, REQUIRED_COLUMNS, RESERVED_COLUMNS, canonical_schema
+from mm_assets.interleaved.source_ref import build_source_ref
+
+_READ_AT_ONCE = 8 << 20  # bytes
+_ERROR = "materialize_error"
+
+
+class SetAsideSource(ParquetSource):
+    """Looks at all rows when opened, without the bytes of the images. Locators of losses call the file ``path``."""
+
+    def __init__(self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str) -> None:
+        super().__init__(uri, file, {}, id_prefix)
+        self._path, self._ids = path, ids
+        self._is_kept = np.ones(file.metadata.num_rows, bool)
+        self._samples: list[SampleFacts] = []
+        self._unresolved: list[tuple[str, int, str]] = []
+        self._passthrough = pa.schema([field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS])
+        self._integers = ColumnIntegers(self._passthrough)
+        first = 0
+        for table in self.tables([name for name in self.schema.names if name != BLOBS], _READ_AT_ONCE):
+            self._look(table, first)
+            first += table.num_rows
+        self.items = int(self._is_kept.sum()) + sum(loss.is_item for loss in self.losses)
+
+    def survey(self) -> FileSurvey:
+        """What the file holds."""
+        return FileSurvey(
+            samples=tuple(self._samples),
+            losses=tuple(self.losses),
+            unresolved=tuple(self._unresolved),
+            declared=(self._passthrough,),
+            declared_ints=self._integers.tallies,
+            members=len(self._is_kept),
+        )
+
+    def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        first = 0
+        for table in super()._passing(columns, max_bytes):
+            is_kept = self._is_kept[first : first + table.num_rows]
+            first += table.num_rows
+            yield table if is_kept.all() else take_rows(table, np.flatnonzero(is_kept))
+
+    def _look(self, table: pa.Table, first: int) -> None:
+        """Find the samples of some rows; the number of the first row is ``first``."""
+        self._integers.observe(table)
+        broken = broken_rows(table)
+        is_orderly = not broken and _disorder(table) is None
+        offsets = sample_offsets(table).tolist()
+        for start, end in zip(offsets, offsets[1:], strict=False):
+            rows = table.slice(start, end - start)
+            fault = None if is_orderly else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
+            if fault is not None:
+                self._lose_unread(rows, first + start, *fault)
+            elif (why := self._ids.claim(rows.column("sample_id")[0].as_py(), row_name(first + start), self._path)) is not None:
+                self._lose_duplicate(rows, first + start, why)
+            else:
+                self._note(rows, first + start)
+                continue
+            self._is_kept[first + start : first + end] = False
+
+    def _note(self, rows: pa.Table, first: int) -> None:
+        sample_id = rows.column("sample_id")[0].as_py()
+        modalities = rows.column("modality").to_pylist()
+        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, len(modalities), modalities.count("image")))
+        if _ERROR in rows.column_names and rows.column(_ERROR).null_count < len(modalities):
+            for row in rows.select(["position", "modality", _ERROR]).to_pylist():
+                if row["modality"] == "image" and row[_ERROR] is not None:
+                    self._unresolved.append((sample_id, row["position"], row[_ERROR]))
+
+    def _lose_unread(self, rows: pa.Table, first: int, kind: str, why: str) -> None:
+        """A sample that cannot be taken in is lost as one item: what its rows are nobody can say."""
+        ids = with_bytes(rows.column("sample_id").combine_chunks())
+        sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
+        reason = f"{self._path}: {row_name(first)}: {why}"
+        self.losses.append(Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", kind, reason, source_ref=self._ref(first)))
+
+    def _lose_duplicate(self, rows: pa.Table, first: int, why: str) -> None:
+        for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
+            ref = self._ref(first + number)
+            self.losses.append(Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=why, source_ref=ref, is_cause=number == 0))
+
+    def _ref(self, row: int) -> str:
+        return build_source_ref(self._path, row_name(row))
+
+
+def _fault(rows: pa.Table, broken: Sequence[str]) -> tuple[str, str] | None:
+    if broken:
+        return NOT_UTF8, f"column {broken[0]!r}: not UTF-8"
+    if rows.column("sample_id").null_count:
+        return BAD_SAMPLE_ID, "column 'sample_id' is null"
+    disorder = _disorder(rows)
+    return None if disorder is None else (BAD_LAYOUT, disorder)
+
+
+def _disorder(rows: pa.Table) -> str | None:
+    """Why some rows are no items of interleaved samples."""
+    try:
+        sort_items(rows.select(REQUIRED_COLUMNS))
+    except ValueError as error:
+        return str(error)
+    return None

@@ -1,0 +1,25 @@
+"""Read raw shards as interleaved batches: tars, and Parquet files of others."""
+
+from __future__ import annotations
+
+from mm_assets.formats.parquet_source import open_source
+from mm_assets.formats.partitions import Partition, ref_path
+from mm_assets.formats.reader import FileSource
+from mm_assets.formats.sample_ids import SampleIds
+from mm_assets.formats.webdataset.layout import PARQUET_SUFFIXES, RAW_SUFFIXES
+from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
+
+
+class RawReader(InterleavedWebdatasetReader):
+    """Reads each file as its suffix says; the arguments are those of `InterleavedWebdatasetReader`.
+
+    In Parquet, names of fields are those of columns. Extensions, the image member and per-item fields are about tars alone.
+    """
+
+    suffixes = RAW_SUFFIXES
+
+    def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        if not uri.lower().endswith(PARQUET_SUFFIXES):
+            return super()._source(uri, partition, ids)
+        path = ref_path(uri, self.relative_to)
+        return open_source(uri, self.layout, path, partition, ids, self.max_member_bytes, self.storage_options)

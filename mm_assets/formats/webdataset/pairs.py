@@ -1,0 +1,94 @@
+"""Image-text pairs in a tar: an image and its caption under one key, as img2dataset writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.formats.webdataset.layout import RawLayout, extension, is_own_layout, sample_stem
+from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.resolve import Content, Resolved, frame_member, lookup
+from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
+from mm_assets.interleaved.faults import DANGLING_REFERENCE
+
+CAPTION = "caption"  # json field with the text, where no member has it
+TEXT_EXTENSION = "txt"
+
+
+@dataclass(frozen=True)
+class ImageTextPairs:
+    """The members of a tar of pairs by key: a member's path without its last suffix. ``read_text`` raises `SampleError`."""
+
+    index: TarIndex
+    images: Mapping[str, Sequence[Member]]
+    texts: Mapping[str, Sequence[Member]]
+    read_text: Callable[[Member], str]
+
+    def documents(self, jsons: Sequence[Member]) -> list[Member]:
+        """The member that stands for each pair, in archive order: its json, or its text where it has none."""
+        keys = {sample_stem(member.name) for member in jsons}
+        alone = [texts[0] for key, texts in self.texts.items() if key not in keys]
+        return sorted([*jsons, *alone], key=lambda member: member.header_offset)
+
+    def text_member(self, key: str) -> Member | None:
+        """The text of a key. Raises `SampleError` where there are several."""
+        found = self.texts.get(key, ())
+        if len(found) > 1:
+            raise SampleError(DANGLING_REFERENCE, f"{self.index.name}: ambiguous: key {key!r} has {len(found)} texts: {_names(found)}")
+        return found[0] if found else None
+
+    def image(self, key: str, named: object) -> Resolved:
+        """The one image of a key, or the member that its json has ``named``; a string says why there is none."""
+        found = self.images.get(key, ())
+        if named is None and not found:
+            return f"missing member: no image of key {key!r}"
+        if named is None and len(found) > 1:
+            return f"ambiguous: key {key!r} has {len(found)} images: {_names(found)}"
+        member = lookup(found[0].name, self.index) if named is None else frame_member(key, self.index, named)
+        assert member is not None
+        return Content(member) if isinstance(member, Member) else member
+
+
+def find_pairs(
+    index: TarIndex, layout: RawLayout, parse: Callable[[Member], dict[str, Any]], read_text: Callable[[Member], str]
+) -> ImageTextPairs | None:
+    """The pairs of a tar; None for a tar of documents.
+
+    A tar is one of pairs when some key has an image and a caption, and no json of the tar is a document: in our own layout, or with the
+    field of the texts or of the images. A json for which ``parse`` raises `SampleError` has no say, nor has its key.
+    """
+    jsons: list[Member] = []
+    images: dict[str, list[Member]] = {}
+    texts: dict[str, list[Member]] = {}
+    for member in index.members:
+        if layout.is_json(member.name):
+            jsons.append(member)
+        elif layout.is_image(member.name):
+            images.setdefault(sample_stem(member.name), []).append(member)
+        elif extension(member.name) == TEXT_EXTENSION:
+            texts.setdefault(sample_stem(member.name), []).append(member)
+    if images.keys().isdisjoint({*texts, *(sample_stem(member.name) for member in jsons)}):
+        return None
+    captioned = images.keys() & texts.keys()
+    for member in jsons:
+        key = sample_stem(member.name)
+        try:
+            payload = parse(member)
+        except SampleError:
+            captioned.discard(key)
+            continue
+        if _is_document(payload, layout):
+            return None
+        if key in images and isinstance(payload.get(CAPTION), str):
+            captioned.add(key)
+    return ImageTextPairs(index, images, texts, read_text) if captioned else None
+
+
+def _is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
+    """Whether a json says by itself what the items of its sample are."""
+    return layout.texts_field in payload or layout.images_field in payload or is_own_layout(payload)
+
+
+def _names(members: Sequence[Member]) -> str:
+    return ", ".join(member.name for member in members)

@@ -1,0 +1,173 @@
+"""The proof starts from what should be there: what is gone together with its record is missed, and what nobody has written is told."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from mm_assets.accounting.outputs import OUTPUTS
+from mm_assets.accounting.sealed_json import unseal
+from mm_assets.definitions import build_definitions
+from mm_assets.io_managers import proving
+from mm_assets_tests.graph.deployment import Deployment, write_tar
+
+Deploy = Callable[..., Deployment]
+
+FOLDERS = {"curated_parquet": "curated", "filtered_parquet": "filtered", "final_tars": "webdataset", "arrow_cache": "arrow_cache"}
+
+
+@pytest.fixture
+def fresh(copied: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """The same outputs under a Dagster that knows nothing of them."""
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("fresh"))) as instance:
+        yield Deployment(copied.raw, copied.storage, instance, copied.environment)
+
+
+def _prove(deployment: Deployment) -> tuple[bool, dict[str, dict[str, list[str]]], dict[str, Any]]:
+    """Whether the job succeeded; problems by asset and shard, of those that have some; and what ``proof.json`` says."""
+    with deployment._configured():
+        job = build_definitions().resolve_job_def("prove")
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        result = job.execute_in_process(instance=deployment.instance, raise_on_error=False, run_config=quiet)
+    found: dict[str, dict[str, list[str]]] = {}
+    for evaluation in result.get_asset_check_evaluations():
+        if evaluation.partition is not None and not evaluation.passed:
+            lines = evaluation.metadata["problems"].value
+            found.setdefault(evaluation.asset_key.to_user_string(), {})[evaluation.partition] = list(lines)  # type: ignore[call-overload]
+    proof = unseal(Path(deployment.storage, "proof", "proof.json").read_bytes())
+    assert proof["is_equal"] is result.success
+    for asset, shards in found.items():
+        assert {key: proof["shards"][key][asset]["problems"] for key in shards} == shards
+    return result.success, found, proof
+
+
+def _remove(storage: str, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in Path(storage).glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _traces(pattern: str) -> list[str]:
+    return [f"{folder}/{pattern}" for folder in ("ledger", "ledger/balance", "ledger/items", "proof")]
+
+
+def test_an_output_that_went_with_its_records_is_missed(copied: Deployment) -> None:
+    _remove(copied.storage, "webdataset", "ledger/final_tars")
+    success, found, _ = _prove(copied)
+    tells = "known from the event log, its balance in the ledger, an earlier proof; nothing is there"
+    assert not success
+    assert found == {"final_tars": {k: [f"webdataset/{k}.tar: no record says what was written, {tells}"] for k in ("p", "q")}}
+    assert copied.run().success
+    assert _prove(copied)[0]
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda output: output.asset)
+@pytest.mark.parametrize("state", ["intact", "cut", "gone"])
+def test_an_output_without_its_record_is_not_proven(output: Any, state: str, copied: Deployment) -> None:
+    """Whatever lies there: nobody knows what was written. The next run makes the shard again."""
+    Path(copied.storage, "ledger", output.asset, "p.json").unlink()
+    path = Path(output.uri(copied.storage, "p"))
+    if state == "cut" and path.is_file():
+        os.truncate(path, path.stat().st_size // 2)
+    elif state == "gone" and path.is_file():
+        path.unlink()
+    success, found, _ = _prove(copied)
+    assert not success
+    assert list(found[output.asset]) == ["p"]
+    assert "no record says what was written, known from the event log" in found[output.asset]["p"][0]
+    assert copied.run().success
+    assert _prove(copied)[:2] == (True, {})
+
+
+@pytest.mark.parametrize(("asset", "output"), [("final_tars", "webdataset/p.tar"), ("curated_parquet", "curated/p.parquet")])
+def test_without_an_event_log_the_storage_itself_tells(asset: str, output: str, fresh: Deployment) -> None:
+    assert _prove(fresh)[:2] == (True, {}), "no partition is known, and all that lies there is proven"
+    _remove(fresh.storage, output, f"ledger/{asset}/p.json")
+    success, found, _ = _prove(fresh)
+    assert not success
+    assert list(found) == [asset] and list(found[asset]) == ["p"]
+
+
+def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
+    _remove(fresh.storage, "curated/p.parquet", *_traces("curated_parquet/p.*"))
+    success, found, _ = _prove(fresh)
+    assert not success
+    line = "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; nothing is there"
+    assert found == {"curated_parquet": {"p": [line]}}
+
+
+def test_rows_of_the_table_tell_of_their_shard(fresh: Deployment) -> None:
+    _remove(fresh.storage, *_traces("lance_table/p.*"))
+    success, found, _ = _prove(fresh)
+    assert not success
+    assert "known from the table" in found["lance_table"]["p"][0]
+
+
+@pytest.mark.parametrize("asset", FOLDERS)
+def test_data_that_no_shard_has_written_is_told(asset: str, copied: Deployment) -> None:
+    folder = Path(copied.storage, FOLDERS[asset])
+    (source,) = folder.glob("q*" if asset == "arrow_cache" else "q.[pt]*[t r]")
+    copy = folder / source.name.replace("q", "someone's", 1)
+    shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
+    (folder / "NOTES.txt").write_text("data of no reader")
+    success, found, proof = _prove(copied)
+    told = f"{FOLDERS[asset]}/{copy.name}" + ("/_metadata.json" if asset == "arrow_cache" else "")
+    assert not success
+    assert found == {}
+    assert proof["unknown_files"] == {asset: [told]}
+    passed, metadata = copied.overview(asset, "zero_loss")
+    assert (passed, metadata["problems"]) == (False, [f"{told}: no shard has written it"])
+    shutil.rmtree(copy) if copy.is_dir() else copy.unlink()
+    assert _prove(copied)[0]
+    assert copied.overview(asset, "zero_loss")[0]
+
+
+def test_shards_that_were_never_made_are_named_and_do_not_fail(copied: Deployment) -> None:
+    _remove(copied.storage, "arrow_cache", *_traces("arrow_cache"))
+    copied.instance.wipe_assets([dg.AssetKey("arrow_cache")])
+    success, found, proof = _prove(copied)
+    assert (success, found, proof["unmade"]) == (True, {}, {"arrow_cache": ["p", "q"]})
+    assert copied.run().success
+    assert _prove(copied)[2]["unmade"] == {}
+
+
+def test_an_older_version_put_back_with_its_record_is_found(tmp_path: Path, deploy: Deploy) -> None:
+    def write(text: str) -> None:
+        write_tar(tmp_path / "raw" / "p.tar", {"s.json": json.dumps({"texts": [text]}).encode()})
+
+    deployment = deploy()
+    write("old")
+    assert deployment.run().success
+    kept = tmp_path / "kept"
+    shutil.copytree(tmp_path / "storage", kept)
+    write("new")
+    assert deployment.run().success
+    for name in ("webdataset", "ledger/final_tars", "proof/final_tars"):
+        shutil.rmtree(tmp_path / "storage" / name)
+        shutil.copytree(kept / name, tmp_path / "storage" / name)
+    success, found, _ = _prove(deployment)
+    assert not success
+    assert list(found) == ["final_tars"] and "the record is of version" in found["final_tars"]["p"][-1]
+    assert deployment.run().success  # and does not report the old one as what it made
+    assert _prove(deployment)[:2] == (True, {})
+    assert b"new" in (tmp_path / "storage" / "webdataset" / "p.tar").read_bytes()
+
+
+def test_a_proof_that_could_not_be_done_is_no_proof(copied: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that dies over a shard leaves a verdict of today, not the one of yesterday."""
+    monkeypatch.setattr(proving, "prove_shard", _die)
+    success, found, proof = _prove(copied)
+    assert not success
+    assert set(found) == {output.asset for output in OUTPUTS}
+    assert all("WorkerDied" in lines[0] for shards in found.values() for lines in shards.values())
+    assert {entry["is_equal"] for shard in proof["shards"].values() for entry in shard.values()} == {False}
+
+
+def _die(job: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
