@@ -17,6 +17,7 @@ from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.shard_columns import ShardColumns, passthrough
 from mm_assets.formats.parquet_types import original_schema
 from mm_assets.formats.storage import StorageOptions, is_remote
+from mm_assets.formats.tables import UNREADABLE
 from mm_assets.interleaved.json_values import FieldTally
 
 T = TypeVar("T")
@@ -55,7 +56,9 @@ class LandedOutputs:
             try:
                 with open_parquet(record.uri, self._options) as file:
                     return read(file)
-            except (FileNotFoundError, LookupError, pa.ArrowException) as error:
+            except UNREADABLE as error:
+                if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+                    raise  # of the system, not of Arrow: what cannot be read now must not pass for damaged
                 log.warning("%s tells nothing of shard %r: %s", record.uri, record.key, error)
                 return None
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from mm_assets.accounting.records import stat_outputs
+from mm_assets.accounting.file_digests import file_problems, files_of
+from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.reports import PartitionReport
-from mm_assets.formats.storage import StorageOptions, exists, join, open_binary, remove
-from mm_assets.formats.tables import publish_table
+from mm_assets.formats.storage import StorageOptions, exists, join, remove
+from mm_assets.formats.tables import UnreadableFile, publish_table, read_small_table
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import parse_source_ref
@@ -108,6 +108,7 @@ class Ledger:
     """
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
+        self._storage = root
         self._root = join(root, LEDGER_FOLDER)
         self._options = options
 
@@ -133,27 +134,28 @@ class Ledger:
         return balance
 
     def items(self, asset: str, partition: str) -> pa.Table:
-        """The lost items of a shard; no rows when it lost none, or was never recorded."""
+        """The lost items of a shard; no rows when it lost none, or was never recorded. Raises `UnreadableFile`."""
         return self._read(self.items_uri(asset, partition), ITEMS_SCHEMA)
 
+    def recorded_items(self, asset: str, partition: str, record: ShardRecord | None) -> pa.Table:
+        """The `items` of a shard, if they are still those that its record knows of. Raises `UnreadableFile` for any others."""
+        uri = self.items_uri(asset, partition)
+        if record is not None and (line := "; ".join(file_problems(self._storage, files_of(record, uri), self._options))):
+            raise UnreadableFile(line)
+        return self.items(asset, partition)
+
     def balance(self, asset: str, partition: str) -> pa.Table:
-        """The entries of a shard; no rows when it was never recorded."""
+        """The entries of a shard; no rows when it was never recorded. Raises `UnreadableFile`."""
         return self._read(self.balance_uri(asset, partition), BALANCE_SCHEMA)
 
-    def sizes(self, asset: str, partitions: Iterable[str]) -> dict[str, dict[str, int | None]]:
-        """Bytes of the two files of each shard, None for one that is not there: whether they are still those that were written."""
-        uris = {key: {"items": self.items_uri(asset, key), "balance": self.balance_uri(asset, key)} for key in partitions}
-        found = stat_outputs([uri for files in uris.values() for uri in files.values()])
-        return {
-            key: {name: stat["size"] if (stat := found[uri]) is not None else None for name, uri in files.items()}
-            for key, files in uris.items()
-        }
+    def uris(self, asset: str, partition: str) -> list[str]:
+        """Where the two files of a shard are, or would be."""
+        return [self.items_uri(asset, partition), self.balance_uri(asset, partition)]
 
     def _read(self, uri: str, schema: pa.Schema) -> pa.Table:
         if not exists(uri, self._options):
             return schema.empty_table()
-        with open_binary(uri, self._options) as file:
-            return pq.read_table(file)
+        return read_small_table(uri, schema.names, self._options)
 
 
 def _file_name(partition: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.raw_bytes import MAX_STRETCH_BYTES, Place, RawFiles, in_batches
-from mm_assets.formats.storage import StorageOptions, exists, open_binary, remove, staged
+from mm_assets.formats.storage import StorageOptions, exists, remove, staged
+from mm_assets.formats.tables import UnreadableFile, read_small_table
 from mm_assets.interleaved.faults import FETCH_FAILED
 from mm_assets.interleaved.schema import METADATA_POSITION
+
+log = logging.getLogger(__name__)
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -90,11 +94,17 @@ def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None
 
 
 def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[tuple[Any, ...]]:
-    """What tells the published records of a shard from each other, whatever offsets a mended file has; none without a file."""
+    """What tells the published records of a shard from each other, whatever offsets a mended file has; none without a file.
+
+    A damaged file is logged and counts as none: it is made again from the ledger.
+    """
     if not exists(uri, options):
         return frozenset()
-    with open_binary(uri, options) as file:
-        return frozenset(tuple(row.values()) for row in pq.read_table(file, columns=_NAME).to_pylist())
+    try:
+        return frozenset(tuple(row.values()) for row in read_small_table(uri, _NAME, options).to_pylist())
+    except UnreadableFile as error:
+        log.warning("%s; it is made again", error)
+        return frozenset()
 
 
 def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None], files: RawFiles) -> tuple[Place | None, str | None]:

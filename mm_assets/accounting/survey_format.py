@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.shard_columns import ShardColumns, passthrough
 from mm_assets.accounting.shard_survey import SAMPLES_SCHEMA, Excerpt, ShardSurvey
 from mm_assets.interleaved.json_values import FieldTally
@@ -20,8 +22,9 @@ from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 FORMAT = 1
 SURVEY_KEY = b"mm_assets:survey"  # of the Parquet file's metadata: what is no row of it, as JSON
 
-# What reading bytes of another making may raise; Arrow has OSError for damaged Parquet.
-UNREADABLE = (ValueError, TypeError, LookupError, OSError)
+_IDS_SCHEMA = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
+# Pages with checksums, which are looked at when they are read: a changed value would decide about other shards.
+_WRITTEN = {"compression": "zstd", "write_page_checksum": True}
 
 
 def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
@@ -42,9 +45,9 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "skipped": _excerpt_to_json(survey.skipped, str),
         **_columns_to_json(survey.columns),
     }
-    with pq.ParquetWriter(path, table.schema, compression="zstd") as writer:
+    with pq.ParquetWriter(path, table.schema, **_WRITTEN) as writer:
         writer.write_table(table)
-        writer.add_key_value_metadata({SURVEY_KEY.decode(): json.dumps(rest)})
+        writer.add_key_value_metadata({SURVEY_KEY.decode(): _sealed(rest)})
 
 
 def read_survey(partition: str, data: bytes) -> ShardSurvey:
@@ -53,7 +56,7 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
     return ShardSurvey(
         rest["version"],
         rest["layout"],
-        file.read(columns=SAMPLES_SCHEMA.names).select(SAMPLES_SCHEMA.names).cast(SAMPLES_SCHEMA),
+        _read(file, SAMPLES_SCHEMA),
         {kind: _excerpt_from_json(losses, lambda values: Loss(**values)) for kind, losses in rest["losses"].items()},
         _excerpt_from_json(rest["unresolved"], tuple),
         _excerpt_from_json(rest["frame_counts"], tuple),
@@ -72,7 +75,7 @@ def read_columns(partition: str, data: bytes) -> ShardColumns:
 
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
     """The sample ids of a survey alone. Raises as `read_survey`."""
-    return _open(partition, data)[0].read(columns=["sample_id"]).column("sample_id")
+    return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column("sample_id")
 
 
 def stated_partition(data: bytes) -> str:
@@ -88,36 +91,51 @@ def write_published(path: str, partition: str, published: Published) -> None:
         "schema": schema_to_text(pa.schema(passthrough(published.schema))),
         **_columns_to_json(published.columns),
     }
-    with open(path, "w", encoding="utf-8") as stream:
-        json.dump(values, stream)
+    Path(path).write_text(_sealed(values), encoding="utf-8")
 
 
 def read_published(partition: str, data: bytes) -> Published:
     """Raises one of `UNREADABLE` for anything but what `write_published` wrote for this partition."""
-    values = _checked(partition, json.loads(data))
+    values = _checked(partition, data)
     return Published(schema_from_text(values["schema"]), _columns_from_json(values))
 
 
 def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
     """Write a local Parquet file: a row for each sample of an output."""
     ids = pa.array(sample_ids, pa.string())
-    pq.write_table(pa.table({"partition": pa.array([partition] * len(ids), pa.string()), "sample_id": ids}), path, compression="zstd")
+    pq.write_table(pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN)
 
 
 def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
     """The ids that `write_published_ids` wrote. Raises one of `UNREADABLE` for anything else."""
-    table = pq.read_table(pa.BufferReader(data))
+    table = _read(pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True), _IDS_SCHEMA)
     if set(table.column("partition").unique().to_pylist()) - {partition}:
         raise ValueError(f"belongs to shard {table.column('partition')[0].as_py()!r}")
     return table.column("sample_id")
 
 
 def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
-    file = pq.ParquetFile(pa.BufferReader(data))
-    return file, _checked(partition, json.loads(file.metadata.metadata[SURVEY_KEY]))
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+    return file, _checked(partition, file.metadata.metadata[SURVEY_KEY])
 
 
-def _checked(partition: str | None, values: dict[str, Any]) -> dict[str, Any]:
+def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
+    """These columns, if they have these types and all the rows that the file says it has. Raises one of `UNREADABLE`."""
+    table = file.read(columns=schema.names).select(schema.names)
+    groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+    if table.schema != schema or not table.num_rows == sum(groups) == file.metadata.num_rows:
+        raise ValueError("its footer contradicts itself")
+    table.validate(full=True)
+    return table
+
+
+def _sealed(values: Mapping[str, Any]) -> str:
+    """ASCII inside: what bad data says of itself may hold lone surrogates."""
+    return seal({"content": json.dumps(values)}).decode()
+
+
+def _checked(partition: str | None, data: bytes) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(unseal(data)["content"])
     if values["format"] != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     if partition not in (None, values["partition"]):

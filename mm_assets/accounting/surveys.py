@@ -22,6 +22,7 @@ from mm_assets.accounting.landed import LandedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
+from mm_assets.formats.tables import UNREADABLE
 from mm_assets.formats.webdataset.keys import partition_filename
 
 T = TypeVar("T")
@@ -81,14 +82,16 @@ class SurveyStore:
         stated = self._parsed(hashed, lambda _, data: survey_format.stated_partition(data))
         return sorted([*(unquote(stem) for stem in stems if not stem.startswith("=")), *(partition for _, partition in stated)])
 
-    def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> None:
-        """Note what an output was made with, and the ids of its samples, when it lands."""
-        with staged(join(self._ids_folder, partition_filename(partition) + _SURVEY), self._options) as file:
+    def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
+        """Note what an output was made with, and the ids of its samples, when it lands; returns where."""
+        ids_uri, published_uri = join(self._ids_folder, partition_filename(partition) + _SURVEY), self._uri(partition, _PUBLISHED)
+        with staged(ids_uri, self._options) as file:
             survey_format.write_published_ids(file.path, partition, sample_ids)
             file.publish()
-        with staged(self._uri(partition, _PUBLISHED), self._options) as file:
+        with staged(published_uri, self._options) as file:
             survey_format.write_published(file.path, partition, published)
             file.publish()
+        return [ids_uri, published_uri]
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
         """What the outputs of ``landed`` partitions were made with."""
@@ -116,7 +119,7 @@ class SurveyStore:
         for path, data in self._contents(list(paths)):
             try:
                 parsed = parse(paths[path], data)
-            except survey_format.UNREADABLE as error:
+            except UNREADABLE as error:
                 log.warning("%s is unreadable and left out: %s", path, error)
                 continue
             yield paths[path], parsed

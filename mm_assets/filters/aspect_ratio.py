@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.image_scores import ImageScore, ScoreBook, score_rows
+from mm_assets.formats.tables import UnreadableFile
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.buffers import compact, take_rows
 from mm_assets.interleaved.losses import Loss
+from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 NAME = "aspect_ratio"
@@ -44,9 +46,18 @@ class AspectRatioFilter:
             return None
         return cls(0.0 if min_ratio is None else min_ratio, math.inf if max_ratio is None else max_ratio)
 
-    def bind(self, side: Mapping[str, str]) -> AspectRatioFilter:
-        """The same filter reading the scores of one shard."""
-        return replace(self, book=ScoreBook.read(side[SCORES])) if SCORES in side else self
+    def bind(self, side: Mapping[str, tuple[str, str | None]]) -> AspectRatioFilter:
+        """The same filter reading the scores of one shard; ``side`` has their place and digest.
+
+        Scores that are damaged count as absent, with a warning that names the file: the same is measured again.
+        """
+        if SCORES not in side:
+            return self
+        try:
+            return replace(self, book=ScoreBook.read(*side[SCORES]))
+        except (UnreadableFile, FileNotFoundError) as error:
+            warn_user(f"{error}: images are measured again")
+            return self
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         table = batch.data

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
-from mm_assets.formats.storage import open_binary
+from mm_assets.formats.tables import UnreadableFile, read_small_table
 from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.digest import ContentDigest
 
 SCORES_SCHEMA = pa.schema(
     [
@@ -99,6 +99,13 @@ def score_table(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=SCORES_SCHEMA)
 
 
+def digest_of_scores(table: pa.Table) -> str:
+    """The digest of all rows, which is the data version of the scores."""
+    digest = ContentDigest()
+    digest.observe(table)
+    return digest.hexdigest()
+
+
 class ScoreBook:
     """The scores of one shard, looked up by sample id and position."""
 
@@ -111,10 +118,12 @@ class ScoreBook:
         }
 
     @classmethod
-    def read(cls, uri: str) -> ScoreBook:
-        """The scores file of a shard."""
-        with open_binary(uri) as file:
-            return cls(pq.read_table(file))
+    def read(cls, uri: str, digest: str | None = None) -> ScoreBook:
+        """The scores file of a shard. Raises `UnreadableFile` for a damaged one, and for one whose rows have another ``digest``."""
+        table = read_small_table(uri, SCORES_SCHEMA.names)
+        if digest is not None and digest != digest_of_scores(table):
+            raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
+        return cls(table)
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """The score of one image; None for one that was never scored."""

@@ -29,6 +29,25 @@ def local_stamp(file: str) -> str:
     return f"{found.st_size}:{found.st_mtime_ns}:{ends}"
 
 
+def content_stamp(uri: str, options: StorageOptions | None = None) -> str:
+    """Size and a digest of both ends: the same for a copy, wherever it is; of a Lance table its data files' names, which no other has.
+
+    ``MISSING`` where there is nothing to be read.
+    """
+    fs, path = filesystem(uri, options)
+    try:
+        if path.endswith(".lance"):
+            names = sorted(name.rstrip("/").rpartition("/")[2] for name in fs.ls(f"{path}/data", detail=False))
+            return xxhash.xxh3_64_hexdigest("\n".join(names).encode())
+        size = int(fs.size(path))
+        ends = fs.cat_file(path, 0, min(size, _END_BYTES))
+        if size > _END_BYTES:
+            ends += fs.cat_file(path, max(_END_BYTES, size - _END_BYTES), size)
+    except (OSError, TypeError):  # a pipe, or a file of a file system that knows no sizes
+        return MISSING
+    return f"{size}:{xxhash.xxh3_64_hexdigest(ends)}"
+
+
 def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -> dict[str, str]:
     """By URL the etag, or size and time; ``MISSING`` for a file that is not there or not for us.
 

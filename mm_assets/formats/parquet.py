@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.parquet_source import open_source
-from mm_assets.formats.parquet_types import refused_column, stored_schema
+from mm_assets.formats.parquet_types import REFUSALS, refused_column, stored_schema
 from mm_assets.formats.partitions import Partition, ref_path
 from mm_assets.formats.raw_files import PARQUET_SUFFIXES
 from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
@@ -109,8 +109,8 @@ class ParquetSink(Sink):
             self._writer = _open_writer(self._staged.path, schema)
         except BaseException as error:
             self._staged.discard()
-            if isinstance(error, pa.ArrowNotImplementedError):
-                raise ValueError(f"{refused_column(schema)}{error}") from error
+            if isinstance(error, REFUSALS) and (refused := refused_column(schema)):
+                raise ValueError(f"{refused}{error}") from error
             raise
 
     def write(self, tables: Iterator[pa.Table]) -> None:

@@ -1,7 +1,8 @@
 """Types that Parquet changes or cannot hold, kept: a file of ours is read back in the very types it was written in.
 
 Parquet has no seconds, no 64-bit dates and other names for list items; Arrow writes the original schema beside the data,
-but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow 26): they are stored as booleans.
+but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow 26): they are stored as booleans. Dictionaries
+inside other types are only read back when they are of text: those of other values are stored as their values.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.nested_types import with_children
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SCHEMA_VERSION = "1"
 VERSION = "mm_assets:schema_version"
 SHARD = "mm_assets:shard"  # the partition's name, of which the file's may be only a digest
-_ORIGINAL = "mm_assets:arrow_schema"  # the schema before the nulls inside were replaced, in a file that has such
+_ORIGINAL = "mm_assets:arrow_schema"  # the schema before types inside others were replaced, in a file that has such
 _ARROW = "ARROW:schema"
+# What Arrow raises for a type that Parquet cannot have.
+REFUSALS = (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError)
 
 
 def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
     """What a file of these columns is written with: types Parquet holds, and which schema version and shard it is of."""
     metadata = {**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: shard}
-    fields = [field.with_type(_without_nulls_inside(field.type)) for field in schema]
+    fields = [field.with_type(_storable(field.type)) for field in schema]
     if fields != list(schema):
         metadata[_ORIGINAL] = schema_to_text(schema)
     return pa.schema(fields, metadata=metadata)
@@ -50,7 +54,7 @@ def refused_column(schema: pa.Schema) -> str:
     for field in schema:
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-        except pa.ArrowNotImplementedError:
+        except REFUSALS:
             return f"column {field.name!r}: "
     return ""
 
@@ -58,26 +62,21 @@ def refused_column(schema: pa.Schema) -> str:
 def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(target.type, check_metadata=True):
         return column
-    stored = target.with_type(_without_nulls_inside(target.type))
+    stored = target.with_type(_storable(target.type))
     column = column.cast(stored.type)
     if stored.type == target.type:
         return column
-    return pa.chunked_array([json_codec.decode(json_codec.encode(column, stored), target)], target.type)  # no cast makes nulls
+    # No cast makes nulls, or dictionaries of anything but text.
+    return pa.chunked_array([json_codec.decode(json_codec.encode(column, stored), target)], target.type)
 
 
-def _without_nulls_inside(type_: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(type_):
-        return pa.struct([_child(field) for field in type_])
-    if pa.types.is_map(type_):
-        return pa.map_(_child(type_.key_field), _child(type_.item_field), keys_sorted=type_.keys_sorted)
-    if pa.types.is_fixed_size_list(type_):
-        return pa.list_(_child(type_.value_field), type_.list_size)
-    if pa.types.is_large_list(type_):
-        return pa.large_list(_child(type_.value_field))
-    if pa.types.is_list(type_):
-        return pa.list_(_child(type_.value_field))
-    return type_
+def _storable(type_: pa.DataType) -> pa.DataType:
+    return with_children(type_, lambda field: field.with_type(_storable_inside(field.type)))
 
 
-def _child(field: pa.Field) -> pa.Field:
-    return field.with_type(pa.bool_() if pa.types.is_null(field.type) else _without_nulls_inside(field.type))
+def _storable_inside(type_: pa.DataType) -> pa.DataType:
+    if pa.types.is_null(type_):
+        return pa.bool_()
+    if pa.types.is_dictionary(type_) and not (pa.types.is_string(type_.value_type) or pa.types.is_large_string(type_.value_type)):
+        return _storable_inside(type_.value_type)
+    return _storable(type_)

@@ -1,11 +1,20 @@
-"""Plain tables (not interleaved data) as Parquet files that appear whole."""
+"""Plain tables (not interleaved data) as small Parquet files that appear whole."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.formats.storage import StorageOptions, staged
+from mm_assets.formats.storage import StorageOptions, open_binary, staged
+
+# What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged Parquet.
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, OSError, RecursionError, pa.ArrowException)
+
+
+class UnreadableFile(ValueError):
+    """A file is there, and is not what was written; the message names it."""
 
 
 def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
@@ -13,3 +22,13 @@ def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = No
     with staged(uri, options) as file:
         pq.write_table(table, file.path, compression="zstd")
         return file.publish()
+
+
+def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions | None = None) -> pa.Table:
+    """Some columns of a table. Raises ``FileNotFoundError``, and `UnreadableFile` for what is torn or another table."""
+    with open_binary(uri, options) as file:
+        data = file.read()
+    try:
+        return pq.read_table(pa.BufferReader(data), columns=list(columns)).select(list(columns))
+    except UNREADABLE as error:
+        raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -9,20 +10,20 @@ from dataclasses import replace
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from mm_assets.formats.claims import MODES, Claims
 from mm_assets.formats.materialize import materialize_parts
+from mm_assets.formats.origins import at_once
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
-from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.storage import StorageOptions, exists, join
+from mm_assets.formats.tally import Tally
 from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.json_values import is_json
-from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy
-from mm_assets.interleaved.samples import UniqueSamples, sort_items
+from mm_assets.interleaved.policies import apply_policy, check_policy
+from mm_assets.interleaved.samples import sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
 from mm_assets.interleaved.steps import BatchStream
 
@@ -60,6 +61,9 @@ class InterleavedWriter(ABC):
         materialize: fetch the bytes of image rows that have only a source_ref.
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of ``path`` and of the sources fetched.
+        mode: what `write` does with partitions that are there already and came from another source: ``overwrite``, ``error``
+            (nothing is written) or ``ignore`` (they are left alone); where each came from is noted beside the data. None: all are
+            replaced, and nothing is noted.
     """
 
     suffix: str
@@ -75,7 +79,10 @@ class InterleavedWriter(ABC):
         materialize: bool = True,
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
+        mode: str | None = None,
     ) -> None:
+        if mode is not None and mode not in MODES:
+            raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         self.path = str(path)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)
@@ -83,6 +90,7 @@ class InterleavedWriter(ABC):
         self.materialize = materialize
         self.roots = tuple(roots) if roots is not None else None
         self.storage_options = storage_options
+        self.mode = mode
 
     @property
     def is_single_file(self) -> bool:
@@ -93,6 +101,29 @@ class InterleavedWriter(ABC):
         """Where a partition's file goes: deterministic, independent of where the input lies."""
         return self.path if self.is_single_file else join(self.path, partition_filename(partition) + self.suffix)
 
+    @property
+    def folder(self) -> str:
+        """The folder that all outputs lie in."""
+        return posixpath.dirname(self.uri_of("any")) or "."
+
+    def describe(self, partition: str) -> str:
+        """A partition's output for people."""
+        return self.uri_of(partition)
+
+    def note_name(self, partition: str) -> str:
+        """What notes on a partition beside the data are called."""
+        return posixpath.basename(self.uri_of(partition))
+
+    def existing(self, partitions: Iterable[str]) -> set[str]:
+        """Those of some partitions that have an output."""
+        uris = {partition: self._present(self.uri_of(partition)) for partition in partitions}
+        found = at_once(lambda uri: exists(uri, self.storage_options), uris.values(), self.path)
+        return {partition for partition, is_there in zip(uris, found, strict=True) if is_there}
+
+    def _present(self, uri: str) -> str:
+        """The file that makes an output one."""
+        return uri
+
     @abstractmethod
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink: ...
 
@@ -102,9 +133,18 @@ class InterleavedWriter(ABC):
         names = Counter(stream.partition for stream in streams)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first")
+        claims = Claims(self, {stream.partition: stream.files for stream in streams})
+        left_alone = claims.left_alone()
+        streams = [stream for stream in streams if stream.partition not in left_alone]
         writer = self.prepared([stream.schema for stream in streams])
-        reports = [writer.write_partition(stream) for stream in streams]
-        writer.finish(reports)
+        claims.stake()
+        reports: list[PartitionReport] = []
+        try:
+            for stream in streams:
+                reports.append(writer.write_partition(stream))
+            writer.finish(reports)
+        finally:
+            claims.settle({report.partition for report in reports} | left_alone)
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
@@ -119,8 +159,13 @@ class InterleavedWriter(ABC):
         ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises withholds the file.
         """
         schema, left_out = self._output_schema(stream.schema)
-        sink = self._open_sink(stream.partition, schema, stream.files)
-        tally = _Tally(is_retyped=not _keeps_columns(stream.schema, schema))
+        try:
+            for field in schema:
+                json_codec.check_type(field)  # what has no exact form cannot be digested
+            sink = self._open_sink(stream.partition, schema, stream.files)
+        except (ValueError, TypeError) as error:
+            raise _located(error, ", ".join(stream.files[:3])) from error
+        tally = Tally(stream.schema, schema)
         try:
             sink.write(self._tables(stream, schema, tally))
             report = tally.report(stream, schema, left_out)
@@ -135,7 +180,7 @@ class InterleavedWriter(ABC):
     def finish(self, reports: Sequence[PartitionReport]) -> None:  # noqa: B027 (most formats have nothing to do)
         """Bring dataset-level files up to date; once per chunk, in one process."""
 
-    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: _Tally) -> Iterator[pa.Table]:
+    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: Tally) -> Iterator[pa.Table]:
         for batch in stream:
             for table in self._fetched(batch):
                 table = self._prepare(table, ", ".join(batch.source_files[:3]), tally)
@@ -152,7 +197,7 @@ class InterleavedWriter(ABC):
             return
         yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
 
-    def _prepare(self, table: pa.Table, source: str, tally: _Tally) -> pa.Table:
+    def _prepare(self, table: pa.Table, source: str, tally: Tally) -> pa.Table:
         outcome = apply_policy(table, self.on_materialize_error, source)
         tally.errors.extend(outcome.errors)
         if outcome.dropped is not None:
@@ -177,63 +222,5 @@ class InterleavedWriter(ABC):
         return pa.schema([*self.target, *(f for f in found if f.name not in declared)]), ()
 
 
-class _Tally:
-    """Counts and digest of what goes into a sink."""
-
-    def __init__(self, is_retyped: bool) -> None:
-        self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
-        self.errors: list[ItemError] = []
-        self.losses: list[Loss] = []
-        self.lost = ContentDigest()
-        self.unique = UniqueSamples()
-        self._digest = ContentDigest()
-        # Other types, other digest: the rows are digested as they came, too, so that the input can be told to be all there.
-        self._source = ContentDigest() if is_retyped else self._digest
-
-    def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Count a table and return it as it is to be written."""
-        self.rows += table.num_rows
-        for entry in table.column("modality").value_counts().to_pylist():
-            if entry["values"] == "image":
-                self.images += entry["counts"]
-            elif entry["values"] == "text":
-                self.texts += entry["counts"]
-        self.image_bytes += pc.sum(pc.binary_length(table.column("binary_content"))).as_py() or 0
-        aligned = align_table(table, schema)
-        self._digest.observe(aligned)
-        if self._source is not self._digest:
-            self._source.observe(table)
-        return aligned
-
-    def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
-        return PartitionReport(
-            partition=stream.partition,
-            uri=None,
-            rows=self.rows,
-            samples=self.unique.count,
-            images=self.images,
-            texts=self.texts,
-            nbytes=0,
-            image_bytes=self.image_bytes,
-            schema=schema,
-            digest=self._digest.hexdigest(),
-            source_digest=self._source.hexdigest(),
-            source_files=stream.files,
-            items=stream.items,
-            lost_digest=stream.removed.plus(self.lost).hexdigest(),
-            losses=(*stream.losses, *self.losses),
-            errors=tuple(self.errors),
-            counts=dict(stream.counts),
-            dropped_columns=left_out,
-            notes=stream.notes,
-        )
-
-
-def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
-    """Whether every column of ``found`` is written in its own type."""
-    kept = {field.name: (field.type, is_json(field)) for field in written}
-    return all(kept.get(field.name) == (field.type, is_json(field)) for field in canonical_schema(found))
-
-
-def _located(error: ValueError, source: str) -> ValueError:
+def _located(error: ValueError | TypeError, source: str) -> ValueError | TypeError:
     return ShardError(f"{source}: {error}") if source else error

@@ -12,6 +12,7 @@ import xxhash
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.json_values import dumps, is_json
+from mm_assets.interleaved.nested_types import plain_type
 
 TEXTS, BLOBS = "text_content", "binary_content"
 Blob = bytes | memoryview
@@ -106,7 +107,7 @@ def label(field: pa.Field) -> str:
     if _is_content(field):
         kind = _CONTENTS[field.name]
     else:
-        kind = "json" if is_json(field) else str(field.type)
+        kind = "json" if is_json(field) else str(plain_type(field.type))
     return f"{len(field.name)}:{field.name}{len(kind)}:{kind}="
 
 

@@ -27,6 +27,13 @@ class NotEncodable(ValueError):
     """A column type that JSON values cannot carry exactly; the message names the column and its type."""
 
 
+def check_type(field: pa.Field) -> None:
+    """Raise `NotEncodable` for a column whose type `encode` does not take, whatever its values."""
+    if (refused := _refused(field)) is not None:
+        where = "" if refused is field.type else f"{field.type!s:.200} cannot be written: "
+        raise NotEncodable(f"column {field.name!r}: {where}values of type {refused!s:.200} have no exact form")
+
+
 def encode(column: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Any]:
     """JSON values of a column, one a row."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -98,6 +105,25 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if _is_list(type_):
         return _decode_list(values, type_)
     raise NotEncodable(f"column {field.name!r}: type {type_} has no exact JSON form")
+
+
+def _refused(field: pa.Field) -> pa.DataType | None:
+    """The type, or the first one inside it, that has no exact form."""
+    type_ = field.type
+    if isinstance(type_, pa.BaseExtensionType):
+        return _refused(pa.field("", type_.storage_type))
+    if pa.types.is_dictionary(type_):
+        return type_ if pa.types.is_nested(type_.value_type) else _refused(pa.field("", type_.value_type))
+    if pa.types.is_map(type_):
+        inner = [type_.key_field, type_.item_field]
+    elif pa.types.is_struct(type_) and len({child.name for child in type_}) == type_.num_fields:
+        inner = list(type_)
+    elif _is_list(type_):
+        inner = [type_.value_field]
+    else:
+        is_leaf = _is_natural(type_) or _is_binary(type_) or pa.types.is_decimal(type_) or pa.types.is_temporal(type_)
+        return None if is_leaf and not pa.types.is_interval(type_) else type_
+    return next((refused for child in inner if (refused := _refused(child)) is not None), None)
 
 
 def _is_natural(type_: pa.DataType) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from mm_assets.interleaved.json_values import is_json, to_json_text
+from mm_assets.interleaved.nested_types import nulls, plain_type
 from mm_assets.interleaved.notices import warn_user
 
 INTERLEAVED_SCHEMA: pa.Schema = pa.schema(
@@ -42,7 +43,8 @@ def reconcile_schema(schema: pa.Schema) -> pa.Schema:
     """Give reserved columns their canonical types and leave passthrough columns as they are.
 
     A reserved column that is already the large variant of its canonical type stays large (casting 64-bit offsets down can
-    overflow), and dictionary encoding is unwrapped from passthrough columns. Order and field metadata are kept.
+    overflow). Dictionary encoding is unwrapped from passthrough columns, and map entries get their usual names. Order and field metadata
+    are kept.
     """
     return pa.schema([_reconcile_field(field) for field in schema], metadata=schema.metadata)
 
@@ -52,9 +54,7 @@ def _reconcile_field(field: pa.Field) -> pa.Field:
         canonical = INTERLEAVED_SCHEMA.field(field.name)
         keep_large = field.type == _LARGE_OF.get(canonical.type)
         return canonical.with_type(field.type) if keep_large else canonical
-    if pa.types.is_dictionary(field.type):
-        return field.with_type(field.type.value_type)
-    return field
+    return field.with_type(plain_type(field.type.value_type if pa.types.is_dictionary(field.type) else field.type))
 
 
 def resolve_schema(
@@ -92,7 +92,7 @@ def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
     columns = [
         _cast(table.column(field.name), table.schema.field(field.name), field)
         if field.name in present
-        else pa.chunked_array([pa.nulls(table.num_rows, field.type)], type=field.type)
+        else pa.chunked_array([nulls(table.num_rows, field.type)], type=field.type)
         for field in target
     ]
     return pa.Table.from_arrays(columns, schema=target)
@@ -101,10 +101,10 @@ def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
 def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.ChunkedArray:
     if is_json(target) and not is_json(source) and not pa.types.is_null(source.type):
         return to_json_text(column, source).cast(target.type)
-    if column.type == target.type:
+    if column.type.equals(target.type, check_metadata=True):
         return column
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    if pa.types.is_dictionary(column.type):  # no cast decodes structs and lists
+        column = pa.chunked_array([chunk.dictionary.take(chunk.indices) for chunk in column.chunks], column.type.value_type)
     try:
         return column.cast(target.type, safe=target.name not in RESERVED_COLUMNS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

@@ -46,13 +46,10 @@ def unify_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    text = {pa.string(), pa.large_string()}
-    blob = {pa.binary(), pa.large_binary()}
-    if {first, second} <= text:
-        return pa.large_string()
-    if {first, second} <= blob:
-        return pa.large_binary()
     numbers = [first, second]
+    for large, short in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
+        if all(t in (large, short) for t in numbers):  # no set of types: those of users' extensions have no hash
+            return large
     if all(pa.types.is_signed_integer(t) for t in numbers) or all(pa.types.is_unsigned_integer(t) for t in numbers):
         return max(numbers, key=lambda t: t.bit_width)
     if all(pa.types.is_floating(t) for t in numbers):

@@ -30,7 +30,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting import records
-from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
 from mm_assets.formats.storage import is_remote, local_path, sweep
@@ -201,12 +201,10 @@ class ShardIOManager(dg.ConfigurableIOManager):
         stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
         asset = reports.asset.to_user_string()
         damaged = damaged_shards(self.root, asset, known)
-        entries = Ledger(self.root).sizes(asset, known)
-        return {
-            key: record
-            for key, record in known.items()
-            if is_intact(record, stats[key]) and key not in damaged and record.account.get("ledger", entries[key]) == entries[key]
-        }
+        for key, problems in shards_with_problems(self.root, known.values()).items():
+            damaged.add(key)
+            dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(problems)}")
+        return {key: record for key, record in known.items() if is_intact(record, stats[key]) and key not in damaged}
 
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""

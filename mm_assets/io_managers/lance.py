@@ -7,11 +7,13 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from mm_assets.accounting.file_digests import FILES
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.tasks import Task
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class LanceIOManager(ShardIOManager):
 
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, "items.lance")
+
+    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+        """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
+        super()._sweep(asset, tasks)
+        self._writer().drop_damaged_records(list(tasks))
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
         """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
@@ -91,8 +98,8 @@ class LanceIOManager(ShardIOManager):
         """A committed shard, entered in the ledger: before the commit nothing of it has happened."""
         from mm_assets.io_managers.shard_work import enter
 
-        sizes = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
-        return replace(done, payload=None, account={**done.account, "ledger": sizes})
+        files = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
+        return replace(done, payload=None, account={**done.account, FILES: files})
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter

@@ -25,6 +25,7 @@ from mm_assets.io_managers.tasks import Task
 def ingest_shard(job: Job) -> Done:
     """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to fail."""
     from mm_assets.accounting.contract import Published
+    from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.surveys import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
     from mm_assets.formats.raw_reader import RawReader
@@ -51,7 +52,8 @@ def ingest_shard(job: Job) -> Done:
             absent = {loss.sample_id for loss in report.losses if loss.kind != DUPLICATE_ID and loss.modality == "metadata"}
             absent |= set(options["taken_ids"])
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
-            store.write_published(job.key, Published(report.schema, survey.columns), ids)
+            notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
+            done = replace(done, account={**done.account, FILES: {**done.account[FILES], **digest_files(job.root, notes)}})
     return done
 
 

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.storage import join
+from mm_assets.formats.tables import UnreadableFile
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.reports import ShardReports
@@ -23,7 +25,7 @@ def set_aside_shard(job: Job) -> Done:
     """Collect the open records of one shard; one that has none any more is closed, and its file goes."""
     from collections import Counter
 
-    from mm_assets.accounting.ledger import Ledger
+    from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.quarantine import publish_quarantine, quarantine_table, record_names
     from mm_assets.formats.raw_shards import files_of
     from mm_assets.interleaved.digest import ContentDigest
@@ -47,7 +49,8 @@ def set_aside_shard(job: Job) -> Done:
     summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     check = Check("empty", not len(records), "WARN", {"records": len(records), "kinds": {"json": kinds}, "summary": summary})
     uri = job.dest if len(records) else ""
-    return Done(job.key, ok=True, uri=uri, version=content.hexdigest(), metadata=metadata, checks=(check,))
+    account = {FILES: digest_files(job.root, [job.dest])}
+    return Done(job.key, ok=True, uri=uri, version=content.hexdigest(), metadata=metadata, checks=(check,), account=account)
 
 
 class QuarantineIOManager(RawInput):
@@ -61,21 +64,21 @@ class QuarantineIOManager(RawInput):
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
 
     def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides the records."""
-        from mm_assets.accounting.ledger import Ledger
+        """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides the records.
 
-        ledger = Ledger(self.root)
-        return [
-            replace(
-                job,
-                options={
-                    **job.options,
-                    "source_asset": plan.source.asset,
-                    "losses": digest(ledger.items(plan.source.asset, job.key).to_pylist()),
-                },
-            )
-            for job in jobs
-        ]
+        One that is damaged fails its shard: what was lost is not known, and no record may be closed for that.
+        """
+        ledger, source = Ledger(self.root), plan.source.asset
+        records = ShardRecords(self.root).read(source, [job.key for job in jobs])
+        settled: list[Job | Done] = []
+        for job in jobs:
+            try:
+                losses = digest(ledger.recorded_items(source, job.key, records.get(job.key)).to_pylist())
+            except UnreadableFile as error:
+                settled.append(Done(job.key, ok=False, error=f"{error}; materialize {source} again"))
+                continue
+            settled.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
+        return settled
 
     def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
         """What an earlier run closed is not closed again."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.file_digests import FILES, FileDigest, digest_files
 from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
@@ -46,7 +47,7 @@ def convert_shard(
     ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is lost must add up to it.
     Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A shard that loses more than ``max_loss`` is withheld.
     """
-    side = {name: shard.uri for name, shard in job.side.items()}
+    side = {name: (shard.uri, shard.version) for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
@@ -72,7 +73,7 @@ def convert_shard(
         return Done(job.key, ok=False, error=str(error)), None
     account = _account(report)
     if enters:
-        account["ledger"] = enter(job.root, job.asset, report, in_digest, _strays(report))
+        account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))
     metadata = report_metadata(report)
     if max_loss is not None:
         metadata[LOSS_SHARE] = LossShare.of_report(report).share
@@ -92,11 +93,13 @@ def convert_shard(
     )
 
 
-def enter(root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()) -> dict[str, Any]:
-    """Enter a published shard in the ledger; returns the sizes of its files, by which a later run knows them again."""
+def enter(
+    root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()
+) -> dict[str, FileDigest | None]:
+    """Enter a published shard in the ledger; returns the digests of its files, by which a later run knows them again."""
     ledger = Ledger(root)
     ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
-    return ledger.sizes(asset, [report.partition])[report.partition]
+    return digest_files(root, ledger.uris(asset, report.partition))
 
 
 def _balance(report: PartitionReport, in_digest: str | None) -> Balance:

@@ -23,7 +23,7 @@ from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, table_of, write
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import PORTABLE, TYPES, same, tables
+from mm_assets_tests.formats.test_round_trip import same, tables
 
 PNG = picture(0)[1]
 EXTRAS = [pa.field("n", pa.int64()), json_field("j"), pa.field("when", pa.timestamp("s", "UTC"))]
@@ -67,7 +67,7 @@ def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> No
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_table(kind: str, data: st.DataObject) -> None:
-    table = data.draw(tables(TYPES[kind]))
+    table = data.draw(tables())
     with tempfile.TemporaryDirectory() as folder:
         report = write(kind, folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
         if table.num_rows:
@@ -76,7 +76,7 @@ def test_any_table(kind: str, data: st.DataObject) -> None:
 
 
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(table=tables(PORTABLE))
+@given(table=tables())
 def test_every_format_has_the_same_digest(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = set()

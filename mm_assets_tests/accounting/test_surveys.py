@@ -374,3 +374,28 @@ def test_findings_of_a_sound_shard_are_zeros() -> None:
 )
 def test_what_makes_a_shard_unsound(change: dict[str, Any], is_sound: bool) -> None:
     assert merge_files([("a.tar", FileSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound is is_sound
+
+
+@pytest.mark.parametrize("kind", ["survey", "published", "ids"])
+def test_no_flipped_byte_is_believed(tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Else one byte decides which shard keeps an id, or which type a column has."""
+    store = SurveyStore(str(tmp_path))
+    store.write("p", SURVEY)
+    store.write_published("p", Published(DECLARED, SURVEY.columns), ["a", "ü/b.c"])
+    folder = tmp_path / "ledger" / ("sample_ids" if kind == "ids" else "raw_shards")
+    path = folder / ("p.published.json" if kind == "published" else "p.parquet")
+
+    def read() -> Any:
+        if kind == "survey":
+            return store.read("p")
+        return store.published(["p"]) if kind == "published" else {key: ids.to_pylist() for key, ids in store.published_ids(["p"])}
+
+    whole, expected = path.read_bytes(), read()
+    left_out = 0
+    for at in range(len(whole)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
+        found = read()
+        left_out += not found
+        assert not found or found == expected, at
+    assert left_out > len(whole) / 3
+    assert str(path) in caplog.text

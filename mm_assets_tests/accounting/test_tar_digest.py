@@ -21,7 +21,7 @@ from mm_assets.interleaved.schema_text import schema_to_text
 from mm_assets_tests.accounting.test_canonical import PNG, rewrite
 from mm_assets_tests.formats.datasets import item, table_of, write
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import PORTABLE, tables
+from mm_assets_tests.formats.test_round_trip import tables
 
 EXTRAS = [
     pa.field("n", pa.int64()), pa.field("f", pa.float64()), pa.field("b", pa.bool_()), pa.field("s", pa.string()), json_field("j"),
@@ -60,7 +60,7 @@ def test_plain_values_need_no_tables(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40, suppress_health_check=list(HealthCheck))
-@given(table=tables(PORTABLE))
+@given(table=tables())
 def test_any_table(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         tar = write_tar(folder, table)

@@ -1,5 +1,7 @@
 """Converting the same again writes nothing; leftovers of a killed run are cleared away."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from mm_assets.cli import main
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.storage import temporary_name
+from mm_assets_tests.formats.datasets import FORMATS
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +21,7 @@ def _look(folder: Path) -> dict[str, tuple[int, int]]:
     return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
 
 
-@pytest.mark.parametrize("kind", ["parquet", "webdataset", "lance"])
+@pytest.mark.parametrize("kind", FORMATS)
 def test_second_conversion_writes_nothing(tmp_path: Path, kind: str) -> None:
     make_shards(tmp_path / "raw", members=1, pdf=1, samples=3)
     command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind]
@@ -41,3 +44,22 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pyte
     assert main(["convert", str(tmp_path / "raw"), str(out), "--to", "parquet"]) == 0
     assert not stale.exists()
     assert living.exists()
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_damaged_outputs_are_made_again(tmp_path: Path, kind: str, change: str) -> None:
+    """Files of the same bytes are left alone; others are not taken for them, whatever their size and time say."""
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
+    command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind, "--workers", "1"]
+    assert main(command) == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "sound")
+    largest = max((path for path in (tmp_path / "out").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data, before = largest.read_bytes(), largest.stat()
+    if change == "removed":
+        largest.unlink()
+    else:
+        largest.write_bytes(data[: len(data) // 2] if change == "cut" else data[: len(data) // 2] + b"\xff\0" + data[len(data) // 2 + 2 :])
+        os.utime(largest, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert main(command) == 0
+    assert main(["verify", str(tmp_path / "sound"), str(tmp_path / "out")]) == 0

@@ -24,7 +24,7 @@ from mm_assets_tests.accounting.mutations import CHANGES
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import PORTABLE, tables
+from mm_assets_tests.formats.test_round_trip import tables
 
 PNG = picture(0)[1]
 OTHER = PNG[:60] + b"other" + PNG[60:]
@@ -237,7 +237,7 @@ def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 @settings(max_examples=8, suppress_health_check=list(HealthCheck))
-@given(table=tables(PORTABLE))
+@given(table=tables())
 def test_any_dataset_verifies_across_the_formats(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in FORMATS:

@@ -70,22 +70,11 @@ def tables(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types) -> pa
     return table
 
 
-def _has_plain_fixed_lists(type_: pa.DataType) -> bool:
-    """No fixed-size lists of anything but numbers: Lance cannot read them back."""
-    if pa.types.is_fixed_size_list(type_) and not (pa.types.is_integer(type_.value_type) or pa.types.is_floating(type_.value_type)):
-        return False
-    return all(_has_plain_fixed_lists(type_.field(i).type) for i in range(type_.num_fields))
-
-
-PORTABLE = arrow_types.filter(_has_plain_fixed_lists)
-TYPES = {"parquet": arrow_types, "webdataset": arrow_types, "lance": PORTABLE, "arrow_cache": arrow_types}
-
-
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_table(kind: str, data: st.DataObject) -> None:
-    table = data.draw(tables(TYPES[kind]))
+    table = data.draw(tables())
     with tempfile.TemporaryDirectory() as folder:
         batch = InterleavedBatch(table, ("somewhere",), "part")
         report = write(kind, folder, batch, on_materialize_error="warn", materialize=False)

@@ -48,8 +48,8 @@ class Deployment:
     instance: dg.DagsterInstance
     environment: dict[str, str]
 
-    def run(self, keys: list[str] | None = None) -> dg.ExecuteInProcessResult:
-        """Materialize every asset for some neighbouring shards (default: all) in one run."""
+    def run(self, keys: list[str] | None = None, assets: list[str] | None = None) -> dg.ExecuteInProcessResult:
+        """Materialize every asset, or some, for some neighbouring shards (default: all) in one run."""
         with self._configured():
             self.instance.add_dynamic_partitions(str(SHARDS.name), list(resources_from_environment()["raw"].listing()))
             known = list(self.instance.get_dynamic_partitions(str(SHARDS.name)))
@@ -60,6 +60,7 @@ class Deployment:
                 instance=self.instance,
                 tags=tags,
                 raise_on_error=False,
+                asset_selection=None if assets is None else [dg.AssetKey(asset) for asset in assets],
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
 

@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, json_codec
 from mm_assets.interleaved.json_values import JSON_ENCODING, is_json
 from mm_assets_tests.formats.datasets import read, write
-from mm_assets_tests.formats.test_round_trip import PORTABLE, same, tables
+from mm_assets_tests.formats.test_round_trip import same, tables
 from mm_assets_tests.hostile.cases_layout import own
 from mm_assets_tests.hostile.outcomes import neighbour
 from mm_assets_tests.hostile.shards import Entry, document, tar
@@ -104,7 +104,7 @@ def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> Non
 
 
 @THOROUGH
-@given(table=tables(PORTABLE))
+@given(table=tables())
 def test_what_our_writer_wrote_is_never_set_aside(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write("webdataset", folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)

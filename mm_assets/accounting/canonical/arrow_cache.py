@@ -29,7 +29,7 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
         if any("/" in name for name in names):
             raise ValueError("a shard of another folder")
     if not names:
-        yield Part(schema.empty_table())
+        yield Part(pa.Table.from_batches([], schema))
     for name in names:
         yield from _shard(join(folder, name), options)
 

@@ -35,8 +35,8 @@ def lance_parts(uri: str, partition: str | None = None, options: StorageOptions 
         raise FileNotFoundError(f"{uri}: no Lance table here")
     with _naming(uri):
         dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
-        schema = _original(dataset.schema.empty_table()).schema
-        yield Part(schema.empty_table())
+        schema = _original(pa.Table.from_batches([], dataset.schema)).schema
+        yield Part(pa.Table.from_batches([], schema))
         fragments, ids = _rows_of(dataset, location, partition)
         for start in range(0, len(ids), _IDS_PER_QUERY):
             yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())

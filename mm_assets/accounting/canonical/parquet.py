@@ -38,7 +38,7 @@ def parquet_parts(
             yield from raw()
             return
         with naming(uri):
-            yield Part(schema.empty_table())
+            yield Part(pa.Table.from_batches([], schema))
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)
 

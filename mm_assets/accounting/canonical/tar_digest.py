@@ -97,7 +97,7 @@ def _columns(text: str) -> tuple[pa.Schema, _Columns, Set[str]]:
         raise _NotPlain from None
     columns: _Columns = {field.name: (label(field), _PLAIN_RESERVED[field.type], field) for field in INTERLEAVED_SCHEMA}
     for field in declared:
-        kind = _PLAIN.get(field.type)
+        kind = None if isinstance(field.type, pa.BaseExtensionType) else _PLAIN.get(field.type)  # those of users have no hash
         if kind is None or field.name in columns:
             raise _NotPlain
         columns[field.name] = label(field), object if kind is str and is_json(field) else kind, field

@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from mm_assets.formats.arrow_cache.batches import LARGEST_BATCH
 from mm_assets.formats.arrow_cache.generation import Generation, sweep_folders
-from mm_assets.formats.arrow_cache.metadata import meta_of
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, meta_of
 from mm_assets.formats.arrow_cache.remote import RemoteGeneration
 from mm_assets.formats.arrow_cache.shards import ShardWriter
 from mm_assets.formats.arrow_cache.writer import DEFAULT_BATCH_BYTES, DEFAULT_SHARD_SIZE_BYTES
 from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.parquet_types import SCHEMA_VERSION, SHARD, VERSION
 from mm_assets.formats.reports import PartitionReport
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path
+from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.interleaved.digest import BLOBS
 
@@ -36,6 +36,9 @@ class InterleavedArrowCacheWriter(InterleavedWriter):
 
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
         return ArrowCacheSink(self.uri_of(partition), schema, partition, self.storage_options)
+
+    def _present(self, uri: str) -> str:
+        return join(uri, METADATA_FILE)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Remove what killed builders left beside the caches."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 from lance.fragment import FragmentMetadata
 from lance.schema import LanceSchema
 
+from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.storage_types import (
@@ -47,7 +48,7 @@ def plan_schema(uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping
     location = Location(uri, storage_options)
     if not location.has_table():
         return union(None, schemas)
-    dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
+    dataset = opened(location.uri, storage_options=location.storage_options or None)
     current = from_storage_schema(dataset.schema)
     planned = union(current, schemas)
     inexact = {

@@ -6,25 +6,41 @@ from typing import Any
 
 import lance
 
+from mm_assets.formats.lance.damage import is_readable
+
 _INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
 
 
 def cover_all_rows(dataset: lance.LanceDataset) -> int:
-    """Create the indexes that are missing, extend those that do not cover every fragment; returns the version.
+    """Create the indexes that are missing or cannot be read, extend those that do not cover every fragment; returns the version.
 
     Makes no version when there is nothing to do, or no rows.
     """
     if not dataset.get_fragments():
         return int(dataset.version)
-    # The index's details are named for its kind: "/lance.table.BTreeIndexDetails".
-    present = {(tuple(i.field_names), i.type_url.rsplit(".", 1)[-1].upper()): i.name for i in dataset.describe_indices()}
+    present = _present(dataset)
     lagging = False
     for column, kind in _INDEXES.items():
-        name = present.get(((column,), f"{kind}INDEXDETAILS"))
-        if name is None:
-            dataset.create_scalar_index(column, kind)
+        name = present.get((column, kind))
+        if name is None or not is_readable(dataset.uri, lambda name=name: dataset.stats.index_stats(name)):  # type: ignore[misc]
+            dataset.create_scalar_index(column, kind, name=name)
         else:
             lagging |= dataset.stats.index_stats(name)["num_unindexed_fragments"] > 0
     if lagging:
         dataset.optimize.optimize_indices()
     return int(dataset.version)
+
+
+def rebuild(dataset: lance.LanceDataset) -> None:
+    """Make the indexes anew, from the rows."""
+    present = _present(dataset)
+    for column, kind in _INDEXES.items():
+        dataset.create_scalar_index(column, kind, name=present.get((column, kind)))
+
+
+def _present(dataset: lance.LanceDataset) -> dict[tuple[str, str], str]:
+    """Column and kind -> name of the index."""
+    # The index's details are named for its kind: "/lance.table.BTreeIndexDetails".
+    found = {(tuple(i.field_names), i.type_url.rsplit(".", 1)[-1].upper()): i.name for i in dataset.describe_indices()}
+    wanted = {(column, kind): ((column,), f"{kind}INDEXDETAILS") for column, kind in _INDEXES.items()}
+    return {key: found[details] for key, details in wanted.items() if details in found}

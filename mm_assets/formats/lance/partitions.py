@@ -14,17 +14,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
 import pyarrow as pa
+import xxhash
 
 from mm_assets.formats.lance.fragments import FragmentSet, unpack_ids
 from mm_assets.formats.lance.location import Location, each
+from mm_assets.interleaved.notices import warn_user
 
 FOLDER = "_mm_assets/partitions"
 _SUFFIX = ".arrow"
+_SEAL = "seal"  # digest of all the rest of a record
 _LONGEST_NAME = 150  # bytes of a partition's name in a file name; file systems take 255 with the set id
 # Another process may be between its intent and its commit; Lance gives unfinished writers the same seven days.
 _INTENT_SECONDS = 7 * 24 * 3600.0
@@ -97,7 +100,7 @@ class PartitionRecord:
 
     def to_bytes(self) -> bytes:
         facts = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
-        packed = json.dumps(facts).encode()
+        packed = json.dumps({**facts, _SEAL: _seal(facts, self.packed_ids)}).encode()
         return len(packed).to_bytes(8, "little") + packed + self.packed_ids
 
     @classmethod
@@ -105,8 +108,11 @@ class PartitionRecord:
         try:
             end = 8 + int.from_bytes(data[:8], "little")
             facts = json.loads(data[8:end])
+            seal = facts.pop(_SEAL, None)  # records of before have none
+            if seal is not None and seal != _seal(facts, data[end:]):
+                raise ValueError("not as it was written")
             return cls(**{**facts, "data_files": tuple(facts["data_files"])}, packed_ids=data[end:])
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"damaged partition record {name}: {error}") from error
 
 
@@ -126,11 +132,27 @@ class PartitionRecords:
         found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
         return {partition: found.get(partition, []) for partition in partitions}
 
+    def named(self, partitions: Iterable[str]) -> set[str]:
+        """Those of some partitions that have a record; none is read."""
+        keys = {name.rpartition("@")[0] for name in self._location.names(FOLDER) if name.endswith(_SUFFIX)}
+        return {partition for partition in partitions if _file_key(partition) in keys}
+
     def put(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.put(record.path, record.to_bytes()), records)
 
     def delete(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.delete(record.path), records)
+
+    def drop_damaged(self, partitions: Collection[str]) -> None:
+        """Delete damaged records of partitions that are to be written again. Their rows are nobody's then, and replaced."""
+        keys = {_file_key(partition) for partition in partitions}
+        for name in self._location.names(FOLDER):
+            if name.rpartition("@")[0] in keys:
+                try:
+                    self._read([name])
+                except ValueError as error:
+                    warn_user(f"{error}: its partition is written again")
+                    self._location.delete(f"{FOLDER}/{name}")
 
     def _read(self, names: Iterable[str]) -> dict[str, list[PartitionRecord]]:
         paths = [f"{FOLDER}/{name}" for name in names if name.endswith(_SUFFIX)]
@@ -140,6 +162,10 @@ class PartitionRecords:
                 record = PartitionRecord.from_bytes(data, f"{self._location.uri}/{path}")
                 found.setdefault(record.partition, []).append(record)
         return found
+
+
+def _seal(facts: Mapping[str, object], packed_ids: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode() + packed_ids)
 
 
 def _file_key(partition: str) -> str:

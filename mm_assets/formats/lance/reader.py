@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
@@ -68,13 +69,11 @@ class LanceSource(FileSource):
     """One partition of a Lance table; only the columns asked for are read, a few rows at a time."""
 
     def __init__(self, uri: str, partition: Partition, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
-        import lance
-
         arguments = {"version": partition.version, **read_kwargs}
         try:
-            self._dataset = lance.dataset(uri, storage_options=lance_options(uri, options), **arguments)
-        except (OSError, ValueError) as error:
-            raise ShardError(f"{uri}: not a readable Lance table: {error}") from error
+            self._dataset = opened(uri, storage_options=lance_options(uri, options), **arguments)
+        except OSError as error:
+            raise ShardError(str(error)) from error
         stored = from_storage_schema(self._dataset.schema)
         schema = with_original_names(stored)
         self._stored_names = dict(zip(schema.names, stored.names, strict=True))
@@ -87,7 +86,14 @@ class LanceSource(FileSource):
         super().__init__(uri, schema, sum(fragment.count_rows() for fragment in self._fragments))
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)
+        return cut_by_bytes(self._checked(list(columns), max_bytes), max_bytes)
+
+    def _checked(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        try:
+            with naming(self.uri):
+                yield from self._slices(columns, max_bytes)
+        except OSError as error:
+            raise ShardError(str(error)) from error
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         stored = [self._stored_names[name] for name in columns]

@@ -13,6 +13,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.nested_types import with_children
+
 ARROW_TYPE = b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
 
 Tabular = TypeVar("Tabular", pa.Table, pa.RecordBatch)
@@ -61,7 +64,7 @@ def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) ->
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    return column.cast(field.type)
+    return _rebuilt(column, field) if _has_lists_of_a_size(column.type) else column.cast(field.type)
 
 
 def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -69,7 +72,12 @@ def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
         # Arrow casts only text to a dictionary type; other values are encoded first, then given their index type.
         encoded = column.cast(field.type.value_type).dictionary_encode()
         return encoded if encoded.type == field.type else encoded.cast(field.type)
-    return column.cast(field.type)
+    return _rebuilt(column, field) if _has_lists_of_a_size(field.type) else column.cast(field.type)
+
+
+def _rebuilt(column: pa.Array, field: pa.Field) -> pa.Array:
+    """The column made anew, value by value: casts between lists with and without a size give broken arrays, or kill the process."""
+    return json_codec.decode(json_codec.encode(column, field.with_type(column.type)), field)
 
 
 def _to_storage_field(field: pa.Field) -> pa.Field:
@@ -102,22 +110,13 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
         return _storage_type(type_.value_type, name)
     if pa.types.is_decimal32(type_) or pa.types.is_decimal64(type_):
         return pa.decimal128(type_.precision, type_.scale)
-    if pa.types.is_struct(type_):
-        return _same_unless_changed(type_, pa.struct([_child(field, name) for field in type_]))
-    if pa.types.is_map(type_):
-        entries = pa.map_(_child(type_.key_field, name), _child(type_.item_field, name), keys_sorted=type_.keys_sorted)
-        return _same_unless_changed(type_, entries)
-    if pa.types.is_fixed_size_list(type_) and not pa.types.is_primitive(type_.value_type):
-        return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
-    if pa.types.is_fixed_size_list(type_):
-        return _same_unless_changed(type_, pa.list_(_child(type_.value_field, name), type_.list_size))
-    if pa.types.is_list(type_):
-        return _same_unless_changed(type_, pa.list_(_child(type_.value_field, name)))
-    if pa.types.is_large_list(type_):
-        return _same_unless_changed(type_, pa.large_list(_child(type_.value_field, name)))
     if _is_refused(type_):
         raise UnsupportedType(f"column {name!r}: Lance cannot hold {type_}")
-    return type_
+    if pa.types.is_map(type_):
+        return _same_unless_changed(type_, pa.map_(_child(type_.key_field, name), _child(type_.item_field, name)))  # none with sorted keys
+    if _is_list_of_a_size(type_):
+        return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
+    return _same_unless_changed(type_, with_children(type_, lambda field: _child(field, name)))
 
 
 def _child(field: pa.Field, column: str) -> pa.Field:
@@ -127,6 +126,15 @@ def _child(field: pa.Field, column: str) -> pa.Field:
 def _same_unless_changed(type_: pa.DataType, rebuilt: pa.DataType) -> pa.DataType:
     # Arrow types compare without child names here and there: hand back the very type where nothing had to change.
     return type_ if rebuilt.equals(type_) else rebuilt
+
+
+def _is_list_of_a_size(type_: pa.DataType) -> bool:
+    """Fixed-size lists of anything but numbers."""
+    return pa.types.is_fixed_size_list(type_) and not pa.types.is_primitive(type_.value_type)
+
+
+def _has_lists_of_a_size(type_: pa.DataType) -> bool:
+    return _is_list_of_a_size(type_) or any(_has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields))
 
 
 def _is_text(type_: pa.DataType) -> bool:
@@ -141,7 +149,8 @@ def _is_refused(type_: pa.DataType) -> bool:
         pa.types.is_interval,
         pa.types.is_union,
     )
-    return any(check(type_) for check in checks)
+    is_empty = type_.num_fields == 0 if pa.types.is_struct(type_) else pa.types.is_fixed_size_binary(type_) and type_.byte_width == 0
+    return is_empty or any(check(type_) for check in checks)
 
 
 def _has_struct(type_: pa.DataType) -> bool:

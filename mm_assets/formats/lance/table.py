@@ -12,6 +12,7 @@ import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance import evolution
+from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.facts import PartitionFacts, facts_of
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
@@ -50,10 +51,10 @@ class LanceTable:
         return self._location.has_table()
 
     def dataset(self) -> lance.LanceDataset:
-        """The newest version. Raises FileNotFoundError when there is none."""
+        """The newest version. Raises FileNotFoundError when there is none, OSError when its manifest is damaged."""
         if not self.exists():
             raise FileNotFoundError(f"no Lance table at {self.uri}")
-        return lance.dataset(self.uri, storage_options=self._location.storage_options or None)
+        return opened(self.uri, storage_options=self._location.storage_options or None)
 
     def schema(self) -> pa.Schema:
         """Columns in their original types (`storage_types`), which `dataset().schema` has in storage types."""
@@ -108,6 +109,10 @@ class LanceTable:
             if live is not None:
                 found[name] = facts_of(live, snapshot)
         return found
+
+    def recorded(self, partitions: Iterable[str]) -> set[str]:
+        """Those of some partitions that have a record, told by its name."""
+        return self._records.named(partitions)
 
     def strays(self) -> list[Stray]:
         """Rows that are in the newest version, but not by a commit of a partition. Counts tell that there are none; else ids are read."""

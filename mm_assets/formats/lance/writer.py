@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 import pyarrow as pa
 
 from mm_assets.formats.lance.evolution import plan_schema
+from mm_assets.formats.lance.facts import PartitionFacts
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
+from mm_assets.formats.lance.mending import MendingTable
 from mm_assets.formats.lance.names import with_original_names, with_stored_names
-from mm_assets.formats.lance.reader import lance_options
+from mm_assets.formats.lance.reader import LanceSource, lance_options
 from mm_assets.formats.lance.refusal import PartitionsRefused
+from mm_assets.formats.lance.storage_types import to_storage_schema
 from mm_assets.formats.lance.strays import Stray
-from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.partitions import Partition
 from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
+from mm_assets.interleaved.digest import ContentDigest
 
 TABLE_NAME = "items.lance"
+_BYTES_AT_ONCE = 16 << 20  # of rows that are read for their digest
 
 
 class InterleavedLanceWriter(InterleavedWriter):
@@ -46,6 +52,16 @@ class InterleavedLanceWriter(InterleavedWriter):
     def uri_of(self, partition: str) -> str:
         return self.table_uri
 
+    def describe(self, partition: str) -> str:
+        return f"{self.table_uri}, partition {partition!r}"
+
+    def note_name(self, partition: str) -> str:
+        return f"{super().note_name(partition)}.{partition_filename(partition)}"
+
+    def existing(self, partitions: Iterable[str]) -> set[str]:
+        table = self._table()
+        return table.recorded(partitions) if table.exists() else set()
+
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
         if not schemas:
             return self
@@ -66,6 +82,10 @@ class InterleavedLanceWriter(InterleavedWriter):
         if not table.exists():
             return None
         return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole} for n, f in table.partitions().items()}
+
+    def drop_damaged_records(self, partitions: Collection[str]) -> None:
+        """Have those of these partitions whose records are damaged count as absent: they are written again."""
+        self._table().drop_damaged_records(partitions)
 
     def table_columns(self) -> pa.Schema | None:
         """The columns of the table by their own names and types; None without a table."""
@@ -100,21 +120,46 @@ class InterleavedLanceWriter(InterleavedWriter):
         """Commit all sound partitions at once; returns why others did not land, by partition.
 
         A partition that repeats a sample id of another is not sound: ids are unique in a table. Partitions ``afresh`` are replaced even by
-        equal rows: what the table has of them is known to be damaged.
+        equal rows: what the table has of them is known to be damaged. So are those of which the table cannot be read, or has other rows
+        than it says.
         """
         if not reports:
             return {}
         table = self._table()
         sets = [FragmentSet.from_json(r.extra["fragment_set"]).with_digest(r.digest) for r in reports]
+        damaged = self._mend(table, reports)
         complaints = table.repeated_ids(sets)
         if sound := [fragments for fragments in sets if fragments.partition not in complaints]:
-            table.commit(sound, afresh=afresh)
+            table.commit(sound, afresh={*afresh, *damaged})
             table.ensure_indexes()
         table.discard_unused(sets)  # a partition that was there already, unchanged, keeps its old files
         return complaints
 
-    def _table(self) -> LanceTable:
-        return LanceTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
+    def _mend(self, table: MendingTable, reports: Sequence[PartitionReport]) -> set[str]:
+        """Make the table fit for a commit of these partitions; returns those that it would keep, though their rows have changed."""
+        if not table.exists():
+            return set()
+        digests = {report.partition: report.digest for report in reports}
+        table.drop_damaged_records(digests)
+        table.take_out_unreadable(digests)
+        table.mend_indexes(digests)
+        known = [facts for facts in table.partitions().values() if facts.digest == digests.get(facts.partition)]
+        return {facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest}
+
+    def _digest(self, facts: PartitionFacts) -> str | None:
+        """The digest of the rows that a partition has now; None where they cannot be read."""
+        found = ContentDigest()
+        partition = Partition(facts.partition, (self.table_uri,), facts.fragment_ids)
+        try:
+            source = LanceSource(self.table_uri, partition, self.storage_options, {})
+            for table in source.tables(source.schema.names, _BYTES_AT_ONCE):
+                found.observe(table)
+        except ValueError:
+            return None
+        return found.hexdigest()
+
+    def _table(self) -> MendingTable:
+        return MendingTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)
@@ -132,6 +177,7 @@ class LanceSink(Sink):
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._uri = uri
         self._schema = with_stored_names(schema)
+        to_storage_schema(self._schema)  # raises for a column that Lance cannot hold
         self._partition = partition
         self._options = lance_options(uri, options)
         self._fragments: FragmentSet | None = None

@@ -19,9 +19,9 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
 _WIDEST = 1 << 20  # bytes of one row of nulls: every other sample of the shard has them, too
-_JSON_TYPES = frozenset({pa.string(), pa.large_string(), pa.string_view()})
+_JSON_TYPES = (pa.string(), pa.large_string(), pa.string_view())  # no set: types of users' extensions have no hash
 # Arrow takes a value of these types as it is, or not at all.
-_STRICT_TYPES = frozenset({pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string()})
+_STRICT_TYPES = (pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +117,6 @@ def _refuse_odd(field: pa.Field) -> None:
         key.decode(), value.decode()  # Lance refuses what is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
-    if pa.types.is_fixed_size_list(field.type) and not _is_number(field.type.value_type):
-        raise ValueError("Lance has fixed-size lists of numbers only")
     if _takes_room(field.type) and not all(field.type.field(index).nullable for index in range(field.type.num_fields)):
         raise ValueError("a row without it would have nulls where none may be")
     if pa.types.is_struct(field.type) and len({child.name for child in field.type}) != field.type.num_fields:
@@ -128,10 +126,6 @@ def _refuse_odd(field: pa.Field) -> None:
 def _takes_room(type_: pa.DataType) -> bool:
     """Whether a null of the type has nulls inside."""
     return bool(pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_))
-
-
-def _is_number(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:

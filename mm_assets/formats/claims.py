@@ -1,0 +1,87 @@
+"""The partitions that are about to be written: which of them are there already, from which source, and what becomes of those."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mm_assets.formats.origins import Origin, OriginNotes, at_once, origin_of
+
+if TYPE_CHECKING:
+    from mm_assets.formats.writer import InterleavedWriter
+
+# What becomes of a partition that is there already and came from another source: it is replaced, refused, or left alone.
+MODES = ("overwrite", "error", "ignore")
+
+NEW, SAME = "new", "from the same source"
+OTHER, UNKNOWN = "from another source", "from a source that is not recorded"
+_SHOWN = 3
+
+
+class PartitionsExist(ValueError):
+    """Partitions are there already, from another source, and the mode is ``error``; the message names them."""
+
+
+class Claims:
+    """The partitions (by name, with the files they are read from) that a writer is about to write.
+
+    ``states`` says of each whether it is new, or where it came from. An output without a note counts as one from another source: an older
+    version wrote it, the library without a mode, or somebody else.
+    """
+
+    def __init__(self, writer: InterleavedWriter, sources: Mapping[str, Sequence[str]]) -> None:
+        self._writer = writer
+        self._notes = OriginNotes(writer.folder, writer.storage_options)
+        self._names = {partition: writer.note_name(partition) for partition in sources}
+        self._before = self._notes.read(self._names.values())
+        self._origins = dict(zip(sources, self._origins_of(list(sources.values())), strict=True))
+        existing = writer.existing(sources)
+        self.states = {partition: self._state(partition) if partition in existing else NEW for partition in sources}
+
+    def foreign(self) -> list[str]:
+        """Partitions that are there already, and not known to be from the same source."""
+        return [partition for partition, state in self.states.items() if state in (OTHER, UNKNOWN)]
+
+    def left_alone(self) -> set[str]:
+        """Partitions that are not to be written. Raises `PartitionsExist` if there are some that the mode refuses to replace."""
+        foreign = self.foreign()
+        if foreign and self._writer.mode == "error":
+            raise PartitionsExist(self._complaint(foreign))
+        return set(foreign) if self._writer.mode == "ignore" else set()
+
+    def stake(self) -> None:
+        """Note the sources of those that are going to be written."""
+        left_alone = self.left_alone()
+        self._write({name: self._origins[partition] for partition, name in self._names.items() if partition not in left_alone})
+
+    def settle(self, landed: Collection[str]) -> None:
+        """Put back the notes of those that did not land: what lies there is what was there before."""
+        self._write({name: self._before.get(name) for partition, name in self._names.items() if partition not in landed})
+
+    def _write(self, origins: Mapping[str, Origin | None]) -> None:
+        # Of what neither has nor had a note nothing is to be written.
+        self._notes.write({name: origin for name, origin in origins.items() if origin is not None or self._has_note(name)})
+
+    def _has_note(self, name: str) -> bool:
+        return name in self._before or self._writer.mode is not None
+
+    def _origins_of(self, sources: Sequence[Sequence[str]]) -> list[Origin | None]:
+        if self._writer.mode is None:  # nobody asks: a note of an earlier time is not true any more
+            return [None] * len(sources)
+        options = self._writer.storage_options
+        where = next((file for files in sources for file in files), "")
+        return at_once(lambda files: origin_of(files, options) if files else None, sources, where)
+
+    def _state(self, partition: str) -> str:
+        before, now = self._before.get(self._names[partition]), self._origins[partition]
+        if before is None or now is None:
+            return UNKNOWN
+        return SAME if before.is_same(now) else OTHER
+
+    def _complaint(self, foreign: Sequence[str]) -> str:
+        first = foreign[0]
+        others = f", and so are {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        return (
+            f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; nothing was written "
+            "(mode overwrite: they are replaced; ignore: they are left alone)"
+        )

@@ -1,0 +1,79 @@
+"""What of a table can no longer be read, or found by its indexes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import lance
+
+from mm_assets.formats.lance.partitions import PartitionRecord
+from mm_assets.formats.lance.snapshot import Snapshot
+from mm_assets.interleaved.schema import MODALITIES
+
+_RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
+_SOURCE = re.compile(r",? /\S+\.rs:\d+:\d+")  # its messages end with a line of its own code
+
+
+@contextmanager
+def naming(uri: str) -> Iterator[None]:
+    """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too, which are no ``Exception``."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, _RAISED) and type(error).__name__ != "PanicException":
+            raise
+        raise OSError(f"{uri}: unreadable Lance data: {_SOURCE.sub('', ' '.join(str(error).split()))}") from error
+
+
+def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
+    """A version of a table. Raises ``OSError`` where its manifest is damaged."""
+    with naming(uri):
+        dataset = lance.dataset(uri, **arguments)
+        _ = dataset.schema  # made when it is first asked for
+        return dataset
+
+
+def is_readable(uri: str, read: Callable[[], object]) -> bool:
+    """Whether ``read`` gets through."""
+    try:
+        with naming(uri):
+            read()
+    except OSError:
+        return False
+    return True
+
+
+def unreadable_fragments(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> set[int]:
+    """Fragments of some partitions of which not even the sample ids can be read."""
+    own = {id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)}
+    return {id_ for id_ in own if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
+
+
+def has_sound_indexes(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> bool:
+    """Whether the indexes find the rows that some partitions have in fragments of their own: all by sample id, and all by modality."""
+
+    def compare() -> None:
+        own = [record for entries in records.values() for record in entries if record.rows == snapshot.present_rows(record) > 0]
+        for record in own:
+            if sum(1 for _ in snapshot.rows_of(record.sample_ids())) != record.rows:
+                raise ValueError(f"not all rows of partition {record.partition!r} are found by sample id")
+        fragments = [snapshot.fragment(id_) for record in own for id_ in snapshot.fragment_ids(record)]
+        for modality in MODALITIES if fragments else ():
+            asked: dict[str, Any] = {"filter": f"modality = '{modality}'", "fragments": fragments}
+            found, there = (snapshot.dataset.scanner(**asked, use_scalar_index=use).count_rows() for use in (True, False))
+            if found != there:
+                raise ValueError(f"{found} of {there} rows are found by modality {modality!r}")
+
+    return is_readable(uri, compare)
+
+
+def _read_ids(snapshot: Snapshot, fragment: int) -> None:
+    scanner = snapshot.dataset.scanner(columns=["sample_id"], fragments=[snapshot.fragment(fragment)])
+    rows = sum(batch.num_rows for batch in scanner.to_batches())
+    if rows != snapshot.fragments[fragment].num_rows:
+        raise ValueError(f"{rows} rows instead of {snapshot.fragments[fragment].num_rows}")

@@ -1,0 +1,49 @@
+"""Arrow types with types inside: rebuilt with other ones, and in the one spelling that all formats give back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+
+def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
+    """The same struct, map or list with ``change`` made to each field inside; any other type as it is."""
+    if pa.types.is_struct(type_):
+        return pa.struct([change(field) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(change(type_.key_field), change(type_.item_field), keys_sorted=type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(change(type_.value_field), type_.list_size)
+    if pa.types.is_large_list(type_):
+        return pa.large_list(change(type_.value_field))
+    if pa.types.is_list(type_):
+        return pa.list_(change(type_.value_field))
+    return type_
+
+
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """The same type with map entries called as Arrow calls them, at any depth.
+
+    Parquet gives them other names than were written, and Arrow files drop all of them: they are no part of the data.
+    """
+    rebuilt = with_children(type_, _plain_field)
+    if pa.types.is_map(rebuilt):
+        return pa.map_(rebuilt.key_field.with_name("key"), rebuilt.item_field.with_name("value"), keys_sorted=rebuilt.keys_sorted)
+    return rebuilt
+
+
+def nulls(length: int, type_: pa.DataType) -> pa.Array:
+    """Nulls of any type: a field that is never null has some value under a null around it. Parquet takes no others."""
+    return pa.array([None] * length, type_) if _has_required(type_) else pa.nulls(length, type_)
+
+
+def _has_required(type_: pa.DataType) -> bool:
+    if pa.types.is_map(type_) or not (pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_)):
+        return False  # a null of it has nothing inside
+    children = [type_.field(index) for index in range(type_.num_fields)]
+    return any(not child.nullable or _has_required(child.type) for child in children)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(plain_type(field.type))

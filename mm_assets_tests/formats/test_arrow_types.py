@@ -1,0 +1,236 @@
+"""Every Arrow type, in every format: it comes back equal and `verify` says so, or it is refused in one line before anything is written."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.accounting.canonical import derive
+from mm_assets.cli import main
+from mm_assets.formats.registry import writer_for
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets.interleaved.nested_types import nulls
+from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.test_round_trip import same
+
+
+class Celsius(pa.ExtensionType):
+    """An extension type that a user has registered."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "mm_assets_tests.celsius")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, _storage: pa.DataType, _serialized: bytes) -> Celsius:
+        return cls()
+
+
+@pytest.fixture(autouse=True)
+def _celsius() -> Iterator[None]:
+    pa.register_extension_type(Celsius())
+    yield
+    pa.unregister_extension_type("mm_assets_tests.celsius")
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+def _listed(values: pa.Array) -> pa.Array:
+    """A value, a null, an empty list, …"""
+    return pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), values, mask=pa.array([False, True, False]))
+
+
+def _dictionary(values: pa.Array) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0, None, 0], pa.int8()), values)
+
+
+def _extension(type_: pa.BaseExtensionType, values: list[object]) -> pa.Array:
+    return pa.ExtensionArray.from_storage(type_, pa.array(values, type_.storage_type))
+
+
+# As Parquet names them, as DuckDB does, and as nobody does.
+_ENTRIES = pa.map_(pa.field("k", pa.string(), nullable=False), pa.field("v", pa.int64()))
+_PAIRS = [[("a", 1), ("b", None)], None, []]
+_MAP = pa.map_(pa.string(), pa.int64())
+_STRUCT = pa.struct([("k", pa.int64())])
+_KINDS = pa.array([0, 1, 0], pa.int8())
+_TENSOR = pa.fixed_shape_tensor(pa.int32(), [2])
+
+ALIKE = {
+    # maps
+    "map": pa.array(_PAIRS, _MAP),
+    "map with other names": pa.array(_PAIRS, _ENTRIES),
+    "map with sorted keys": pa.array(_PAIRS, pa.map_(pa.string(), pa.int64(), keys_sorted=True)),
+    "map with items that are never null": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.field("value", pa.int64(), False))),
+    "map with metadata inside": pa.array(_PAIRS, pa.map_(pa.string(), pa.field("value", pa.int64(), metadata={"unit": "m"}))),
+    "map of numbers": pa.array([[(1, "a")], None, []], pa.map_(pa.int64(), pa.string())),
+    "map of maps": pa.array([[("a", [("b", 1)])], None, [("c", None)]], pa.map_(pa.string(), _ENTRIES)),
+    "map of structs": pa.array([[("a", {"k": 1})], None, []], pa.map_(pa.string(), _STRUCT)),
+    "map of nulls": pa.array([[("a", None)], None, []], pa.map_(pa.string(), pa.null())),
+    "map of views": pa.array([[("a", b"b")], None, []], pa.map_(pa.string_view(), pa.binary_view())),
+    "map of dictionaries": pa.MapArray.from_arrays(pa.array([0, 1, None, 2]), pa.array(["x", "y"]), _dictionary(pa.array(["u"]))[:2]),
+    "list of maps": pa.array([[[("a", 1)], None], None, []], pa.list_(_ENTRIES)),
+    "struct of maps": pa.array([{"m": [("a", 1)]}, None, {"m": None}], pa.struct([("m", _ENTRIES)])),
+    # structs
+    "struct": pa.array([{"k": 1}, None, {"k": None}], _STRUCT),
+    "struct with a field that is never null": pa.array([{"k": 1}] * 3, pa.struct([pa.field("k", pa.int64(), nullable=False)])),
+    "struct of nulls": pa.array([{"n": None}, None, {"n": None}], pa.struct([("n", pa.null())])),
+    "struct of views": pa.array([{"k": "a"}, None, {"k": None}], pa.struct([("k", pa.string_view())])),
+    "struct of an extension": pa.StructArray.from_arrays([_extension(pa.uuid(), [b"0" * 16, None, b"1" * 16])], ["u"]),
+    # lists
+    "list": pa.array([[1, None], None, []], pa.list_(pa.int64())),
+    "list with another name": pa.array([[1], None, []], pa.list_(pa.field("element", pa.int64()))),
+    "list of what is never null": pa.array([[1], None, []], pa.list_(pa.field("item", pa.int64(), nullable=False))),
+    "list of nulls": pa.array([[None], None, []], pa.list_(pa.null())),
+    "list of structs": pa.array([[{"k": 1}, None], None, []], pa.list_(_STRUCT)),
+    "list of views": pa.array([["a", None], None, []], pa.list_(pa.string_view())),
+    "list of dictionaries": _listed(pa.array(["a", "b"]).dictionary_encode()),
+    "list of JSON": _listed(pa.array(["1", "{}"], pa.json_())),
+    "list of a user's extension": _listed(_extension(Celsius(), [1, 2])),
+    "large list": pa.array([[[1], None], None, [[]]], pa.large_list(pa.list_(pa.int64()))),
+    "fixed-size list": pa.array([[1, 2], None, [3, None]], pa.list_(pa.int64(), 2)),
+    "fixed-size list of truth values": pa.array([[True, False], None, [None, True]], pa.list_(pa.bool_(), 2)),
+    "fixed-size list of text": pa.array([["a", None], None, ["b", "c"]], pa.list_(pa.string(), 2)),
+    "fixed-size list of lists": pa.array([[[1, 2]], None, [[3, 4]]], pa.list_(pa.list_(pa.int64(), 2), 1)),
+    "fixed-size list of lists of nulls": pa.array([[[[None]]], None, [[[]]]], pa.list_(pa.list_(pa.list_(pa.null())), 1)),
+    "fixed-size list of structs": pa.array([[{"k": 1}], None, [None]], pa.list_(_STRUCT, 1)),
+    # dictionaries are unwrapped
+    "dictionary": pa.array(["a", None, "a"]).dictionary_encode(),
+    "dictionary, ordered": pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["x", "y"]), ordered=True),
+    "dictionary of large text": pa.array(["a", None, "a"], pa.large_string()).dictionary_encode(),
+    "dictionary of numbers": _dictionary(pa.array([5])),
+    "dictionary of bytes": _dictionary(pa.array([b"x"])),
+    "dictionary of nulls": _dictionary(pa.nulls(1)),
+    "dictionary of structs": _dictionary(pa.array([{"k": 1}])),
+    "dictionary of lists": _dictionary(pa.array([[1]])),
+    "dictionary of maps": _dictionary(pa.array([[("a", 1)]], _ENTRIES)),
+    # numbers
+    "null": pa.nulls(3),
+    "truth value": pa.array([True, None, False]),
+    "half": pa.array([np.float16(1.5), None, np.float16("nan")], pa.float16()),
+    "unsigned": pa.array([1, None, 2**64 - 1], pa.uint64()),
+    "decimal32": pa.array([Decimal("1.23"), None, Decimal("-9.99")], pa.decimal32(5, 2)),
+    "decimal64": pa.array([Decimal("1.23"), None, Decimal("-9.99")], pa.decimal64(15, 2)),
+    "decimal128": pa.array([Decimal("1.23"), None, None], pa.decimal128(10, 2)),
+    "decimal256": pa.array([Decimal("1.23"), None, None], pa.decimal256(50, 2)),
+    # times
+    "date32": pa.array([1, None, -1], pa.date32()),
+    "date64": pa.array([86_400_000, None, 0], pa.date64()),
+    "time32 in seconds": pa.array([1, None, 2], pa.time32("s")),
+    "time64 in nanoseconds": pa.array([1, None, 2], pa.time64("ns")),
+    "timestamp in seconds": pa.array([1, None, -2], pa.timestamp("s")),
+    "timestamp with a zone": pa.array([1, None, -2], pa.timestamp("ns", "Europe/Paris")),
+    "duration": pa.array([1, None, -2], pa.duration("s")),
+    # text and bytes
+    "large text": pa.array(["a", None, ""], pa.large_string()),
+    "text view": pa.array(["a", None, "b" * 100], pa.string_view()),
+    "bytes": pa.array([b"a", None, b""]),
+    "large bytes": pa.array([b"a", None, b""], pa.large_binary()),
+    "bytes view": pa.array([b"a", None, b"b" * 100], pa.binary_view()),
+    "fixed-size bytes": pa.array([b"ab", None, b"cd"], pa.binary(2)),
+    # extensions
+    "JSON": pa.array(['{"b": 1, "a": NaN}', None, "null"], pa.json_()),
+    "JSON in large text": pa.array(["1", None, "null"], pa.json_(pa.large_string())),
+    "UUID": pa.array([b"0" * 16, None, b"1" * 16], pa.uuid()),
+    "bool8": _extension(pa.bool8(), [1, None, 0]),
+    "opaque": _extension(pa.opaque(pa.int64(), "type", "vendor"), [1, None, 3]),
+    "tensor": _extension(_TENSOR, [[1, 2], None, [3, 4]]),
+    "a user's extension": _extension(Celsius(), [1, None, 3]),
+}  # fmt: skip
+
+# What only some formats can hold, and those that refuse it.
+PARTLY = {
+    "struct without fields": (pa.array([{}, None, {}], pa.struct([])), {"parquet", "lance"}),
+    "bytes of size 0": (pa.array([b"", None, b""], pa.binary(0)), {"parquet", "lance"}),
+    "decimal of hundreds": (pa.array([Decimal("1200"), None, Decimal("-3400")], pa.decimal128(10, -2)), {"parquet"}),
+    "list of dictionaries of numbers": (_listed(pa.array([1, 2]).dictionary_encode()), {"lance"}),
+    "struct of dictionaries of bytes": (pa.StructArray.from_arrays([_dictionary(pa.array([b"x"]))], ["d"]), {"lance"}),
+    "list of dictionaries of nulls": (_listed(_dictionary(pa.nulls(1))[:2]), {"lance"}),
+}
+
+REFUSED = {
+    "list view": pa.array([[1], None, []], pa.list_view(pa.int64())),
+    "large list view": pa.array([[1], None, []], pa.large_list_view(pa.int64())),
+    "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array(["a", None])),
+    "interval": pa.array([(1, 2, 3), None, (1, 1, 1)], pa.month_day_nano_interval()),
+    "dense union": pa.UnionArray.from_dense(_KINDS, pa.array([0, 0, 1], pa.int32()), [pa.array([1, 2]), pa.array(["x"])]),
+    "sparse union": pa.UnionArray.from_sparse(_KINDS, [pa.array([1, 2, 3]), pa.array(["x", "y", "z"])]),
+    "fixed-size list of nothing": pa.array([[], None, []], pa.list_(pa.int64(), 0)),
+    "struct with a name twice": pa.StructArray.from_arrays([pa.array([1, 2, 3]), pa.array([1, 2, 3])], names=["a", "a"]),
+    "struct of an interval": pa.array([None] * 3, pa.struct([("i", pa.month_day_nano_interval())])),
+    "list of unions": _listed(pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])])),
+    "map of list views": pa.array([[("a", [1])], None, []], pa.map_(pa.string(), pa.list_view(pa.int64()))),
+    "list of dictionaries of structs": _listed(_dictionary(pa.array([{"k": 1}]))[:2]),
+}  # fmt: skip
+
+CASES = [
+    *((name, array, kind, False) for name, array in ALIKE.items() for kind in FORMATS),
+    *((name, array, kind, kind in refusing) for name, (array, refusing) in PARTLY.items() for kind in FORMATS),
+    *((name, array, kind, True) for name, array in REFUSED.items() for kind in FORMATS),
+]
+
+
+def table_with(column: pa.Array) -> pa.Table:
+    return batch_of([item("a"), item("b"), item("c")]).data.append_column("x", column)
+
+
+@pytest.mark.parametrize(("name", "column", "kind", "refused"), CASES, ids=[f"{name}-{kind}" for name, _, kind, _ in CASES])
+def test_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, column: pa.Array, kind: str, refused: bool) -> None:
+    columns = {"values": column} if pa.types.is_union(column.type) else {"values": column, "nulls": nulls(3, column.type)}
+    for what, values in columns.items():
+        table, out = table_with(values), tmp_path / what
+        if refused:
+            with pytest.raises((ValueError, TypeError), match=r"^somewhere: column 'x[.a-z]*': "), _quietly():
+                writer_for(kind, str(out)).write(InterleavedBatch(table, ("somewhere",)))
+            assert not [path for path in out.rglob("*") if path.is_file()]
+            continue
+        (report,) = write(kind, out, InterleavedBatch(table, ("somewhere",))).partitions
+        settled = align_table(table, canonical_schema(table.schema))
+        same(read(kind, out), settled)
+        assert derive(kind, report.uri, report.partition).digest == report.digest
+        assert main(["verify", str(out), str(out)]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("name", ["map", "map with other names", "list of maps", "list of JSON", "dictionary of numbers", "UUID"])
+def test_from_the_parquet_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(table_with(ALIKE[name]), tmp_path / "in" / "x.parquet")
+    for source, target in (("in", "out"), ("out", "again")):
+        assert main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", kind, "--workers", "1"]) == 0
+    assert main(["verify", *(str(tmp_path / folder) for folder in ("in", "out", "again"))]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, (_, refusing) in PARTLY.items() for kind in sorted(refusing)])
+def test_convert_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+    write("arrow_cache", tmp_path / "in", InterleavedBatch(table_with(PARTLY[name][0]), partition="p"))
+    assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", kind, "--workers", "1"]) == 1
+    err = capsys.readouterr().err
+    assert re.fullmatch(rf"mm-assets: {tmp_path}/in/p/_metadata\.json: column 'x[.a-z]*': [^\n]*\n", err)
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_extension_that_nobody_has_registered(tmp_path: Path, kind: str) -> None:
+    """It is a column of its storage type, with what it is in the field's metadata."""
+    field = pa.field("x", pa.int64(), metadata={"ARROW:extension:name": "geo.point", "ARROW:extension:metadata": ""})
+    table = batch_of([item("a")]).data.append_column(field, pa.array([1]))
+    write(kind, tmp_path, InterleavedBatch(table))
+    same(read(kind, tmp_path), table)

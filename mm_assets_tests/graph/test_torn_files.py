@@ -1,0 +1,136 @@
+"""A damaged file of the accounting, whichever it is, costs a shard one more making: it is named, and is as before after the next run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
+from mm_assets_tests.graph.test_accounting import PNG, samples
+
+Deploy = Callable[..., Deployment]
+Change = Callable[[bytes], bytes]
+
+DAMAGE: dict[str, Change] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "emptied": lambda data: b"",
+    "flipped": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+}
+SURVEYS = "ledger/raw_shards/?.parquet"
+FOLDERS = ("ledger/balance", "ledger/items", "ledger/raw_shards", "ledger/sample_ids", "scores", "quarantine")
+
+
+@pytest.fixture
+def made(tmp_path: Path, deploy: Deploy) -> Deployment:
+    """A shard of which every file of the accounting exists, and one without losses."""
+    write_tar(tmp_path / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
+    write_tar(tmp_path / "raw" / "b.tar", samples(2, "g"))
+    deployment = deploy(MM_MIN_ASPECT_RATIO="50", MM_MAX_ASPECT_RATIO="60")
+    assert deployment.run().success
+    return deployment
+
+
+def files(storage: Path, *folders: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for folder in folders for path in sorted((storage / folder).rglob("*")) if path.is_file()}
+
+
+def damage(path: Path, change: Change) -> None:
+    """Change the content, and nothing that is seen from outside but the size."""
+    before = path.stat()
+    path.write_bytes(change(path.read_bytes()))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def told(deployment: Deployment, run: dg.ExecuteInProcessResult, caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join([caplog.text, *(entry.user_message for entry in deployment.instance.all_logs(run.run_id))])
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_files_beside_the_data(tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    storage = tmp_path / "storage"
+    before = files(storage, *FOLDERS)
+    assert {path.relative_to(storage).parts[0] for path in before} == {"ledger", "scores", "quarantine"}
+    for path in before:
+        damage(path, DAMAGE[change])
+    result = made.run()
+    assert result.success
+    assert all(set(shards) == {"a", "b"} for shards in materialized(result).values())
+    # A flipped byte of a survey may be one that nobody reads.
+    surveys = [path for path in storage.glob(SURVEYS) if change == "flipped"]
+    assert [path for path, data in files(storage, *FOLDERS).items() if path not in surveys and data != before[path]] == []
+    text = told(made, result, caplog)
+    assert [path for path in before if path not in surveys and str(path.relative_to(storage)) not in text] == []
+    again = made.run()
+    assert all(event.metadata["unchanged"].value for shards in materialized(again).values() for event in shards.values())
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+def test_records(tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
+    storage = tmp_path / "storage"
+    records = sorted((storage / "ledger").glob("*/*.json"))
+    records = [path for path in records if not path.name.endswith(".published.json")]
+    assert len(records) == 14
+    before = files(storage, *FOLDERS)
+    for path in records:
+        damage(path, DAMAGE[change])
+    result = made.run()
+    assert result.success
+    assert files(storage, *FOLDERS) == before
+    assert [path for path in records if str(path) not in caplog.text] == []
+
+
+def test_a_cut_quarantine_does_not_block_its_shard(tmp_path: Path, made: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "storage" / "quarantine" / "a.parquet"
+    records = pq.read_table(path)
+    path.write_bytes(path.read_bytes()[:100])
+    result = made.run()
+    assert result.success
+    assert pq.read_table(path).equals(records)
+    assert "quarantine/a.parquet" in told(made, result, caplog)
+
+
+def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(tmp_path: Path, made: Deployment) -> None:
+    """What was lost is not known then: its shard fails, alone, and the published records stay."""
+    storage = tmp_path / "storage"
+    before = files(storage, "quarantine")
+    (items,) = (storage / "ledger" / "items" / "curated_parquet").iterdir()
+    for change in (lambda: damage(items, DAMAGE["cut"]), items.unlink):
+        change()
+        result = made.run(assets=["quarantine"])
+        assert not result.success
+        told = told_errors(made, result)
+        assert "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
+        assert set(materialized(result)["quarantine"]) == {"b"}
+        assert files(storage, "quarantine") == before
+    assert made.run().success
+    assert files(storage, "quarantine") == before
+
+
+def told_errors(deployment: Deployment, run: dg.ExecuteInProcessResult) -> str:
+    return "\n".join(entry.user_message for entry in deployment.instance.all_logs(run.run_id) if int(entry.level) >= 40)
+
+
+@pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
+def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, made: Deployment, change: str) -> None:
+    """Made without `image_scores`, the filter measures again; it does not go by what another hand has left."""
+    storage = tmp_path / "storage"
+    before = files(storage, "filtered", "ledger/items")
+    scores = storage / "scores" / "a.parquet"
+    table = pq.read_table(scores)
+    if change == "removed":
+        scores.unlink()
+    elif change == "cut":
+        damage(scores, DAMAGE["cut"])
+    else:
+        at, widths = table.schema.get_field_index("width"), pa.array([5500] * table.num_rows, pa.int32())
+        pq.write_table(table.set_column(at, table.schema.field(at), widths), scores, compression="zstd")
+    for path in (storage / "filtered").iterdir():
+        path.unlink()
+    assert made.run(assets=["filtered_parquet"]).success
+    assert files(storage, "filtered", "ledger/items") == before
