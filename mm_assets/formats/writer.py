@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.formats.absent_content import absent_content
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
@@ -21,10 +22,10 @@ from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy
+from mm_assets.interleaved.policies import ItemError, apply_policy, check_policy, with_errors
 from mm_assets.interleaved.samples import UniqueSamples, sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.steps import ROWS_CHANGED, BatchStream
 
 __all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
 
@@ -54,7 +55,8 @@ class InterleavedWriter(ABC):
 
     Args:
         path: a folder (one file per partition inside) or the path of one single file of this format.
-        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage.
+        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage
+            and to items without content: see `absent_content`.
         schema: strict target schema: columns outside it are left out, and named in the report.
         schema_overrides: types of some columns; the others stay as they are.
         materialize: fetch the bytes of image rows that have only a source_ref.
@@ -153,7 +155,9 @@ class InterleavedWriter(ABC):
         yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
 
     def _prepare(self, table: pa.Table, source: str, tally: _Tally) -> pa.Table:
-        outcome = apply_policy(table, self.on_materialize_error, source)
+        absent = absent_content(table)
+        tally.changed += len(absent)
+        outcome = apply_policy(with_errors(table, absent), self.on_materialize_error, source)
         tally.errors.extend(outcome.errors)
         if outcome.dropped is not None:
             tally.losses.extend(outcome.losses)
@@ -182,6 +186,7 @@ class _Tally:
 
     def __init__(self, is_retyped: bool) -> None:
         self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
+        self.changed = 0  # rows that got an error here
         self.errors: list[ItemError] = []
         self.losses: list[Loss] = []
         self.lost = ContentDigest()
@@ -223,7 +228,7 @@ class _Tally:
             lost_digest=stream.removed.plus(self.lost).hexdigest(),
             losses=(*stream.losses, *self.losses),
             errors=tuple(self.errors),
-            counts=dict(stream.counts),
+            counts={**stream.counts, ROWS_CHANGED: stream.counts[ROWS_CHANGED] + self.changed},
             dropped_columns=left_out,
             notes=stream.notes,
         )
