@@ -12,7 +12,10 @@ from mm_assets.cli import losses
 from mm_assets.cli.progress import Progress
 
 # What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
-_CONTENT_FAILURES = ("ShardError", "SampleError", "TarDamage", "MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError")
+_CONTENT_FAILURES = (
+    *("ShardError", "SampleError", "TarDamage", "NoRegularFile", "IsADirectoryError"),
+    *("MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError"),
+)
 
 
 def add_to(commands: Any) -> None:
@@ -91,12 +94,12 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
-    from mm_assets.formats.storage import is_remote
+    from mm_assets.formats.storage import absolute, is_remote
     from mm_assets.settings import Settings
 
     settings = Settings.from_environment()
     given = {name: value for name in settings.raw_layout() if (value := getattr(options, name)) is not None}
-    source = options.src if is_remote(options.src) else os.path.abspath(options.src)
+    source = absolute(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
     root = root_of_locations([source], SUFFIXES)

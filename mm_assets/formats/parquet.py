@@ -13,7 +13,7 @@ from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.parquet_types import original_schema, refused_column, restore, stored_schema
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
-from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.storage import StagedFile, StorageOptions, filesystem, is_remote, regular_file
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.interleaved.digest import BLOBS
 
@@ -119,7 +119,7 @@ class ParquetSource(FileSource):
 
 def _open(uri: str, options: StorageOptions | None, opening: dict[str, Any]) -> pq.ParquetFile:
     if not is_remote(uri):
-        return pq.ParquetFile(local_path(uri), **{"pre_buffer": False, "buffer_size": _READ_BUFFER, **opening})
+        return pq.ParquetFile(regular_file(uri), **{"pre_buffer": False, "buffer_size": _READ_BUFFER, **opening})
     fs, path = filesystem(uri, options)
     source = pa.PythonFile(fs.open(path, "rb"), mode="r")
     return pq.ParquetFile(source, **{"pre_buffer": True, **opening})

@@ -16,7 +16,7 @@ from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
-from mm_assets.formats.storage import StorageOptions, join
+from mm_assets.formats.storage import StorageOptions, join, lasting
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
@@ -54,7 +54,8 @@ class InterleavedWriter(ABC):
     """Writes `InterleavedBatch` streams; every output file appears whole or not at all.
 
     Args:
-        path: a folder (one file per partition inside) or the path of one single file of this format.
+        path: a folder (one file per partition inside) or the path of one single file of this format; or a URL, but none of a file system
+            that ends with this process.
         on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage
             and to items without content: see `absent_content`.
         schema: strict target schema: columns outside it are left out, and named in the report.
@@ -78,7 +79,7 @@ class InterleavedWriter(ABC):
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
-        self.path = str(path)
+        self.path = lasting(str(path), storage_options)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)
         self.is_strict = schema is not None

@@ -23,6 +23,7 @@ INTEGRITY = "integrity"
 UNIQUE_SAMPLE_IDS = "unique_sample_ids"
 SCHEMA_CONTRACT = "schema_contract"
 _LISTED = 20
+_UNREADABLE = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NoRegularFile")  # their messages say it all
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class RawGate(dg.ConfigurableResource[Any]):
                 elif answer.type == "WorkerDied" and attempts_left:
                     died.append(job)
                 else:
-                    errors[job.key] = answer.message if answer.type in ("FileNotFoundError", "PermissionError") else str(answer)
+                    errors[job.key] = answer.message if answer.type in _UNREADABLE else str(answer)
             jobs = died
         return surveys, errors
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import Part, blob_index, naming
 from mm_assets.formats.parquet_types import original_schema, restore
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 from mm_assets.interleaved.digest import BLOBS
 
 _BYTES_AT_ONCE = 8 << 20
@@ -22,7 +22,7 @@ _READ_BUFFER = 1 << 18
 def parquet_parts(uri: str, options: StorageOptions | None = None) -> Iterator[Part]:
     """The rows of one file, in the types it states."""
     with ExitStack() as stack:
-        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
+        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
         with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             schema = original_schema(file)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from mm_assets.accounting.canonical.place import Place
+from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.partitions import root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
-from mm_assets.formats.storage import expand_paths, is_remote
+from mm_assets.formats.storage import absolute, is_remote
 
 
 def places_of(source: str) -> list[Place]:
@@ -15,7 +14,7 @@ def places_of(source: str) -> list[Place]:
 
     The locators of local raw tars are relative to the same folder as in ``mm-assets convert``. Raises as `detect_format` does.
     """
-    source = source if is_remote(source) else os.path.abspath(source)
+    source = absolute(source)
     kind = detect_format(source)
     if kind == "lance":
         return [Place(kind, uri) for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())]

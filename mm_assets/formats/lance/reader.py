@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
+import glob
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,10 @@ from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote
+from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, join
 
 _ROWS_AT_ONCE = 4096
 
@@ -46,19 +46,20 @@ class InterleavedLanceReader(InterleavedReader):
         return partitions
 
     def _tables(self) -> list[str]:
-        given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else list(self.file_paths)
         tables: list[str] = []
-        for item in (os.fspath(path) for path in given):
-            fs, path = filesystem(item, self.storage_options)
-            if item.rstrip("/").endswith(".lance"):
-                found = [path] if "*" not in item else sorted(fs.glob(path))
-            else:
-                found = sorted(fs.glob(posixpath.join(path, "*.lance")))
-            existing = [name for name in found if fs.isdir(name)]
+        for item in self.file_paths:
+            is_table = item.rstrip("/").endswith(".lance")
+            pattern = item if is_table else join(glob.escape(item), "*.lance")
+            found = [item] if is_table and self._is_folder(item) else matching(pattern, self.storage_options)
+            existing = [absolute(name) for name in found if self._is_folder(name)]
             if not existing:
                 raise FileNotFoundError(f"{item}: no Lance table here")
-            tables.extend(fs.unstrip_protocol(name) if is_remote(item) else name for name in existing)
+            tables.extend(existing)
         return tables
+
+    def _is_folder(self, uri: str) -> bool:
+        fs, path = filesystem(uri, self.storage_options)
+        return bool(fs.isdir(path))
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return LanceSource(uri, partition, self.storage_options, self.read_kwargs)
