@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.parquet import open_parquet_file
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.grouping import grouped
 from mm_assets.formats.parquet_types import original_schema, refused_column, restore, stored_schema
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
@@ -39,6 +41,7 @@ class ParquetSource(FileSource):
     """One Parquet file; only the columns asked for are read, a few megabytes at a time."""
 
     def __init__(self, uri: str, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
+        self._options = options
         self._read_kwargs = {name: value for name, value in read_kwargs.items() if name in _PER_READ}
         self._read_kwargs.setdefault("use_threads", False)
         filters = read_kwargs.get("filters")
@@ -67,10 +70,19 @@ class ParquetSource(FileSource):
 
     def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         if self._filter is None:
-            yield from self._slices(columns, max_bytes)
+            yield from grouped(self._slices(columns, max_bytes), self._ids, max_bytes, self.uri)
             return
-        for table in self._slices(self.schema.names, max_bytes):  # the filter may ask for a column that is not read otherwise
+        slices = self._slices(self.schema.names, max_bytes)  # the filter may ask for a column that is not read otherwise
+        for table in grouped(slices, self._ids, max_bytes, self.uri):
             yield table.filter(self._filter)
+
+    def _ids(self) -> list[pa.Array]:
+        names = ["sample_id"]
+        if not is_remote(self.uri):
+            return self._checked(lambda: self._file.read(names, **self._read_kwargs)).column(*names).chunks
+        # All ranges at once, and nothing of the images between them.
+        with open_parquet_file(self.uri, columns=names, storage_options=self._options, engine="pyarrow") as file:
+            return self._checked(lambda: pq.ParquetFile(file).read(names)).column(*names).chunks
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.grouping import grouped
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
@@ -84,11 +85,17 @@ class LanceSource(FileSource):
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
         fragments = self._dataset.get_fragments()
         wanted = set(partition.fragments)
+        self._is_ours = bool(wanted)
         self._fragments = [f for f in fragments if not wanted or f.fragment_id in wanted]
         super().__init__(uri, schema, sum(fragment.count_rows() for fragment in self._fragments))
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        return cut_by_bytes(self._slices(list(columns), max_bytes), max_bytes)
+        slices = self._slices(list(columns), max_bytes)
+        return cut_by_bytes(slices if self._is_ours else grouped(slices, self._ids, max_bytes, self.uri), max_bytes)
+
+    def _ids(self) -> Iterator[pa.Array]:
+        scanner = self._dataset.scanner(columns=[self._stored_names["sample_id"]], fragments=self._fragments)
+        yield from (batch.column(0) for batch in scanner.to_batches())
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         stored = [self._stored_names[name] for name in columns]
