@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.cli.unique_ids import settle
     from mm_assets.formats.conversion import Conversion, plan_conversions
     from mm_assets.formats.lance.refusal import PartitionsRefused
-    from mm_assets.formats.storage import sweep
+    from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
 
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
-    sweep(options.dst)
+    sweep_output(options.dst)
     sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:

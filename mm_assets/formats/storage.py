@@ -11,11 +11,8 @@ import filecmp
 import os
 import re
 import shutil
-import socket
 import stat
 import tempfile
-import uuid
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +21,12 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
+
 StorageOptions = dict[str, Any]
 
 _LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-
-_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
-_TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{12}\.tmp$")
 
 # By name: whoever meets such a URL has imported this module, and only then is the class.
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
@@ -129,6 +125,7 @@ class StagedFile:
         self.uri = uri
         self._options = options
         self._scratch: str | None = None
+        self._claim: int | None = None
         if is_remote(uri):
             self._scratch = tempfile.mkdtemp(prefix="mm-assets-")
             self.path = os.path.join(self._scratch, os.path.basename(uri))
@@ -137,6 +134,7 @@ class StagedFile:
             folder = os.path.dirname(target) or "."
             os.makedirs(folder, exist_ok=True)
             self.path = os.path.join(folder, temporary_name(os.path.basename(target)))
+            self._claim = claim(self.path)
 
     def publish(self) -> int:
         """Make the file appear under its final name and return its size in bytes.
@@ -152,6 +150,7 @@ class StagedFile:
             target = local_path(self.uri)
             os.replace(self.path, target)
             sync(os.path.dirname(target) or ".")
+            self._release()
         else:
             fs, path = filesystem(self.uri, self._options)
             fs.put_file(self.path, path)
@@ -171,6 +170,12 @@ class StagedFile:
             shutil.rmtree(self._scratch, ignore_errors=True)
         else:
             Path(self.path).unlink(missing_ok=True)
+        self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
 
 @contextmanager
@@ -193,33 +198,22 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
         fs.rm_file(path)
 
 
-def temporary_name(name: str) -> str:
-    """A dot-prefixed name no client reads, telling which process made it, so that `sweep` can tell what is stale."""
-    short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
-    return f".{short}.{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp"
-
-
 def sweep(folder: str) -> list[str]:
-    """Remove temporary files that processes of this machine left when they died; those of living ones stay."""
+    """Remove temporary files that nobody will come back for; those of living processes stay."""
     removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return removed
     for entry in os.scandir(local_path(folder)):
-        match = _TEMPORARY.match(entry.name)
-        if match and match["host"] == _HOST and not _is_alive(int(match["pid"])):
+        if is_stale(Path(entry.path)):
             Path(entry.path).unlink(missing_ok=True)
             removed.append(entry.path)
     return removed
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def sweep_output(folder: str) -> None:
+    """`sweep` a folder of outputs, and what lies beside tars."""
+    for below in ("", ".mm_assets", ".nv-meta"):
+        sweep(os.path.join(folder, below))
 
 
 def sync(path: str | os.PathLike[str]) -> None:
