@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.outputs import BY_ASSET, made_from
 from mm_assets.accounting.records import ShardRecords
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, join
+from mm_assets.formats.listing import expand_paths
+from mm_assets.formats.storage import StorageOptions, filesystem, join
 from mm_assets.formats.webdataset.keys import partition_filename
 
 # Below the root, each with a folder an asset and a file a shard; and what a file there tells.

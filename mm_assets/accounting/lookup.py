@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.fetching import Fetcher, open_fetcher
+from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, exists, expand_paths, filesystem, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, open_binary, regular_file
 from mm_assets.formats.webdataset.keys import sample_key
 from mm_assets.formats.webdataset.tar_header import BLOCK
 from mm_assets.formats.webdataset.tar_write import END_BLOCKS
@@ -106,7 +107,7 @@ def _in_file(
 def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
     """A Parquet file, closed at the end; of a remote one only what is asked for is read."""
     if not is_remote(file):
-        with pq.ParquetFile(local_path(file), pre_buffer=False) as parquet:
+        with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:
             yield parquet
         return
     fs, path = filesystem(file, options)

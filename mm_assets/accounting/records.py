@@ -18,7 +18,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
-from mm_assets.formats.storage import temporary_name
+from mm_assets.formats.temporary_files import temporary_name
 from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,10 @@ from mm_assets.cli import losses, raw_layout
 from mm_assets.cli.progress import Progress
 
 # What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
-_CONTENT_FAILURES = ("ShardError", "SampleError", "TarDamage", "MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError")
+_CONTENT_FAILURES = (
+    *("ShardError", "SampleError", "TarDamage", "NoRegularFile", "IsADirectoryError"),
+    *("MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError"),
+)
 
 
 def add_to(commands: Any) -> None:
@@ -38,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.cli.unique_ids import settle
     from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.lance.refusal import PartitionsRefused
-    from mm_assets.formats.storage import sweep
+    from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
 
@@ -47,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
-    sweep(options.dst)
+    sweep_output(options.dst)
     sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
@@ -84,9 +87,9 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
-    from mm_assets.formats.storage import is_remote
+    from mm_assets.formats.storage import absolute, is_remote
 
-    source = options.src if is_remote(options.src) else os.path.abspath(options.src)
+    source = absolute(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
     raw_layout.refuse_strange_flags(options, kind, source)

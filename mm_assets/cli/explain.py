@@ -18,9 +18,10 @@ def run(options: argparse.Namespace) -> int:
     """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
     from mm_assets.accounting.history import history_of
     from mm_assets.accounting.outputs import OUTPUTS
+    from mm_assets.formats.storage import local_path
     from mm_assets.settings import Settings
 
-    root = options.storage or Settings.from_environment().storage
+    root = local_path(options.storage or Settings.from_environment().storage)
     shards = history_of(root, options.sample_id)
     if not shards:
         raise ValueError(f"{root}: no sample {options.sample_id!r}, neither in an output nor in the ledger")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections import Counter
 from typing import Any
 
@@ -21,11 +20,11 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what a dataset holds; image bytes are not read."""
     from mm_assets.formats.registry import detect_format, reader_for
-    from mm_assets.formats.storage import is_remote
+    from mm_assets.formats.storage import absolute
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
-    source = options.path if is_remote(options.path) else os.path.abspath(options.path)
+    source = absolute(options.path)
     kind = detect_format(source)
     raw_layout.refuse_strange_flags(options, kind, source)
     reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))

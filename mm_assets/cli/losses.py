@@ -14,7 +14,8 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 def folder(writer: InterleavedWriter) -> str:
     """Where the lists are: beside the data, in a folder that readers pass over."""
-    from mm_assets.formats.storage import LEDGER_BESIDE, join
+    from mm_assets.formats.local_tree import LEDGER_BESIDE
+    from mm_assets.formats.storage import join
 
     any_output = writer.uri_of("any")  # all lie in one folder
     return join(os.path.dirname(any_output) or ".", LEDGER_BESIDE)

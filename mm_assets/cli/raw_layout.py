@@ -69,8 +69,8 @@ def is_ours(kind: str, source: str) -> bool:
 
 
 def _first_file(kind: str, source: str) -> str:
+    from mm_assets.formats.listing import expand_paths
     from mm_assets.formats.raw_files import PARQUET_SUFFIXES
-    from mm_assets.formats.storage import expand_paths
     from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
     return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)[0]

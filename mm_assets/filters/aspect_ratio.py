@@ -16,6 +16,7 @@ from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.buffers import compact, take_rows
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
+from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 NAME = "aspect_ratio"
@@ -100,14 +101,3 @@ class AspectRatioFilter:
             Loss(sample_id, position, "image", "filtered", NAME, reason, score.aspect_ratio, threshold)
             for (sample_id, position), (score, reason) in zip(places, verdicts, strict=True)
         )
-
-
-def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:
-    """The table with messages set in ``materialize_error`` of some rows."""
-    if not errors:
-        return table
-    index = table.schema.get_field_index("materialize_error")
-    values = table.column(index).to_pylist()
-    for row, message in errors.items():
-        values[row] = message
-    return table.set_column(index, table.schema.field(index), pa.array(values, pa.string()))

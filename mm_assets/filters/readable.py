@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.filters.aspect_ratio import with_errors
 from mm_assets.filters.image_scores import image_views
 from mm_assets.formats.images.completeness import looks_whole
 from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 CHECKED, DECODED, UNDECODABLE = "images_checked", "images_decoded", "images_undecodable"

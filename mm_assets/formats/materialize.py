@@ -22,6 +22,7 @@ from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
 
@@ -81,9 +82,9 @@ def materialize_table(
     by_path: dict[tuple[str, str], _Requests] = defaultdict(lambda: defaultdict(list))
     for row, text in zip(wanted, refs, strict=True):
         try:
-            ref = _checked(parse_source_ref(text))
-            path = _resolve(ref["path"], roots)
-        except (FetchError, TypeError, ValueError) as error:
+            ref = locator_of(text)
+            path = _resolve(str(ref["path"]), roots)
+        except (TypeError, ValueError) as error:
             errors[row] = str(error)
             continue
         locator = _Locator(ref["member"], ref["byte_offset"], ref["byte_size"])
@@ -127,8 +128,8 @@ def bytes_to_fetch(table: pa.Table) -> Sizes:
     frames_of: set[tuple[object, ...]] = set()
     for row, text in zip(wanted, refs, strict=True):
         try:
-            ref = _checked(parse_source_ref(text))
-        except (FetchError, TypeError, ValueError):
+            ref = locator_of(text)
+        except (TypeError, ValueError):
             continue  # becomes a message
         if ref["frame_index"] is not None:
             place = (ref["path"], ref["byte_offset"], ref["byte_size"])
@@ -156,8 +157,12 @@ def _fetch(
                     errors[row] = f"failed to extract frame {frame} from {locator.member or name!r}: {error}"
 
 
-def _checked(ref: SourceRef) -> SourceRef:
-    """The locator itself. Raises `FetchError` for a value that is not of its type: the text may come from anywhere."""
+def locator_of(text: str | None) -> SourceRef:
+    """The locator that a ``source_ref`` holds. Raises ``TypeError`` or ``ValueError`` for one that can name nothing.
+
+    The text may come from anywhere, so every value in it is looked at.
+    """
+    ref = parse_source_ref(text)
     for key in ("path", "member"):
         value: object = ref[key]  # type: ignore[literal-required]
         if value is not None and not isinstance(value, str):
@@ -166,6 +171,8 @@ def _checked(ref: SourceRef) -> SourceRef:
         value = ref[key]  # type: ignore[literal-required]
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST):
             raise FetchError(f"source_ref: {key} is no number of bytes or frames: {value!r:.100}")
+    if not ref["path"]:
+        raise FetchError("missing path")
     return ref
 
 
@@ -189,10 +196,8 @@ def _rows_to_fetch(table: pa.Table) -> list[int]:
     return pc.indices_nonzero(mask).to_pylist()
 
 
-def _resolve(path: str | None, roots: Sequence[str] | None) -> str:
+def _resolve(path: str, roots: Sequence[str] | None) -> str:
     given = path
-    if not path:
-        raise FetchError("missing path")
     is_relative = not is_remote(path) and not os.path.isabs(local_path(path))
     if is_relative and roots:
         path = join(roots[0], path)
@@ -215,13 +220,10 @@ def _with_results(table: pa.Table, found: dict[int, bytes], errors: dict[int, st
     if found:
         index = table.schema.get_field_index("binary_content")
         table = table.set_column(index, table.schema.field(index), _replace(table.column(index), found))
-    if errors:
-        index = table.schema.get_field_index("materialize_error")
-        table = table.set_column(index, table.schema.field(index), _replace(table.column(index), errors))
-    return table
+    return with_errors(table, errors)
 
 
-def _replace(column: pa.ChunkedArray, values: dict[int, bytes] | dict[int, str]) -> pa.ChunkedArray:
+def _replace(column: pa.ChunkedArray, values: dict[int, bytes]) -> pa.ChunkedArray:
     mask = [row in values for row in range(len(column))]
     replacements = pa.array([values[row] for row in sorted(values)], column.type)
     if column.null_count == len(column):

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from mm_assets.formats.file_stamps import MISSING, content_stamp
+from mm_assets.formats.local_tree import LEDGER_BESIDE
 from mm_assets.formats.storage import (
-    LEDGER_BESIDE,
     StorageOptions,
     exists,
     filesystem,

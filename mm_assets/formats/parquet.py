@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.listing import Paths
 from mm_assets.formats.parquet_source import open_source
 from mm_assets.formats.parquet_types import REFUSALS, refused_column, stored_schema
 from mm_assets.formats.partitions import Partition, ref_path
 from mm_assets.formats.raw_files import PARQUET_SUFFIXES
-from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StagedFile, StorageOptions
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, TEXTS, RawLayout

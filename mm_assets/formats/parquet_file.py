@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec.parquet import open_parquet_file
 
 from mm_assets.formats.reader import ShardError
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, regular_file
 
 T = TypeVar("T")
 
@@ -30,7 +31,7 @@ def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: M
             fs, path = filesystem(uri, options)
             source = pa.PythonFile(fs.open(path, "rb"), mode="r")
         else:
-            source = local_path(uri)
+            source = regular_file(uri)
             arguments = {"buffer_size": _READ_BUFFER, **arguments}
         file = pq.ParquetFile(source, **arguments)
         refuse_bad_footer(source, file.metadata)
@@ -76,6 +77,15 @@ def read_batches(file: pq.ParquetFile, group: int, columns: list[str], rows: int
         yield batch
     if found != (told := file.metadata.row_group(group).num_rows):
         raise ShardError(f"{name}: damaged Parquet data: row group {group} has {found} rows, not {told}")
+
+
+def column_chunks(uri: str, file: pq.ParquetFile, name: str, column: str, options: StorageOptions | None) -> list[pa.Array]:
+    """All values of one column of an opened file. Raises `ShardError` as `checked` does."""
+    if not is_remote(uri):
+        return checked(lambda: file.read([column], use_threads=False), name).column(0).chunks
+    # All ranges at once, and nothing of the images between them.
+    with open_parquet_file(uri, columns=[column], storage_options=options, engine="pyarrow") as parts:
+        return checked(lambda: pq.ParquetFile(parts).read([column], use_threads=False), name).column(0).chunks
 
 
 def rows_within(nbytes: int, mean: int) -> int:

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
-from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, read_batches, rows_within
+from mm_assets.formats.grouping import grouped
+from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, column_chunks, read_batches, rows_within
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
 
 PER_READ = ("use_threads", "use_pandas_metadata")  # arguments of each read; all others are of opening the file
@@ -25,11 +27,20 @@ class ParquetSource(FileSource):
     ``id_prefix`` is put in front of each sample id. Messages call the file ``name``.
     """
 
-    def __init__(self, uri: str, file: pq.ParquetFile, read_kwargs: Mapping[str, Any], id_prefix: str = "", name: str = "") -> None:
+    def __init__(
+        self,
+        uri: str,
+        file: pq.ParquetFile,
+        read_kwargs: Mapping[str, Any],
+        id_prefix: str = "",
+        name: str = "",
+        options: StorageOptions | None = None,
+    ) -> None:
         self._read_kwargs = {"use_threads": False, **{name: value for name, value in read_kwargs.items() if name in PER_READ}}
         filters = read_kwargs.get("filters")
         self._filter = None if filters is None else pq.filters_to_expression(filters)
         self._file = file
+        self._options = options
         self._name = name or uri
         self._id_prefix = id_prefix
         self._blob_columns = [at for at, column in enumerate(file.schema) if column.path == BLOBS]
@@ -49,10 +60,14 @@ class ParquetSource(FileSource):
 
     def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         if self._filter is None:
-            yield from self._slices(columns, max_bytes)
+            yield from grouped(self._slices(columns, max_bytes), self._sample_ids, max_bytes, self._name)
             return
-        for table in self._slices(self.schema.names, max_bytes):  # the filter may ask for a column that is not read otherwise
+        slices = self._slices(self.schema.names, max_bytes)  # the filter may ask for a column that is not read otherwise
+        for table in grouped(slices, self._sample_ids, max_bytes, self._name):
             yield table.filter(self._filter)
+
+    def _sample_ids(self) -> list[pa.Array]:
+        return column_chunks(self.uri, self._file, self._name, "sample_id", self._options)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata

@@ -16,6 +16,7 @@ from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.parquet_text import broken_rows, with_bytes
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.sample_ids import SampleIds
+from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.buffers import take_rows
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
@@ -31,8 +32,10 @@ _ERROR = "materialize_error"
 class SetAsideSource(ParquetSource):
     """Looks at all rows when opened, without the bytes of the images. Messages and locators call the file ``path``."""
 
-    def __init__(self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str) -> None:
-        super().__init__(uri, file, {}, id_prefix, path)
+    def __init__(
+        self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str, options: StorageOptions | None = None
+    ) -> None:
+        super().__init__(uri, file, {}, id_prefix, path, options)
         _refuse_other_types(self.schema, path)
         self._path, self._ids = path, ids
         self._is_kept = np.ones(file.metadata.num_rows, bool)

@@ -60,11 +60,11 @@ def open_source(
         rows = _rows_of(file, name)
         prefix = id_prefix(layout.sample_id_prefix, partition.name, partition.files, uri)
         if rows != DOCUMENTS and ids is None:
-            return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix)
+            return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix, options=options)
         if filters is not None:
             raise ValueError(f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside")
         if rows != DOCUMENTS and ids is not None:
-            return SetAsideSource(uri, file, path, ids, prefix)
+            return SetAsideSource(uri, file, path, ids, prefix, options)
 
         def reopen(dictionaries: list[str]) -> pq.ParquetFile:
             return open_parquet(uri, name, options, {**given, "metadata": file.metadata, "read_dictionary": dictionaries})

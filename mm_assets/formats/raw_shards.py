@@ -15,10 +15,11 @@ from functools import cached_property
 from braceexpand import braceexpand
 
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
+from mm_assets.formats.listing import expand
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
+from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, local_path
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is
@@ -67,7 +68,7 @@ def files_of(uri: str) -> tuple[str, ...]:
 
 
 class Listing(dict[str, RawShard]):
-    """Raw shards by partition key. ``unmatched`` says in a line each which folders and patterns hold none, or others that are not read."""
+    """Raw shards by partition key. ``unmatched`` says in a line each which folders and patterns hold none, and what in them is no shard."""
 
     def __init__(self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = ()) -> None:
         super().__init__(shards)
@@ -87,7 +88,7 @@ class RawLocations:
         Raises ``ValueError`` for a quotation mark without its partner, and for modalities beside other locations.
         """
         self._options = options
-        self._excluded = excluded.rstrip("/")
+        self._excluded = excluded if is_remote(excluded) else os.path.realpath(local_path(excluded)) if excluded else ""
         try:
             items = shlex.split(text)
         except ValueError as error:
@@ -95,7 +96,7 @@ class RawLocations:
         self._paired = _paired_address(items, missing_keys)
         if self._paired is not None:
             items = [self._paired.url]
-        self._items = [item if is_remote(item) else os.path.abspath(local_path(item)) for item in items]
+        self._items = [absolute(item) for item in items]
         self.local_root = root_of_locations([item for item in self._items if not is_remote(item)], RAW_SUFFIXES)
         self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], RAW_SUFFIXES)
 
@@ -116,6 +117,7 @@ class RawLocations:
         stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
         absent = [file for file in named if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))]
         files, unmatched = self._files(is_named)
+        unmatched += self._paired.passed_over() if self._paired is not None else []
         taken = [file for file in files if not self._is_excluded(file)]
         if not set(taken).difference(absent):
             told = [*(f"{file}: no such file" for file in absent), *unmatched]
@@ -154,17 +156,18 @@ class RawLocations:
         return [item] if fs.exists(path) else braceexpand(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-        """All files, in the order of the locations, and a line for each folder and pattern that has none, or some that are passed over."""
+        """All files, in the order of the locations, and a line for each folder and pattern that has none, or more than can be read."""
         files: list[str] = []
         unmatched: list[str] = []
         for location in is_named:
+            if is_named[location]:
+                files.append(location)
+                continue
             try:
-                if is_named[location]:
-                    files.append(location)
-                    continue
-                found = expand_paths(location, RAW_SUFFIXES, self._options)
-                chosen, passed_over = tars_first([file for file in found if not self._is_excluded(file)])
-                files += chosen or found
+                found = expand(location, RAW_SUFFIXES, self._options)
+                chosen, passed_over = tars_first([file for file in found.files if not self._is_excluded(file)])
+                files += chosen or found.files
+                unmatched += found.passed_over
                 if passed_over:
                     unmatched.append(passed_over_line(location, passed_over))
             except (FileNotFoundError, PermissionError) as error:
@@ -172,7 +175,10 @@ class RawLocations:
         return list(dict.fromkeys(files)), unmatched
 
     def _is_excluded(self, file: str) -> bool:
-        return bool(self._excluded) and file.startswith(self._excluded + "/")
+        if not self._excluded or is_remote(file) != is_remote(self._excluded):
+            return False
+        real = file if is_remote(file) else os.path.realpath(file)  # a link may lead there
+        return real.startswith(self._excluded.rstrip("/") + "/")
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root

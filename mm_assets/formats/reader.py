@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_rows, row_bytes
+from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
-from mm_assets.formats.storage import StorageOptions, expand_paths
+from mm_assets.formats.storage import StorageOptions, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
@@ -30,8 +31,6 @@ from mm_assets.interleaved.schema import (
 )
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
-
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _PROJECTED_BYTES = 32 << 20
 
@@ -106,7 +105,7 @@ class InterleavedReader(ABC):
         reserved = sorted(set(fields or ()) & set(RESERVED_COLUMNS))
         if reserved:
             raise ValueError(f"fields= names passthrough columns; {', '.join(reserved)} are always read")
-        self.file_paths = file_paths
+        self.file_paths = _plain(file_paths)
         self.files_per_partition = files_per_partition
         self.blocksize = blocksize
         self.max_batch_bytes = max_batch_bytes
@@ -131,7 +130,7 @@ class InterleavedReader(ABC):
 
     def partitions(self) -> list[Partition]:
         """The partitions this reader yields, in order. Raises ``FileNotFoundError`` for a path that matches nothing."""
-        if not isinstance(self.file_paths, str | os.PathLike) and not list(self.file_paths):
+        if not self.file_paths:
             return []
         files = expand_paths(self.file_paths, self.suffixes, self.storage_options)
         root = self.root()
@@ -139,8 +138,7 @@ class InterleavedReader(ABC):
 
     def root(self) -> str:
         """The folder or URL prefix that all inputs share, as written in ``file_paths``; partitions are named relative to it."""
-        given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else self.file_paths
-        return root_of_locations([os.fspath(item) for item in given], self.suffixes)
+        return root_of_locations(self.file_paths, self.suffixes)
 
     def open(self, partition: Partition) -> BatchStream:
         """The stream of one partition; its files are scanned for their schema now and read when iterated.
@@ -237,6 +235,12 @@ class InterleavedReader(ABC):
         declared = {field.name: field for field in self.target}
         others = [field for field in found if field.name not in declared]
         return pa.schema([*self.target, *others])
+
+
+def _plain(paths: Paths) -> tuple[str, ...]:
+    """Locations, those of local files without ``file://``."""
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return tuple(local_path(os.fspath(path)) for path in given)
 
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:

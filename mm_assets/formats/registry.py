@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from mm_assets.formats.listing import expand_paths, names_in, packed_line
 from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside
+from mm_assets.formats.storage import StorageOptions, filesystem
 from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.interleaved.notices import warn_user
 
@@ -35,12 +36,12 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
         if fs.exists(path):
-            raise ValueError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache")
+            raise ValueError("".join(packed_line(source, [source])) or f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache")
         if not any(c in source for c in "*?[{"):
             raise FileNotFoundError(f"{source}: no such file or folder")
         names = expand_paths(source, tuple(_SUFFIXES), options)
     else:
-        names = _entries(fs, path)
+        names = names_in(source, options)
     names, passed_over = tars_first(names)
     found = {kind for name in names if (kind := _by_suffix(name)) is not None}
     if passed_over and found == {"webdataset"}:
@@ -48,7 +49,8 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     elif passed_over:
         found.add("parquet")
     if not found:
-        raise FileNotFoundError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here")
+        nothing = f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here"
+        raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
     if len(found) > 1:
         raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them")
     return found.pop()
@@ -100,17 +102,3 @@ def _by_suffix(name: str) -> str | None:
     lowered = f"/{os.fspath(name).rstrip('/').lower()}"
     return next((kind for suffix, kind in _SUFFIXES.items() if lowered.endswith(suffix)), None)
 
-
-def _entries(fs: Any, path: str) -> list[str]:
-    """Names below a folder, not looking into Lance datasets or folders beside the data."""
-    names: list[str] = []
-    for folder, folders, files in fs.walk(path):
-        names.extend(files)
-        names.extend(name for name in list(folders) if name.endswith(".lance"))
-        for name in [n for n in list(folders) if n.endswith(".lance") or is_beside(n)]:
-            if isinstance(folders, dict):
-                folders.pop(name)
-            else:
-                folders.remove(name)
-        del folder
-    return names

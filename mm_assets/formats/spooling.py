@@ -10,6 +10,7 @@ import pyarrow.ipc as ipc
 
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.samples import group_samples
 from mm_assets.interleaved.schema import canonical_schema
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
@@ -48,7 +49,13 @@ def _group(batches: Sequence[InterleavedBatch]) -> list[BatchStream]:
 def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
     schema = unify_schemas(canonical_schema(batch.data.schema) for batch in batches)
     files = tuple(dict.fromkeys(file for batch in batches for file in batch.source_files))
-    return BatchStream(name, schema, lambda: batches, files)
+    return BatchStream(name, schema, lambda: map(_with_whole_samples, batches), files)
+
+
+def _with_whole_samples(batch: InterleavedBatch) -> InterleavedBatch:
+    """The batch with the rows of each sample together; whoever made it need not have seen to that."""
+    table = group_samples(batch.data) if "sample_id" in batch.data.column_names else batch.data
+    return batch if table is batch.data else batch.with_data(table)
 
 
 def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
@@ -95,7 +102,7 @@ class _Spool:
     def _read(self) -> Iterator[InterleavedBatch]:
         for start, files in zip(self._starts, self.lineage, strict=True):
             self._file.seek(start)
-            yield InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name)
+            yield _with_whole_samples(InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name))
 
 
 def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:

@@ -1,4 +1,4 @@
-"""Files on any file system: which inputs a path names, and outputs that appear whole or not at all.
+"""Files on any file system: inputs to be opened, and outputs that appear whole or not at all.
 
 Outputs are always written to a local temporary file. Publishing is one rename (local) or one put (remote), so a crash, a
 kill or a full disk leaves the previous version and nothing that looks complete.
@@ -6,55 +6,93 @@ kill or a full disk leaves the previous version and nothing that looks complete.
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
 import re
 import shutil
-import socket
+import stat
 import tempfile
-import uuid
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import fsspec
-from braceexpand import braceexpand
+from fsspec.implementations.memory import MemoryFileSystem
+
+from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
 
 StorageOptions = dict[str, Any]
 
-# Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an underscore are the user's.
-LEDGER_BESIDE = "_ledger"
-
-_HOST = f"{zlib.crc32(socket.gethostname().encode()):08x}"
-_TEMPORARY = re.compile(r"^\..*\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{12}\.tmp$")
-_GLOB = re.compile(r"[*?\[]")
+_LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
+_KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 # By name: whoever meets such a URL has imported this module, and only then is the class.
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
 
 
+class NoRegularFile(ValueError):
+    """Under the name of a file lies what may wait for ever, or never end: a named pipe, a socket or a device."""
+
+
 def is_remote(uri: str) -> bool:
-    """True for a URL of any scheme but ``file``."""
-    return "://" in uri and not uri.startswith("file://")
+    """True for a URL of any scheme but ``file`` and ``local``."""
+    return "://" in uri and not _LOCAL.match(uri)
 
 
 def local_path(uri: str) -> str:
-    """The path of a local file given as path or ``file://`` URL."""
-    return uri.removeprefix("file://")
+    """The path of a local file given as path or ``file://`` URL; a URL of another scheme as it is.
+
+    What follows the scheme is a path as it stands: ``%20`` is no space, since files of ours have percent signs in their names.
+    """
+    return _LOCAL.sub("", uri, count=1)
+
+
+def absolute(location: str) -> str:
+    """The absolute path of a local location; a URL of another scheme as it is."""
+    return location if is_remote(location) else os.path.abspath(local_path(location))
 
 
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system that a path or URL lives on, and its path there."""
-    fs, path = fsspec.core.url_to_fs(uri, **(options or {}))
+    fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
     return fs, path
 
 
-def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
-    """Open any file for reading."""
+def lasting(uri: str, options: StorageOptions | None = None) -> str:
+    """The location of an output, without ``file://``. Raises ``ValueError`` where it would be lost with this process, or be read stale."""
     if not is_remote(uri):
-        return open(local_path(uri), "rb")
+        return local_path(uri)
+    if "::" in uri:
+        raise ValueError(f"{uri}: an output lies on one file system; name it without the part before '::'")
+    fs, _ = filesystem(uri, options)
+    while isinstance(inner := getattr(fs, "fs", None), fsspec.AbstractFileSystem):
+        fs = inner
+    if isinstance(fs, MemoryFileSystem):
+        raise ValueError(f"{uri}: this lies in the memory of one process and would be lost with it; name a folder, or an object store")
+    return uri
+
+
+def regular_file(uri: str) -> str:
+    """The path of a local file; of anything else, which must not be opened, nothing is.
+
+    Raises ``FileNotFoundError``, ``IsADirectoryError`` or `NoRegularFile`.
+    """
+    path = local_path(uri)
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "a folder, not a file", path)
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a device")
+        raise NoRegularFile(f"{path}: {kind}, not a regular file")
+    return path
+
+
+def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
+    """Open any file for reading. Raises `NoRegularFile`."""
+    if not is_remote(uri):
+        return open(regular_file(uri), "rb")
     fs, path = filesystem(uri, options)
     return fs.open(path, "rb", block_size=8 << 20)
 
@@ -80,59 +118,6 @@ def exists(uri: str, options: StorageOptions | None = None) -> bool:
     return bool(fs.exists(path))
 
 
-def expand_paths(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    suffixes: tuple[str, ...],
-    options: StorageOptions | None = None,
-) -> list[str]:
-    """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
-
-    A folder gives all its files with one of ``suffixes`` (any case), at any depth. Hidden files and folders are left out, and what
-    `is_beside` the data; so are files of other suffixes that a pattern matches beside these. A name that exists is taken literally before
-    it is read as a pattern.
-    Raises ``FileNotFoundError`` naming what matches nothing.
-    """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    files: list[str] = []
-    for item in given:
-        files.extend(_expand_one(os.fspath(item), suffixes, options))
-    return list(dict.fromkeys(files))
-
-
-def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> list[str]:
-    fs, path = filesystem(item, options)
-    if fs.isfile(path):
-        return [item]
-    if fs.isdir(path):
-        found = [name for name in fs.find(path) if name.lower().endswith(suffixes) and not _is_hidden(name, path)]
-        if not found:
-            raise FileNotFoundError(f"{item}: no {'/'.join(suffixes)} file in this folder")
-        return sorted(_restore(item, fs, name) for name in found)
-    names: list[str] = []
-    for pattern in braceexpand(item) if "{" in item else [item]:
-        _, path = filesystem(pattern, options)
-        matches = sorted(fs.glob(path)) if _GLOB.search(path) else [path] if fs.isfile(path) else []
-        if not matches:
-            raise FileNotFoundError(f"{pattern}: no such file")
-        wanted = [name for name in matches if name.lower().endswith(suffixes)]
-        names.extend(_restore(item, fs, name) for name in wanted or matches)
-    return names
-
-
-def is_beside(folder: str) -> bool:
-    """Whether a folder of this name holds no data: a hidden one, or the ledger that lies beside converted data."""
-    return folder.startswith(".") or folder == LEDGER_BESIDE
-
-
-def _is_hidden(name: str, root: str) -> bool:
-    *folders, file = name[len(root) :].split("/")
-    return file.startswith(".") or any(map(is_beside, folders))
-
-
-def _restore(item: str, fs: fsspec.AbstractFileSystem, name: str) -> str:
-    return fs.unstrip_protocol(name) if is_remote(item) else name
-
-
 class StagedFile:
     """An output under a temporary local name until `publish` gives it its final one."""
 
@@ -140,6 +125,7 @@ class StagedFile:
         self.uri = uri
         self._options = options
         self._scratch: str | None = None
+        self._claim: int | None = None
         if is_remote(uri):
             self._scratch = tempfile.mkdtemp(prefix="mm-assets-")
             self.path = os.path.join(self._scratch, os.path.basename(uri))
@@ -148,6 +134,7 @@ class StagedFile:
             folder = os.path.dirname(target) or "."
             os.makedirs(folder, exist_ok=True)
             self.path = os.path.join(folder, temporary_name(os.path.basename(target)))
+            self._claim = claim(self.path)
 
     def publish(self) -> int:
         """Make the file appear under its final name and return its size in bytes.
@@ -163,6 +150,7 @@ class StagedFile:
             target = local_path(self.uri)
             os.replace(self.path, target)
             sync(os.path.dirname(target) or ".")
+            self._release()
         else:
             fs, path = filesystem(self.uri, self._options)
             fs.put_file(self.path, path)
@@ -182,6 +170,12 @@ class StagedFile:
             shutil.rmtree(self._scratch, ignore_errors=True)
         else:
             Path(self.path).unlink(missing_ok=True)
+        self._release()
+
+    def _release(self) -> None:
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
 
 @contextmanager
@@ -204,33 +198,22 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
         fs.rm_file(path)
 
 
-def temporary_name(name: str) -> str:
-    """A dot-prefixed name no client reads, telling which process made it, so that `sweep` can tell what is stale."""
-    short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
-    return f".{short}.{_HOST}-{os.getpid()}-{uuid.uuid4().hex[:12]}.tmp"
-
-
 def sweep(folder: str) -> list[str]:
-    """Remove temporary files that processes of this machine left when they died; those of living ones stay."""
+    """Remove temporary files that nobody will come back for; those of living processes stay."""
     removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return removed
     for entry in os.scandir(local_path(folder)):
-        match = _TEMPORARY.match(entry.name)
-        if match and match["host"] == _HOST and not _is_alive(int(match["pid"])):
+        if is_stale(Path(entry.path)):
             Path(entry.path).unlink(missing_ok=True)
             removed.append(entry.path)
     return removed
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def sweep_output(folder: str) -> None:
+    """`sweep` a folder of outputs, and what lies beside tars."""
+    for below in ("", ".mm_assets", ".nv-meta"):
+        sweep(os.path.join(folder, below))
 
 
 def sync(path: str | os.PathLike[str]) -> None:

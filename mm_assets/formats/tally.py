@@ -12,7 +12,7 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.samples import UniqueSamples
 from mm_assets.interleaved.schema import align_table, canonical_schema
-from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.steps import ROWS_CHANGED, BatchStream
 
 
 class Tally:
@@ -20,6 +20,7 @@ class Tally:
 
     def __init__(self, found: pa.Schema, written: pa.Schema) -> None:
         self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
+        self.changed = 0  # rows that got an error here
         self.errors: list[ItemError] = []
         self.losses: list[Loss] = []
         self.lost = ContentDigest()
@@ -61,7 +62,7 @@ class Tally:
             lost_digest=stream.removed.plus(self.lost).hexdigest(),
             losses=(*stream.losses, *self.losses),
             errors=tuple(self.errors),
-            counts=dict(stream.counts),
+            counts={**stream.counts, ROWS_CHANGED: stream.counts[ROWS_CHANGED] + self.changed},
             dropped_columns=left_out,
             notes=stream.notes,
         )

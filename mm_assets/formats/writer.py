@@ -11,18 +11,19 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from mm_assets.formats.absent_content import absent_content
 from mm_assets.formats.claims import MODES, Claims
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.origins import at_once
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
-from mm_assets.formats.storage import StorageOptions, exists, join
+from mm_assets.formats.storage import StorageOptions, exists, join, lasting
 from mm_assets.formats.tally import Tally
 from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.policies import apply_policy, check_policy
+from mm_assets.interleaved.policies import apply_policy, check_policy, with_errors
 from mm_assets.interleaved.samples import sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
 from mm_assets.interleaved.steps import BatchStream
@@ -54,8 +55,10 @@ class InterleavedWriter(ABC):
     """Writes `InterleavedBatch` streams; every output file appears whole or not at all.
 
     Args:
-        path: a folder (one file per partition inside) or the path of one single file of this format.
-        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage.
+        path: a folder (one file per partition inside) or the path of one single file of this format; or a URL, but none of a file system
+            that ends with this process.
+        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage
+            and to items without content: see `absent_content`.
         schema: strict target schema: columns outside it are left out, and named in the report.
         schema_overrides: types of some columns; the others stay as they are.
         materialize: fetch the bytes of image rows that have only a source_ref.
@@ -83,7 +86,7 @@ class InterleavedWriter(ABC):
     ) -> None:
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
-        self.path = str(path)
+        self.path = lasting(str(path), storage_options)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)
         self.is_strict = schema is not None
@@ -198,7 +201,9 @@ class InterleavedWriter(ABC):
         yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
 
     def _prepare(self, table: pa.Table, source: str, tally: Tally) -> pa.Table:
-        outcome = apply_policy(table, self.on_materialize_error, source)
+        absent = absent_content(table)
+        tally.changed += len(absent)
+        outcome = apply_policy(with_errors(table, absent), self.on_materialize_error, source)
         tally.errors.extend(outcome.errors)
         if outcome.dropped is not None:
             tally.losses.extend(outcome.losses)

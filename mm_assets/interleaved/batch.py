@@ -17,8 +17,9 @@ class InterleavedBatch:
     """One or more whole samples.
 
     ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of a sample are
-    consecutive. ``source_files`` is the lineage (the files these very rows were read from), ``partition`` names the output
-    file they belong to. ``measured`` is what a step has found of images by row number, for the steps that follow: it ends with the rows.
+    consecutive, or writers bring them together. ``source_files`` is the lineage (the files these very rows were read from),
+    ``partition`` names the output file they belong to. ``measured`` is what a step has found of images by row number, for
+    the steps that follow: it ends with the rows.
     """
 
     data: pa.Table

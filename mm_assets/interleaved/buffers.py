@@ -25,7 +25,7 @@ def binary_views(chunk: pa.Array) -> list[memoryview | None]:
 
 
 def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
-    """Rows by their (ascending) numbers. Columns of bytes become slices of what they were: no image is copied, all stay in memory."""
+    """Rows by their numbers, in that order. Columns of bytes become slices of what they were: no image is copied, all stay in memory."""
     indices = np.asarray(rows, np.int64)
     starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
     runs = [(int(indices[start]), int(length)) for start, length in zip(starts, np.diff(starts, append=len(indices)), strict=True)]

@@ -10,6 +10,7 @@ BAD_SAMPLE_ID = "bad_sample_id"
 BAD_LAYOUT = "bad_layout"  # the json is sound, but its fields contradict each other or what they declare
 DUPLICATE_ID = "duplicate_id"
 MISSING_MEMBER = "missing_member"
+MISSING_CONTENT = "missing_content"  # an item of which there is nothing: no text, no bytes, no locator to get them by
 DANGLING_REFERENCE = "dangling_reference"  # leads to no one image: ambiguous, a broken link, a frame that is not there
 UNDECODABLE_IMAGE = "undecodable_image"
 DECOMPRESSION_BOMB = "decompression_bomb"
@@ -32,6 +33,7 @@ FAULTS = (
     BAD_LAYOUT,
     DUPLICATE_ID,
     MISSING_MEMBER,
+    MISSING_CONTENT,
     DANGLING_REFERENCE,
     UNDECODABLE_IMAGE,
     DECOMPRESSION_BOMB,
@@ -48,6 +50,7 @@ FAULTS = (
 # words an error keeps to these (mm_assets_tests/interleaved/test_faults.py holds every place to it).
 _FIRST_WORDS = (
     ("missing member", MISSING_MEMBER),
+    ("missing content", MISSING_CONTENT),
     ("ambiguous", DANGLING_REFERENCE),
     ("dangling reference", DANGLING_REFERENCE),
     ("decompression bomb", DECOMPRESSION_BOMB),

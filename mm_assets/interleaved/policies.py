@@ -1,7 +1,8 @@
-"""What happens to rows that carry a materialize_error when they are written."""
+"""Rows that carry a materialize_error, and what happens to them when they are written."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -46,6 +47,18 @@ def check_policy(policy: str) -> MaterializeErrorPolicy:
     if policy not in POLICIES:
         raise ValueError(f"on_materialize_error must be one of {', '.join(POLICIES)}, not {policy!r}")
     return policy  # type: ignore[return-value]
+
+
+def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:
+    """The table with messages set in ``materialize_error`` of some rows."""
+    if not errors:
+        return table
+    index = table.schema.get_field_index("materialize_error")
+    values = table.column(index).to_pylist()
+    for row, message in errors.items():
+        values[row] = message
+    field = table.schema.field(index)
+    return table.set_column(index, field, pa.array(values, field.type))
 
 
 def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = "") -> PolicyOutcome:

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.interleaved.buffers import take_rows
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES
 
 Offsets = npt.NDArray[np.int64]
@@ -26,6 +27,22 @@ def sample_offsets(table: pa.Table) -> Offsets:
         ids = ids.cast(pa.large_string()).combine_chunks()
     ends = pc.run_end_encode(ids, run_end_type=pa.int64()).run_ends.to_numpy(zero_copy_only=False)
     return np.concatenate([np.zeros(1, np.int64), ends])
+
+
+def sample_codes(ids: pa.Array) -> tuple[pa.Array, Offsets]:
+    """The distinct ids in the order in which they first occur, and for each id its number among them."""
+    encoded = pc.dictionary_encode(ids, null_encoding="encode")
+    return encoded.dictionary, encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def group_samples(table: pa.Table) -> pa.Table:
+    """All rows of a sample together, samples in the order of their first rows; the very same table where that is so."""
+    offsets = sample_offsets(table)
+    ids = table.column("sample_id").take(pa.array(offsets[:-1], pa.int64()))
+    distinct, samples = sample_codes(ids.cast(pa.large_string()).combine_chunks())
+    if len(distinct) == len(samples):
+        return table
+    return take_rows(table, np.argsort(np.repeat(samples, np.diff(offsets)), kind="stable"))
 
 
 def sort_items(table: pa.Table) -> pa.Table:

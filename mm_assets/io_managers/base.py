@@ -33,7 +33,7 @@ from mm_assets.accounting import records
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
-from mm_assets.formats.storage import is_remote, local_path, sweep
+from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
 from mm_assets.io_managers import events
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Done, Job, Plan, Shard, ShardSet, digest
@@ -188,8 +188,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
     def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
         """Remove what processes that died left, also those of a survey or a proof: there may be no other work to do any more."""
         for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
-            for below in ("", ".mm_assets", ".nv-meta"):
-                sweep(os.path.join(folder, below))
+            sweep_output(folder)
         if not is_remote(self.root):
             for folder in own_folders(local_path(self.root), asset):
                 sweep(folder)

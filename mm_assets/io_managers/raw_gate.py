@@ -29,7 +29,7 @@ GATE_CHECKS = {
     SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
 }
 _LISTED = 20
-_TELLING = ("FileNotFoundError", "PermissionError", "ShardError")  # their messages say it all
+_TELLING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NoRegularFile", "ShardError")  # their messages say it all
 
 
 @dataclass(frozen=True)

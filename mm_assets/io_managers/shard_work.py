@@ -15,6 +15,7 @@ from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.storage import NoRegularFile
 from mm_assets.formats.webdataset.tar_header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.interleaved.json_values import is_json
@@ -69,7 +70,7 @@ def convert_shard(
     except MaterializeError as error:
         failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
         return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
-    except (ShardError, TarDamage, SchemaMismatch, FileNotFoundError) as error:
+    except (ShardError, TarDamage, NoRegularFile, IsADirectoryError, SchemaMismatch, FileNotFoundError) as error:
         return Done(job.key, ok=False, error=str(error)), None
     account = _account(report)
     if enters:

@@ -1,9 +1,8 @@
 """All resources of the code location, from the settings."""
 
-import os
 from typing import Any
 
-from mm_assets.formats.storage import is_remote, local_path
+from mm_assets.formats.storage import absolute, lasting
 from mm_assets.io_managers.arrow_cache import ArrowCacheIOManager
 from mm_assets.io_managers.lance import LanceIOManager
 from mm_assets.io_managers.parquet import IngestIOManager, ParquetIOManager
@@ -50,4 +49,4 @@ def resources_from_environment() -> dict[str, Any]:
 
 def _storage_root(location: str) -> str:
     """A URL as it is, a folder as absolute path: daemon, runs and workers need not share a working directory."""
-    return location.rstrip("/") if is_remote(location) else os.path.abspath(local_path(location))
+    return absolute(lasting(location)).rstrip("/") or "/"

@@ -237,6 +237,11 @@ def test_the_default_storage(root: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert capsys.readouterr().out.startswith("sample two\nshard a, from a.tar: two.json @")
 
 
+def test_a_local_url_is_a_path(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for sample_id in ("two", "broken"):
+        assert explain(capsys, sample_id, f"file://{root}") == explain(capsys, sample_id, root)
+
+
 @pytest.fixture
 def remote(tmp_path: Path) -> Iterator[str]:
     """Four shards of five samples with pictures of 400 kB, on a file system that is none."""

@@ -400,7 +400,7 @@ def test_locators_are_relative_to_the_folder_named(tmp_path: Path) -> None:
 
 
 def test_read_kwargs_are_those_of_read_table(tmp_path: Path) -> None:
-    write("parquet", tmp_path, batch_of([item("a", n=1), item("b", n=2), item("b", 0)], [pa.field("n", pa.int64())]))
+    write("parquet", tmp_path, batch_of([item("a", n=1), item("b", n=2), item("b", 0, text_content="t")], [pa.field("n", pa.int64())]))
     filters = [("sample_id", "==", "b")]
     found = read("parquet", tmp_path, read_kwargs={"filters": filters, "memory_map": True}, fields=())
     assert found["sample_id"].to_pylist() == ["b", "b"]

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mm_assets.formats.absent_content import absent_content
 from mm_assets.interleaved import InterleavedBatch, json_codec
+from mm_assets.interleaved.policies import with_errors
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_columns
 
@@ -54,8 +56,10 @@ def rows_of_samples(draw: Any) -> list[dict[str, Any]]:
 
 @st.composite
 def tables(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types) -> pa.Table:
+    """Any columns; items without content say so, as writers would have them."""
     rows = draw(rows_of_samples())
     table = batch_of(rows).data
+    table = with_errors(table, absent_content(table))
     for number in range(draw(st.integers(0, 3))):
         name = draw(
             st.sampled_from(["a", "texts", "images", "_mm_assets", "_row_extra", "_source", "x.y", "é", "sample id", "json"])

@@ -327,14 +327,21 @@ def test_a_type_parquet_has_not_is_named_and_leaves_nothing(tmp_path: Path) -> N
 
 def test_a_position_too_long_for_a_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="sample 'far': position 2000000 is beyond"):
-        write("webdataset", tmp_path, batch_of([item("far", 2_000_000)]))
-    write("parquet", tmp_path, batch_of([item("far", 2_000_000)]))
+        write("webdataset", tmp_path, batch_of([item("far", 2_000_000, text_content="t")]))
+    write("parquet", tmp_path, batch_of([item("far", 2_000_000, text_content="t")]))
     assert read("parquet", tmp_path)["position"].to_pylist() == [2_000_000]
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_gaps_stay_gaps(tmp_path: Path, kind: str) -> None:
-    source = batch_of([item("a", 3), item("a", 3, "image", binary_content=PNG), item("a", 17, "image", binary_content=PNG), item("b", 5)])
+    source = batch_of(
+        [
+            item("a", 3, text_content="t"),
+            item("a", 3, "image", binary_content=PNG),
+            item("a", 17, "image", binary_content=PNG),
+            item("b", 5, text_content="u"),
+        ]
+    )
     write(kind, tmp_path, source)
     same(read(kind, tmp_path), source.data)
 
@@ -432,7 +439,7 @@ def test_parquet_layout(tmp_path: Path) -> None:
 
 def test_bytes_of_no_known_format_travel_in_the_json(tmp_path: Path) -> None:
     source = batch_of(
-        [item("a", 0, "image", binary_content=b"no image", content_type="image/x"), item("a", 1, "image", binary_content=b"")]
+        [item("a", 0, "image", binary_content=b"no image", content_type="image/x"), item("a", 1, "image", binary_content=b"?")]
     )
     InterleavedWebdatasetWriter(tmp_path).write(source)
     same(read("webdataset", tmp_path), source.data)

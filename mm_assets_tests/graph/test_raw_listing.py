@@ -1,6 +1,7 @@
 """Raw shards that are absent, contend for a name or lie out of reach, in the graph: good shards do not wait for them."""
 
 import gzip
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -86,3 +87,35 @@ def test_records_are_closed_once(tmp_path: Path, deploy: Deploy) -> None:
         closed.append(made["closed"].value)
     assert "unchanged" in made
     assert closed == [0, 1, 0]
+
+
+def test_a_special_file_fails_alone_and_what_is_not_read_is_told(tmp_path: Path, deploy: Deploy) -> None:
+    raw = tmp_path / "raw"
+    make_shards(raw, members=1, pdf=0, samples=2)
+    make_shards(tmp_path / "elsewhere", members=0, pdf=1, samples=2)
+    (raw / "link").symlink_to(tmp_path / "elsewhere")
+    (raw / "storage").symlink_to(tmp_path / "storage")
+    (raw / "self").symlink_to(raw)
+    (raw / "packed.tar.xz").write_bytes(b"x")
+    os.mkfifo(raw / "pipe.tar")
+    (raw / "zero.tar").symlink_to("/dev/zero")
+    (raw / "folder.tar").mkdir()
+    deployment = deploy(raw=f"file://{raw}", storage=f"file://{tmp_path}/storage")
+    for _ in range(2):  # the second has outputs behind the link
+        result = deployment.run()
+        assert not result.success
+        assert landed(result) == {key: ["link/pdf-00000", "web-00000"] for key in ASSETS}
+        told = log(result, deployment)
+        assert f"shard 'pipe' of curated_parquet: {raw}/pipe.tar: a named pipe, not a regular file" in told
+        assert f"shard 'zero' of curated_parquet: {raw}/zero.tar: a device, not a regular file" in told
+        assert f"shard 'folder' of curated_parquet: [Errno 21] a folder, not a file: '{raw}/folder.tar'" in told
+        assert f"{raw}/packed.tar.xz: a tar packed in a way that is not read: pack with gzip, or not at all" in told.splitlines()
+        assert f"{raw}/self: a link to a folder above it, not followed" in told.splitlines()
+    assert {"curated", "webdataset", "lance"} <= set(os.listdir(tmp_path / "storage"))
+
+
+@pytest.mark.parametrize("storage", ["memory://out", "simplecache::memory://out"])
+def test_a_storage_that_ends_with_the_process_is_refused(tmp_path: Path, deploy: Deploy, storage: str) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
+    with pytest.raises(ValueError, match=f"^{storage}: "):
+        deploy(storage=storage).run()

@@ -116,19 +116,22 @@ REFUSED = [
 
 
 def located(name: str, ref: Any, words: str | None = None, image: bytes | None = None) -> Case:
-    """An image without bytes and without error: its locator says where they are, which is followed below the root only."""
-    text = ref if isinstance(ref, str) else json.dumps(ref)
-    rows = {**ROWS, "image": {"1": {"ref": 0}}}
+    """An image without bytes and without error: its locator says where they are, which is followed below the root only.
+
+    ``ref`` None: it has no locator either.
+    """
+    refs = [] if ref is None else [ref if isinstance(ref, str) else json.dumps(ref)]
+    rows = {**ROWS, "image": {"1": {"ref": 0}} if refs else {}}
     entry = own(
         [],
         texts=["t", None],
         images=[None, None],
         _row_extra={"text": [None, None], "image": [None, None], "metadata": {}},
         _row_errors=[{"modality": "image", "position": 1, "materialize_error": None}],
-        _mm_assets={"schema": stated([]), "refs": [text], "rows": rows},
+        _mm_assets={"schema": stated([]), "refs": refs, "rows": rows},
     )
     faults = {} if words is None else {1: words}
-    sample = Sample(images={1: image}, faults=faults, types={1: None}, refs={1: text})
+    sample = Sample(images={1: image}, faults=faults, types={1: None}, refs=dict(enumerate(refs, 1)))
     return Case(name, [entry], [sample])
 
 
@@ -136,6 +139,7 @@ BEFORE = neighbour("before")[1]
 OUTSIDE = "is outside the configured roots"
 
 LOCATORS = [
+    located("image-without-bytes-and-locator", None, "missing content: an image without bytes and without a locator"),
     located("locator-of-a-picture-of-the-shard", {"path": "shard.tar", "member": BEFORE.name}, image=BEFORE.data),
     located("locator-absolute", {"path": "/etc/passwd"}, f"'/etc/passwd' {OUTSIDE}"),
     located("locator-of-a-device", {"path": "/dev/zero", "byte_offset": 0, "byte_size": 10}, f"'/dev/zero' {OUTSIDE}"),

@@ -86,7 +86,7 @@ def digest_of(table: pa.Table) -> str:
 def test_a_struct_in_a_struct_reaches_lance_in_batches(tmp_path: Path, kind: str) -> None:
     """Where a slice of one, that does not begin at its first row, is a panic."""
     type_ = pa.struct([("a", pa.struct([("b", pa.int8())]))])
-    rows = [item("a", 0), item("a", 0, "image"), item("b")]
+    rows = [item("a", 0, text_content="t"), item("a", 0, "image", binary_content=b"x"), item("b")]
     table = batch_of(rows).data.append_column("x", pa.array([{"a": {"b": n}} for n in range(3)], type_))
     write(kind, tmp_path / "source", InterleavedBatch(table, (), "part"))
     convert(kind, tmp_path / "source", "lance", tmp_path / "target", "warn")

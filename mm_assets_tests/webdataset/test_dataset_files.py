@@ -35,6 +35,7 @@ from mm_assets.formats.webdataset.tar_write import TarWriter
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import item, table_of, write
+from mm_assets_tests.formats.shelf import ShelfFileSystem
 
 A = PartitionFacts("a.tar", 3, 9000, {"jpg": [0, 1, 2, 7], "png": [3]}, {"score": "float64", "tag": "null"})
 B = PartitionFacts("b.tar", 2, 7000, {"webp": [0]}, {"tag": "list:string", "score": "string"})
@@ -353,8 +354,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "local":
         yield str(tmp_path / "webdataset")
         return
-    yield f"memory://{tmp_path}/webdataset"
-    fsspec.filesystem("memory").store.clear()
+    yield f"{ShelfFileSystem.protocol}://{tmp_path}/webdataset"
 
 
 def contents(root: str, hidden: bool = False) -> dict[str, bytes]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from mm_assets.accounting.canonical.parts import Part, blob_index, naming
-from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, is_remote, join, open_binary, regular_file
 from mm_assets.interleaved.schema_text import schema_from_text
 
 _METADATA = "_metadata.json"
@@ -36,7 +36,7 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
 
 def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
     # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
-    with naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
+    with naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file:
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
         blobs = blob_index(reader.schema)
         for number in range(reader.num_record_batches):

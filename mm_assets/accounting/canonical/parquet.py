@@ -12,7 +12,7 @@ from mm_assets.accounting.canonical.parts import Part, blob_index, naming
 from mm_assets.formats.document_parquet.layout import is_interleaved
 from mm_assets.formats.parquet_file import refuse_bad_footer
 from mm_assets.formats.parquet_types import original_schema, restore
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 from mm_assets.interleaved.digest import BLOBS
 
 _BYTES_AT_ONCE = 8 << 20
@@ -29,7 +29,7 @@ def parquet_parts(
     ``has_prefixes``: sample ids get one, which pyarrow knows nothing of.
     """
     with ExitStack() as stack:
-        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
+        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
         with naming(uri):
             file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
             refuse_bad_footer(source, file.metadata)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_assets.accounting.canonical.place import Place
+from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
-from mm_assets.formats.storage import expand_paths, is_remote
+from mm_assets.formats.storage import absolute, is_remote
 
 
 def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}) -> list[Place]:
@@ -18,7 +18,7 @@ def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = 
     ``layout_of`` a format and source says how files of others are read. Their locators and partitions are named as in
     ``mm-assets convert``. Raises as `detect_format` does.
     """
-    source = source if is_remote(source) else os.path.abspath(source)
+    source = absolute(source)
     kind = detect_format(source)
     if kind == "lance":
         return [Place(kind, uri) for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from mm_assets.accounting.canonical.parts import Part
 from mm_assets.accounting.canonical.tar_json import Document, Item, decode, has_bookkeeping
 from mm_assets.formats.reader import ShardError
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary
+from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.json_values import FieldTally, build_column, is_json
@@ -140,9 +140,8 @@ def _is_ours(file: IO[bytes]) -> bool:
 @contextmanager
 def _local(uri: str, options: StorageOptions | None) -> Iterator[str]:
     if not is_remote(uri):
-        with open(local_path(uri), "rb"):  # a file that is not there is no damage
-            pass
-        yield os.path.abspath(local_path(uri))  # no name may be taken for a scheme, such as "pipe:"
+        # A file that is not there, or no file, is no damage.
+        yield os.path.abspath(regular_file(uri))  # no name may be taken for a scheme, such as "pipe:"
         return
     with tempfile.NamedTemporaryFile(prefix="mm-assets-", suffix=".tar") as copy:
         with open_binary(uri, options) as file:

@@ -10,21 +10,18 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
-from mm_assets.formats.storage import sweep, sync, temporary_name
+from mm_assets.formats.storage import sweep, sync
+from mm_assets.formats.temporary_files import building_folder, claim, temporary_name
 from mm_assets.interleaved.schema_text import schema_to_text
 
 log = logging.getLogger(__name__)
 
-# A builder of another machine, or whose number another process has now, cannot be seen to be dead: it is taken for dead when nothing of
-# it has changed for so long.
-ABANDONED_SECONDS = 7 * 24 * 3600
 _MARKER = re.compile(r"^\..*-(?P<generation>[0-9a-f]{12})\.tmp$")
 _FOLDER = re.compile(r"^\.(?P<generation>[0-9a-f]{12})\.building$")
 
@@ -48,8 +45,8 @@ class Generation:
         match = _MARKER.match(self._marker.name)
         assert match is not None
         self.name = match["generation"]
-        self._marker.touch()
-        self.folder = home / f".{self.name}.building"
+        self._claim = claim(self._marker)
+        self.folder = building_folder(self._marker)
         self.folder.mkdir()
         self._sweep()  # before the build, which may need the room
 
@@ -80,6 +77,7 @@ class Generation:
         """Remove what is left of this build, published or not, and what killed builders and replaced generations left."""
         shutil.rmtree(self.folder, ignore_errors=True)  # gone if it has become the cache
         self._marker.unlink(missing_ok=True)
+        os.close(self._claim)
         self._sweep()
 
     def _sweep(self) -> None:
@@ -108,10 +106,11 @@ class Generation:
 
     def _move_inside(self) -> None:
         marker, folder = self._cache_dir / self._marker.name, self._cache_dir / self.folder.name
-        marker.touch()
+        inside = claim(marker)
         os.rename(self.folder, folder)
         self._marker.unlink()
-        self._marker, self.folder = marker, folder
+        os.close(self._claim)
+        self._marker, self.folder, self._claim = marker, folder, inside
 
     def _same(self, meta: ShardedCacheMeta) -> ShardedCacheMeta | None:
         try:
@@ -176,22 +175,7 @@ def _living(home: Path) -> set[str]:
     is not of a generation told here and not in the metadata read after this, has no builder and never will be published.
     """
     sweep(str(home))
-    living = set()
-    for marker, match in _matching(home, _MARKER):
-        folder = home / f".{match['generation']}.building"
-        if _last_change(marker, folder) > time.time() - ABANDONED_SECONDS:
-            living.add(match["generation"])
-        elif folder.exists():
-            marker.unlink(missing_ok=True)
-    return living
-
-
-def _last_change(marker: Path, folder: Path) -> float:
-    try:
-        paths = [marker, folder, *folder.iterdir()] if folder.is_dir() else [marker]
-        return max(path.stat().st_mtime for path in paths)
-    except FileNotFoundError:  # going as we look: somebody is at it
-        return time.time()
+    return {match["generation"] for _, match in _matching(home, _MARKER)}
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> Iterator[tuple[Path, re.Match[str]]]:

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from mm_assets.formats.arrow_cache.metadata import METADATA_FILE
+from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, local_path_of
 from mm_assets.formats.arrow_cache.reader import ArrowCache
-from mm_assets.formats.storage import is_remote
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
@@ -45,9 +44,7 @@ class InterleavedArrowDataset:
     """
 
     def __init__(self, root_or_folder: str | os.PathLike[str]) -> None:
-        if is_remote(os.fspath(root_or_folder)):
-            raise ValueError(f"{root_or_folder}: only local files can be mapped; copy the caches to a disk first")
-        self._caches = [ArrowCache(folder, decode=False) for folder in _folders(Path(root_or_folder))]
+        self._caches = [ArrowCache(folder, decode=False) for folder in _folders(local_path_of(root_or_folder))]
         for cache in self._caches:
             if cache.meta.schema is None:
                 raise ValueError(f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; open it with ArrowCache")

@@ -16,6 +16,7 @@ import pyarrow as pa
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, features_of
 from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.formats.storage import is_remote, local_path, regular_file
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
@@ -54,6 +55,13 @@ class ShardedCacheMeta:
     def shards(self) -> list[Shard]:
         lists = zip(self.shard_filenames, self.shard_row_counts, self.shard_sizes, self.shard_digests, strict=True)
         return [Shard(*one) for one in lists]
+
+
+def local_path_of(location: str | os.PathLike[str]) -> Path:
+    """The path of a cache, or of a file in it, that is to be mapped. Raises ``ValueError`` for a URL of anything but local files."""
+    if is_remote(os.fspath(location)):
+        raise ValueError(f"{location}: only local files can be mapped; copy the caches to a disk first")
+    return Path(local_path(os.fspath(location)))
 
 
 def features_fingerprint(features: Features) -> str:
@@ -100,7 +108,7 @@ def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMe
 
     Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged or missing.
     """
-    return settled(Path(cache_dir), lambda meta: meta)
+    return settled(local_path_of(cache_dir), lambda meta: meta)
 
 
 def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features) -> ShardedCacheMeta:
@@ -117,7 +125,7 @@ def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features
                 raise ValueError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
         return meta
 
-    return settled(Path(cache_dir), check)
+    return settled(local_path_of(cache_dir), check)
 
 
 def require_features(meta: ShardedCacheMeta, features: Features) -> None:
@@ -147,7 +155,7 @@ def settled(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Foun
 def _read(cache_dir: Path) -> bytes:
     path = cache_dir / METADATA_FILE
     try:
-        return path.read_bytes()
+        return Path(regular_file(str(path))).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(f"{path}: no such file; there is no cache here") from None
 

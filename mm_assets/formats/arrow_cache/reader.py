@@ -17,6 +17,7 @@ from mm_assets.formats.arrow_cache.examples import decode_example
 from mm_assets.formats.arrow_cache.features import Features
 from mm_assets.formats.arrow_cache.metadata import (
     METADATA_FILE,
+    local_path_of,
     parse_metadata,
     read_sharded_cache_meta,
     require_features,
@@ -129,7 +130,7 @@ def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
     Where `_metadata.json` lies beside it and names it, the file is read once in this process for its digest.
     Raises ``ValueError`` naming a damaged file, ``FileNotFoundError`` for one that is not there.
     """
-    path = Path(shard_path)
+    path = local_path_of(shard_path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     metadata = path.parent / METADATA_FILE

@@ -9,9 +9,10 @@ import time
 import uuid
 from pathlib import Path
 
-from mm_assets.formats.arrow_cache.generation import ABANDONED_SECONDS, of_generation
+from mm_assets.formats.arrow_cache.generation import of_generation
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
 from mm_assets.formats.storage import StorageOptions, filesystem
+from mm_assets.formats.temporary_files import ABANDONED_SECONDS
 
 log = logging.getLogger(__name__)
 

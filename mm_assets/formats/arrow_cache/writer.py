@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from mm_assets.formats.arrow_cache.batches import LARGEST_BATCH, WaitingBatch
 from mm_assets.formats.arrow_cache.examples import encode_example
 from mm_assets.formats.arrow_cache.features import Features
 from mm_assets.formats.arrow_cache.generation import Generation
-from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, meta_of
+from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, local_path_of, meta_of
 from mm_assets.formats.arrow_cache.shards import ShardWriter
 
 DEFAULT_SHARD_SIZE_BYTES = 256 << 20
@@ -39,7 +38,7 @@ def write_sharded_arrow_cache(
     The cache appears whole or not at all, and replaces the one that is there at one moment, for other builders and readers, and
     in a crash. Of several builders the last to finish has its way; one that made what is there already changes nothing.
 
-    Raises ``ValueError`` naming key and field of an example that lacks a field, has another, or a value that does not fit.
+    Raises ``ValueError`` naming key and field of an example that lacks a field, has another, or a value that does not fit; and for a URL.
     """
     if batch_size < 1 or shard_size_bytes < 1 or not 1 <= max_batch_bytes <= LARGEST_BATCH:
         raise ValueError(
@@ -48,15 +47,16 @@ def write_sharded_arrow_cache(
         )
     if not features:
         raise ValueError("a cache needs at least one feature")
+    folder = local_path_of(cache_dir)
     batch = WaitingBatch(features, batch_size, max_batch_bytes)
-    generation = Generation(Path(cache_dir))
+    generation = Generation(folder)
     try:
         writer = ShardWriter(generation.folder, features.to_arrow_schema(), shard_size_bytes)
         try:
             _write(generator, features, batch, writer)
         finally:
             writer.abandon()
-        meta = generation.publish(meta_of(Path(cache_dir), features, writer.shards), shard_size_bytes)
+        meta = generation.publish(meta_of(folder, features, writer.shards), shard_size_bytes)
     finally:
         generation.clear()
     log.info("%s: %d examples in %d shards", cache_dir, meta.num_rows, meta.num_shards)

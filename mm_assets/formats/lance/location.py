@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mm_assets.formats.storage import sweep
+from mm_assets.formats.temporary_files import is_temporary, temporary_name
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_TEMPORARY = ".tmp-"  # names that begin so are unfinished and never listed
 _THREADS = 16  # requests to a remote store under way at once
 
 # Lance's option names (without their optional "aws_") -> the arguments of s3fs.
@@ -83,7 +84,7 @@ class Location:
                 found = [str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)]
         except FileNotFoundError:
             return []
-        return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
+        return sorted(name for name in found if name and not is_temporary(name))
 
     def exists(self, path: str) -> bool:
         if self._root is not None:
@@ -106,12 +107,17 @@ class Location:
             return
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
+        temporary = target.parent / temporary_name(target.name)
         try:
             temporary.write_bytes(data)
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def sweep(self, folder: str) -> None:
+        """Remove what processes that died while they `put` a file left in a local folder."""
+        if self._root is not None:
+            sweep(str(self._root / folder))
 
     def delete(self, path: str) -> None:
         """Remove a file; one that is gone already is no error (two committers prune the same records)."""

@@ -140,6 +140,10 @@ class PartitionRecords:
     def put(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.put(record.path, record.to_bytes()), records)
 
+    def sweep(self) -> None:
+        """Remove what writers that died left."""
+        self._location.sweep(FOLDER)
+
     def delete(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.delete(record.path), records)
 

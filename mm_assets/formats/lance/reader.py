@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
+import glob
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.grouping import grouped
 from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote
+from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, join
 
 _ROWS_AT_ONCE = 4096
 
@@ -47,19 +49,20 @@ class InterleavedLanceReader(InterleavedReader):
         return partitions
 
     def _tables(self) -> list[str]:
-        given = [self.file_paths] if isinstance(self.file_paths, str | os.PathLike) else list(self.file_paths)
         tables: list[str] = []
-        for item in (os.fspath(path) for path in given):
-            fs, path = filesystem(item, self.storage_options)
-            if item.rstrip("/").endswith(".lance"):
-                found = [path] if "*" not in item else sorted(fs.glob(path))
-            else:
-                found = sorted(fs.glob(posixpath.join(path, "*.lance")))
-            existing = [name for name in found if fs.isdir(name)]
+        for item in self.file_paths:
+            is_table = item.rstrip("/").endswith(".lance")
+            pattern = item if is_table else join(glob.escape(item), "*.lance")
+            found = [item] if is_table and self._is_folder(item) else matching(pattern, self.storage_options)
+            existing = [absolute(name) for name in found if self._is_folder(name)]
             if not existing:
                 raise FileNotFoundError(f"{item}: no Lance table here")
-            tables.extend(fs.unstrip_protocol(name) if is_remote(item) else name for name in existing)
+            tables.extend(existing)
         return tables
+
+    def _is_folder(self, uri: str) -> bool:
+        fs, path = filesystem(uri, self.storage_options)
+        return bool(fs.isdir(path))
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return LanceSource(uri, partition, self.storage_options, self.read_kwargs)
@@ -82,16 +85,29 @@ class LanceSource(FileSource):
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
         fragments = self._dataset.get_fragments()
         wanted = set(partition.fragments)
+        self._is_ours = bool(wanted)
         self._fragments = [f for f in fragments if not wanted or f.fragment_id in wanted]
         super().__init__(uri, schema, sum(fragment.count_rows() for fragment in self._fragments))
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        return cut_by_bytes(self._checked(list(columns), max_bytes), max_bytes)
+        slices = self._checked(list(columns), max_bytes)
+        return cut_by_bytes(slices if self._is_ours else grouped(slices, self._ids, max_bytes, self.uri), max_bytes)
+
+    def _ids(self) -> Iterator[pa.Array]:
+        column = self._stored_names["sample_id"]
+        with self._named_damage():
+            for batch in self._dataset.scanner(columns=[column], fragments=self._fragments).to_batches():
+                yield batch.column(0)
 
     def _checked(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
+        with self._named_damage():
+            yield from self._slices(columns, max_bytes)
+
+    @contextmanager
+    def _named_damage(self) -> Iterator[None]:
         try:
             with naming(self.uri):
-                yield from self._slices(columns, max_bytes)
+                yield
         except OSError as error:
             raise ShardError(str(error)) from error
 

@@ -79,6 +79,7 @@ class LanceTable:
         attempt = uuid.uuid4().hex
         if not fragment_sets:
             return int(self.dataset().version)
+        self._records.sweep()
         return until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
 
     def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:

@@ -32,6 +32,10 @@ DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
+PACKED_TAR_SUFFIXES = (  # not read
+    *(".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lzma", ".tlz", ".tar.lz"),
+    *(".tar.br", ".tar.sz", ".tar.z", ".taz"),
+)
 
 # What may stand in front of sample ids that start anew in each shard: the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

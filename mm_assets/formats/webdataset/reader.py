@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.listing import Paths
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
-from mm_assets.formats.reader import FileSource, InterleavedReader, Paths
+from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.sample_ids import SampleIds
-from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.storage import StorageOptions, local_path
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
@@ -102,7 +103,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             json_extensions=normal_extensions(_names(json_extensions)),
         )
         self.read_bytes = materialize
-        self.relative_to = relative_to.rstrip("/") if relative_to else None
+        self.relative_to = local_path(relative_to).rstrip("/") if relative_to else None
         self.set_aside = set_aside
         self.max_member_bytes = max_member_bytes
         self.taken_ids = frozenset(taken_ids)

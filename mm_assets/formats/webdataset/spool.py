@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from mm_assets.formats.storage import regular_file
 from mm_assets.formats.webdataset.tar_header import TarDamage, damage
 
 _BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
@@ -37,13 +38,14 @@ def local_tar(
     """A read-only descriptor of an uncompressed tar, closed at the end of the block.
 
     ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and
-    left open. A plain local file is used as it is. A stream, a gzip file (several gzip members in a row too) or a
-    pipe is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the
+    left open. A plain local file is used as it is. A stream or a gzip file (several gzip members in a row too)
+    is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the
     tar.
 
-    Raises `TarDamage` for gzip that is cut or corrupt, for anything but zeros after its last member and for more than
-    ``max_bytes``. With ``damaged`` the error is put in there instead, and the descriptor has what can still be trusted:
-    everything up to a cut, else the gzip members before the one whose checksum fails, nothing of what is too large.
+    Raises `NoRegularFile` for a path of anything else, `TarDamage` for gzip that is cut or corrupt, for anything but
+    zeros after its last member and for more than ``max_bytes``. With ``damaged`` the error is put in there instead, and
+    the descriptor has what can still be trusted: everything up to a cut, else the gzip members before the one whose
+    checksum fails, nothing of what is too large.
     """
     if not isinstance(source, str | os.PathLike):
         if (own := plain_descriptor(source)) is not None:
@@ -52,9 +54,9 @@ def local_tar(
         with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
             yield fd
         return
-    with open(source, "rb", buffering=0) as file:
+    with open(regular_file(os.fspath(source)), "rb", buffering=0) as file:
         fd = file.fileno()
-        if stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(_GZIP), 0) != _GZIP:
+        if os.pread(fd, len(_GZIP), 0) != _GZIP:
             yield fd
         else:
             with _spooled(file, name, max_bytes, temporary_folder, damaged) as spooled:

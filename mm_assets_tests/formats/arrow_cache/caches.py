@@ -21,7 +21,7 @@ def data(mark: str, number: int) -> bytes:
     return random.Random(f"{mark}-{number}").randbytes(100 + number)
 
 
-def build(cache_dir: Path, mark: str = "first", count: int = 30) -> ShardedCacheMeta:
+def build(cache_dir: Path | str, mark: str = "first", count: int = 30) -> ShardedCacheMeta:
     """Several shards of several batches."""
     return write_sharded_arrow_cache(examples(mark, count), FEATURES, cache_dir, shard_size_bytes=1000, batch_size=3)
 

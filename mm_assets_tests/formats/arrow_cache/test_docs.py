@@ -8,9 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from mm_assets.interleaved import build_source_ref
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "arrow_cache.md"
+LATER = build_source_ref("raw.tar", "1.png")
 CODE = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
 
 
@@ -22,8 +24,11 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_the_interleaved_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row for n in range(6) for row in (item(f"s{n}", n=n), item(f"s{n}", 0, text_content="t"), item(f"s{n}", 1, "image"))]
-    write("arrow_cache", tmp_path / "demo" / "storage" / "arrow_cache", batch_of(rows, [pa.field("n", pa.int64())], partition="p"))
+    rows = []
+    for name in (f"s{n}" for n in range(6)):
+        rows += [item(name, n=1), item(name, 0, text_content="t"), item(name, 1, "image", source_ref=LATER)]
+    caches = tmp_path / "demo" / "storage" / "arrow_cache"
+    write("arrow_cache", caches, batch_of(rows, [pa.field("n", pa.int64())], partition="p"), materialize=False)
     monkeypatch.chdir(tmp_path)
     exec(CODE[1], {})  # noqa: S102
     assert len(CODE) == 2

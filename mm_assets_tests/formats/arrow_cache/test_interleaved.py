@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mm_assets.formats.arrow_cache.shards import Shard
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.arrow_cache.caches import build
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
+from mm_assets_tests.formats.shelf import ShelfFileSystem
 from mm_assets_tests.formats.test_round_trip import same
 
 N = pa.field("n", pa.int64())
@@ -154,11 +154,11 @@ def test_a_schema_that_is_none_is_named(tmp_path: Path, text: object) -> None:
 
 
 class TestObjectStore:
-    """fsspec's memory stands for one: no renames, single puts."""
+    """No renames, single puts."""
 
     @pytest.fixture
-    def folder(self) -> str:
-        return f"memory://{uuid.uuid4().hex}/caches"
+    def folder(self, tmp_path: Path) -> str:
+        return f"{ShelfFileSystem.protocol}://{tmp_path}/caches"
 
     def names(self, folder: str) -> list[str]:
         fs, path = fsspec.core.url_to_fs(folder)

@@ -12,12 +12,14 @@ import pytest
 
 from mm_assets.formats import InterleavedArrowDataset
 from mm_assets.formats.arrow_cache import interleaved_writer, verified
+from mm_assets.interleaved import build_source_ref
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.arrow_cache.caches import build
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
 EXTRAS = [pa.field("n", pa.int64()), json_field("j"), json_field("_source"), pa.field("width", pa.int32())]
 PICTURE = bytes(range(256))
+LATER = build_source_ref("raw.tar", "7.png")
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -26,15 +28,16 @@ def rows(name: str) -> list[dict[str, Any]]:
         item(name, 0, text_content=f"text of {name}", content_type="text/plain"),
         item(name, 2, "image", binary_content=PICTURE + name.encode(), content_type="image/png", width=5),
         item(name, 2, text_content="below"),
-        item(name, 7, "image"),
+        item(name, 7, "image", source_ref=LATER),
     ]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A storage root with two partitions; a folder that is no cache is beside them."""
-    write("arrow_cache", tmp_path / "arrow_cache", [batch_of(rows("one") + rows("two"), EXTRAS, partition="p")])
-    write("arrow_cache", tmp_path / "arrow_cache", [batch_of(rows("three"), EXTRAS[:1], partition="a/b")])
+    caches = tmp_path / "arrow_cache"
+    write("arrow_cache", caches, [batch_of(rows("one") + rows("two"), EXTRAS, partition="p")], materialize=False)
+    write("arrow_cache", caches, [batch_of(rows("three"), EXTRAS[:1], partition="a/b")], materialize=False)
     (tmp_path / "arrow_cache" / "other").mkdir()
     return tmp_path
 
@@ -55,7 +58,8 @@ def test_a_sample_is_its_items_in_order(folder: Path) -> None:
 
 
 def test_an_item_with_an_error_says_so(tmp_path: Path) -> None:
-    bad = [item("bad"), item("bad", 0, "image", binary_content=b"no picture", materialize_error="unreadable image: no"), item("bad", 1)]
+    bad = [item("bad"), item("bad", 0, "image", binary_content=b"no picture", materialize_error="unreadable image: no")]
+    bad.append(item("bad", 1, text_content="t"))
     write("arrow_cache", tmp_path / "arrow_cache", [batch_of(bad, partition="p")], on_materialize_error="warn")
     (sample,) = InterleavedArrowDataset(tmp_path)
     assert [item.get("error") for item in sample["items"]] == ["unreadable image: no", None]
@@ -89,7 +93,7 @@ def test_a_storage_root_a_folder_of_caches_or_one(folder: Path) -> None:
 def test_a_sample_over_several_shards_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved_writer, "DEFAULT_SHARD_SIZE_BYTES", 1)
     monkeypatch.setattr(interleaved_writer, "cut_by_bytes", lambda tables, _: (t.slice(i, 1) for t in tables for i in range(t.num_rows)))
-    write("arrow_cache", tmp_path, batch_of(rows("one") + rows("two"), EXTRAS, partition="p"))
+    write("arrow_cache", tmp_path, batch_of(rows("one") + rows("two"), EXTRAS, partition="p"), materialize=False)
     dataset = InterleavedArrowDataset(tmp_path)
     assert [len(dataset[i]["items"]) for i in range(len(dataset))] == [4, 4]
     assert dataset[dataset.index("two")]["items"][0]["text"] == "text of two"
@@ -147,7 +151,7 @@ def test_a_shard_is_digested_once_and_damage_is_named(folder: Path, monkeypatch:
 def test_a_partition_that_is_replaced_is_never_mixed(folder: Path) -> None:
     opened, unopened = InterleavedArrowDataset(folder), InterleavedArrowDataset(folder)
     assert opened[1]["sample_id"] == "one"
-    write("arrow_cache", folder / "arrow_cache", [batch_of(rows("four"), EXTRAS, partition="p")])
+    write("arrow_cache", folder / "arrow_cache", [batch_of(rows("four"), EXTRAS, partition="p")], materialize=False)
     assert _ids(opened) == ["three", "one", "two"]  # what is mapped stays
     with pytest.raises(ValueError, match="the cache was built anew since it was opened"):
         len(unopened)

@@ -11,7 +11,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from braceexpand import braceexpand
 
-from mm_assets.formats.storage import exists, filesystem, is_remote, join, local_path
+from mm_assets.formats.listing import packed_line
+from mm_assets.formats.storage import absolute, exists, filesystem, join
 from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 PROTOCOL = "paired"
@@ -67,6 +68,14 @@ class PairedAddress:
                     tars[modality] = files
         return dict(sorted(found.items()))
 
+    def passed_over(self) -> list[str]:
+        """A line for each modality with tars that are packed in a way that is not read."""
+        lines: list[str] = []
+        for location in self.locations.values():
+            folder, _ = _split(location)
+            lines += packed_line(location, [join(folder, name) for name in _names(location)])
+        return lines
+
     def parts(self, stem: str) -> dict[str, list[str]]:
         """The tars of one name by modality, without a look at all others."""
         return {modality: files for modality, location in self.locations.items() if (files := _tars_called(stem, location))}
@@ -78,7 +87,7 @@ def modality_of(item: str) -> tuple[str, str] | None:
     if match is None:
         return None
     location = match["location"]
-    return match["name"], location if is_remote(location) else os.path.abspath(local_path(location))
+    return match["name"], absolute(location)
 
 
 def parts_of(url: str) -> dict[str, str]:
@@ -110,18 +119,24 @@ def _is_chosen(name: str, patterns: Collection[str]) -> bool:
 def _tars(location: str) -> dict[str, list[str]]:
     """By stem, the tars of a location as they are now."""
     folder, patterns = _split(location)
-    fs, path = filesystem(folder)
-    fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
     # Named one by one, a tar is a partition whether it is there or not.
     tars: dict[str, list[str]] = {stem_of(name): [] for name in patterns if stem_of(name) and not _GLOB.search(name)}
+    for name in _names(location):
+        if stem_of(name):
+            tars.setdefault(stem_of(name), []).append(join(folder, name))
+    return tars
+
+
+def _names(location: str) -> list[str]:
+    """The names in a location's folder that its pattern takes in, sorted. Raises ``FileNotFoundError``."""
+    folder, patterns = _split(location)
+    fs, path = filesystem(folder)
+    fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
     try:
         names = sorted(found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False))
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{folder}: no such folder") from error
-    for name in names:
-        if stem_of(name) and _is_chosen(name, patterns):
-            tars.setdefault(stem_of(name), []).append(join(folder, name))
-    return tars
+    return [name for name in names if _is_chosen(name, patterns)]
 
 
 def _tars_called(stem: str, location: str) -> list[str]:

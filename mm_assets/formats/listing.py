@@ -1,0 +1,184 @@
+"""Which files a path, folder, pattern, brace list or URL names, and what of a listing is passed over."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from braceexpand import braceexpand
+from fsspec.utils import glob_translate
+
+from mm_assets.formats.local_tree import LocalTree, is_beside
+from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
+from mm_assets.interleaved.notices import warn_user
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+_GLOB = re.compile(r"[*?\[]")
+_ANY_DEPTH = "/**"
+
+
+@dataclass
+class Expansion:
+    """Files, and in a line each what looks like data and is none of them: tars that cannot be unpacked, folders not looked into."""
+
+    files: list[str] = field(default_factory=list)
+    passed_over: list[str] = field(default_factory=list)
+
+    def add(self, other: Expansion) -> None:
+        self.files += other.files
+        self.passed_over += other.passed_over
+
+    def require(self, reason: str = "") -> Expansion:
+        """The expansion itself. Raises ``FileNotFoundError`` when it has no files, with what was passed over."""
+        if not self.files:
+            raise FileNotFoundError("; ".join(filter(None, [reason, *self.passed_over])))
+        return self
+
+
+def expand_paths(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> list[str]:
+    """The files of `expand`; what it passes over is a warning each."""
+    found = expand(paths, suffixes, options)
+    for line in found.passed_over:
+        warn_user(line)
+    return found.files
+
+
+def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> Expansion:
+    """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
+
+    A folder gives all its files with one of ``suffixes`` (any case), at any depth, also behind links: see `LocalTree`. So does a folder
+    that a pattern matches. Hidden files and folders are left out, and what `is_beside` the data. A pipe, a device, or a folder without such
+    files that is called like one is given as it is: reading it fails. A name that exists is taken literally before it is read as a pattern.
+    Raises ``FileNotFoundError`` naming what matches nothing.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    found = Expansion()
+    for item in given:
+        found.add(_expand_one(os.fspath(item), suffixes, options))
+    return Expansion(list(dict.fromkeys(found.files)), list(dict.fromkeys(found.passed_over)))
+
+
+def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
+    """The files below a folder or URL prefix, and its Lance tables."""
+    if not is_remote(folder):
+        tree = LocalTree(_absolute(folder))
+        return tree.files + [name for name in tree.folders if name.endswith(".lance")]
+    fs, path = filesystem(folder, options)
+    names: list[str] = []
+    for _, folders, files in fs.walk(path):
+        names += [*files, *(name for name in folders if name.endswith(".lance"))]
+        for name in [name for name in folders if name.endswith(".lance") or is_beside(name)]:
+            folders.pop(name) if isinstance(folders, dict) else folders.remove(name)
+    return names
+
+
+def matching(pattern: str, options: StorageOptions | None = None) -> list[str]:
+    """The files and folders that match a pattern, sorted."""
+    return _matches(pattern, options)[0]
+
+
+def packed_line(place: str, names: Iterable[str]) -> list[str]:
+    """The line about those of some names that are tars packed in a way that is not read; none when there is none."""
+    packed = [name for name in names if name.lower().endswith(PACKED_TAR_SUFFIXES)]
+    if not packed:
+        return []
+    which = f"{packed[0]}: a tar" if len(packed) == 1 else f"{place}: {len(packed)} tars, the first of them {packed[0]},"
+    return [f"{which} packed in a way that is not read: pack with gzip, or not at all"]
+
+
+def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
+    found = _existing(item, suffixes, options)
+    if found is not None:
+        return found
+    result = Expansion()
+    for pattern in braceexpand(item) if "{" in item else [item]:
+        matched = _matched(pattern, suffixes, options)
+        result.add(matched.require("" if matched.passed_over else f"{pattern}: no such file"))
+    return result
+
+
+def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion | None:
+    """A file, or the files of a folder, that is there under this very name; None where nothing is. Raises as `expand` does."""
+    nothing = f"{item}: no {'/'.join(suffixes)} file in this folder"
+    if not is_remote(item):
+        path = _absolute(item)
+        if os.path.isdir(path):
+            return _in_folder(path, suffixes).require(nothing)
+        return _one_file(local_path(item), suffixes).require() if os.path.exists(path) else None
+    fs, path = filesystem(item, options)
+    if fs.isfile(path):
+        return _one_file(item, suffixes).require()
+    if fs.isdir(path):
+        names = [name for name in fs.find(path) if not _is_hidden(name, path)]
+        names = [fs.unstrip_protocol(name) for name in names]
+        return Expansion(_chosen(names, suffixes), _packed(item, names, suffixes)).require(nothing)
+    return None
+
+
+def _one_file(name: str, suffixes: tuple[str, ...]) -> Expansion:
+    packed = _packed(name, [name], suffixes)
+    return Expansion([] if packed else [name], packed)
+
+
+def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
+    tree = LocalTree(folder)
+    files = _chosen(tree.files, suffixes)
+    called_like_files = [name for name in _chosen(tree.folders, suffixes) if not any(file.startswith(f"{name}/") for file in files)]
+    return Expansion(sorted(files + called_like_files), [*_packed(folder, tree.files, suffixes), *tree.told])
+
+
+def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
+    """The files that match a pattern, and those in folders that do."""
+    names, told = _matches(pattern, options)
+    found = Expansion(passed_over=told)
+    for name in names:
+        if is_remote(name) or not os.path.isdir(name):
+            found.add(_one_file(name, suffixes))
+        elif not is_beside(os.path.basename(name)):
+            inside = _in_folder(name, suffixes)
+            found.add(inside if inside.files or not name.lower().endswith(suffixes) else Expansion([name], inside.passed_over))
+    return found
+
+
+def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], list[str]]:
+    """Files and folders that match a pattern, sorted (a name without one is there or not), and what `LocalTree` tells."""
+    if is_remote(pattern):
+        fs, path = filesystem(pattern, options)
+        names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []
+        return sorted(map(fs.unstrip_protocol, names)), []
+    path = _absolute(pattern)
+    if not _GLOB.search(path):
+        return [path] if os.path.exists(path) else [], []
+    if _ANY_DEPTH not in path:
+        return sorted(glob.glob(path)), []
+    head, _, tail = path.partition(_ANY_DEPTH)
+    matches = re.compile(glob_translate(f"**{tail}")).match
+    found: list[str] = []
+    told: list[str] = []
+    for base in filter(os.path.isdir, glob.glob(head or "/")):
+        tree = LocalTree(base)
+        found += [name for name in tree.files + tree.folders if matches(name[len(base) :].lstrip("/"))]
+        told += tree.told
+    return sorted(found), told
+
+
+def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    return sorted(name for name in names if name.lower().endswith(suffixes))
+
+
+def _packed(place: str, names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    return packed_line(place, names) if set(TAR_SUFFIXES) <= set(suffixes) else []
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(os.path.expanduser(local_path(path)))
+
+
+def _is_hidden(name: str, root: str) -> bool:
+    *folders, file = name[len(root) :].split("/")
+    return file.startswith(".") or any(map(is_beside, folders))
