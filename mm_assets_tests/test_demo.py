@@ -71,8 +71,8 @@ def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("locations", "message"),
     [
-        ("{storage}/x.tar {storage}", "mm_assets: no raw shards: those found lie below MM_STORAGE\n"),
-        ("{storage}/../gone/*.tar", "mm_assets: no raw shards: {storage}/../gone/*.tar: no such file\n"),
+        ("{storage}/x.tar {storage}", "mm-assets: no raw shards: those found lie below MM_STORAGE\n"),
+        ("{storage}/../gone/*.tar", "mm-assets: no raw shards: {storage}/../gone/*.tar: no such file\n"),
     ],
 )
 def test_without_raw_shards_one_line_says_why(tmp_path: Path, locations: str, message: str) -> None:

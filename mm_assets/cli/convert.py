@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
+from collections import Counter
 from typing import Any
 
 from mm_assets.cli import losses
 from mm_assets.cli.progress import Progress
-
-# What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
-_CONTENT_FAILURES = ("ShardError", "SampleError", "TarDamage", "MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError")
+from mm_assets.terminal import fail
 
 
 def add_to(commands: Any) -> None:
@@ -44,14 +42,19 @@ def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import settle
     from mm_assets.formats.conversion import Conversion, plan_conversions
+    from mm_assets.formats.error_lines import error_line, told_in_words
+    from mm_assets.formats.error_places import located
     from mm_assets.formats.lance.refusal import PartitionsRefused
+    from mm_assets.formats.output_folder import refuse_unwritable
     from mm_assets.formats.storage import sweep
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
 
     started = time.monotonic()
-    reader, writer, steps = _parts(options)
-    conversions = plan_conversions(reader, writer, steps)
+    with located(options.src):
+        reader, writer, steps = _parts(options)
+        refuse_unwritable(os.path.dirname(losses.folder(writer)))
+        conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
     sweep(options.dst)
@@ -60,29 +63,37 @@ def run(options: argparse.Namespace) -> int:
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for _, result in pool.map(Conversion.run, conversions):
+            for conversion, result in pool.map(Conversion.run, conversions):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
                 else:
-                    failures.append(result.message if result.type in _CONTENT_FAILURES else str(result))
+                    failures.append(_named(conversion, result.message))
                     progress.add(0, 0)
     reports.sort(key=lambda report: report.partition)
     try:
-        writer.finish(reports)
+        with told_in_words(), located(options.dst):
+            writer.finish(reports)
     except PartitionsRefused as error:  # what became of the others is told all the same
         failures += error.reasons
         reports = [report for report in reports if report.partition not in error.complaints]
-    except ValueError as error:
-        failures.append(str(error))
+    except (OSError, ValueError) as error:
+        failures.append(error_line(error))
     losses.publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
     _print(report, time.monotonic() - started)
     if report.losses:
         print(f"  lost items are listed in {losses.folder(writer)}")
-    for message in failures:
-        print(f"mm-assets: {' '.join(message.split())}", file=sys.stderr)
+    for message, count in Counter(failures).items():
+        fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
+
+
+def _named(conversion: Any, message: str) -> str:
+    """Why a partition failed, with its first file unless the message names that or the output."""
+    file = conversion.partition.files[0]
+    place = file.removesuffix("/_metadata.json")
+    return message if place in message or conversion.writer.path in message else f"{place}: {message}"
 
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:

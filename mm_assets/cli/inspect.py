@@ -17,20 +17,22 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print what a dataset holds; image bytes are not read."""
+    from mm_assets.formats.error_places import located
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.formats.storage import is_remote
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
     source = options.path if is_remote(options.path) else os.path.abspath(options.path)
-    kind = detect_format(source)
-    reader = reader_for(kind, source)
+    with located(source):
+        kind = detect_format(source)
+        reader = reader_for(kind, source)
+        partitions = reader.partitions()
     counts: Counter[str] = Counter()
     samples = errors = 0
     schemas = []
     first: list[dict[str, Any]] = []
     columns = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
-    partitions = reader.partitions()
     for partition in partitions:
         schema, tables = reader.project(partition, columns)
         schemas.append(schema)

@@ -20,12 +20,14 @@ def run(options: argparse.Namespace) -> int:
     """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first and each other one."""
     from mm_assets.accounting.canonical.sources import places_of
     from mm_assets.accounting.comparison import Dataset, compare
+    from mm_assets.formats.error_places import located
 
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
-        dataset = datasets[name] = Dataset(places_of(source))
-        facts = dataset.facts
+        with located(source):
+            dataset = datasets[name] = Dataset(places_of(source))
+            facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
             f"{name}: {source}: {kind}, {facts.samples} samples, {facts.rows} rows, {facts.images} images, digest {facts.digest}",

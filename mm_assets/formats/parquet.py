@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.parquet_types import original_schema, refused_column, restore, stored_schema
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
@@ -51,7 +52,7 @@ class ParquetSource(FileSource):
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise ShardError(f"{uri}: not a readable Parquet file: {error}") from error
+            raise ShardError(f"{uri}: not a readable Parquet file: {cause_line(error, uri)}") from error
         schema = original_schema(self._file)
         missing = [name for name in ("sample_id", "position", "modality") if name not in schema.names]
         if missing:

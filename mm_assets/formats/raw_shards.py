@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from braceexpand import braceexpand
-
+from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_remote, local_path
+from mm_assets.formats.storage import StorageOptions, exists, expand_paths, filesystem, is_remote, local_path, size_of
+from mm_assets.formats.store_errors import is_of_store
 from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 _PATTERN = re.compile(r"[*?\[]")
@@ -118,7 +119,7 @@ class RawLocations:
         files, unmatched = self._files(is_named)
         taken = [file for file in files if not self._is_excluded(file)]
         if not set(taken).difference(absent):
-            told = [*(f"{file}: no such file" for file in absent), *unmatched]
+            told = [*(self._why_absent(file) for file in absent[:_TOLD]), *absent[_TOLD:], *unmatched]
             told += ["those found lie below MM_STORAGE"] if len(taken) < len(files) else []
             rest = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
             raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named'}{rest}")
@@ -150,8 +151,7 @@ class RawLocations:
     def _braces(self, item: str) -> Iterable[str]:
         if "{" not in item:
             return [item]
-        fs, path = filesystem(item, self._options)
-        return [item] if fs.exists(path) else braceexpand(item)
+        return [item] if exists(item, self._options) else expand_braces(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
         """All files, in the order of the locations, and a line for each folder and pattern that has none."""
@@ -159,10 +159,27 @@ class RawLocations:
         unmatched: list[str] = []
         for location in is_named:
             try:
-                files += [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options)
-            except (FileNotFoundError, PermissionError) as error:
-                unmatched.append(str(error) if location in str(error) else f"{location}: {error}")
+                found = [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options, unmatched)
+            except Exception as error:
+                if not (isinstance(error, FileNotFoundError | PermissionError) or is_of_store(error)):
+                    raise
+                unmatched.append(error_line(error))
+                continue
+            tars = [file for file in found if file.lower().endswith(TAR_SUFFIXES)]
+            if not tars:
+                unmatched.append(f"{location}: not a tar: the name of a raw shard ends in {', '.join(TAR_SUFFIXES)}")
+            files += tars
         return list(dict.fromkeys(files)), unmatched
+
+    def _why_absent(self, file: str) -> str:
+        try:
+            size_of(file, self._options)
+        except Exception as error:
+            if not (isinstance(error, OSError) or is_of_store(error)):
+                raise
+            if is_of_store(error) or not isinstance(error, FileNotFoundError):
+                return error_line(error)
+        return f"{file}: no such file"
 
     def _is_excluded(self, file: str) -> bool:
         return bool(self._excluded) and file.startswith(self._excluded + "/")

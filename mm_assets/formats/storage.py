@@ -14,13 +14,17 @@ import socket
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import fsspec
-from braceexpand import braceexpand
+
+from mm_assets.formats.absent_paths import absent, unreadable_folders
+from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.formats.error_places import located
+from mm_assets.interleaved.notices import warn_user
 
 StorageOptions = dict[str, Any]
 
@@ -46,8 +50,11 @@ def local_path(uri: str) -> str:
 
 
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system that a path or URL lives on, and its path there."""
-    fs, path = fsspec.core.url_to_fs(uri, **(options or {}))
+    """The file system that a path or URL lives on, and its path there. Raises ``ValueError`` for a scheme that nothing here knows."""
+    try:
+        fs, path = fsspec.core.url_to_fs(uri, **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{uri}: {error}") from error
     return fs, path
 
 
@@ -56,7 +63,8 @@ def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
     if not is_remote(uri):
         return open(local_path(uri), "rb")
     fs, path = filesystem(uri, options)
-    return fs.open(path, "rb", block_size=8 << 20)
+    with located(uri):
+        return fs.open(path, "rb", block_size=8 << 20)
 
 
 def size_of(uri: str, options: StorageOptions | None = None) -> int:
@@ -64,7 +72,8 @@ def size_of(uri: str, options: StorageOptions | None = None) -> int:
     if not is_remote(uri):
         return os.stat(local_path(uri)).st_size
     fs, path = filesystem(uri, options)
-    return int(fs.info(path)["size"])
+    with located(uri):
+        return int(fs.info(path)["size"])
 
 
 def join(root: str, *names: str) -> str:
@@ -77,44 +86,56 @@ def exists(uri: str, options: StorageOptions | None = None) -> bool:
         return os.path.exists(local_path(uri))
     fs, path = filesystem(uri, options)
     fs.invalidate_cache()
-    return bool(fs.exists(path))
+    with located(uri):
+        return bool(fs.exists(path))
 
 
 def expand_paths(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     suffixes: tuple[str, ...],
     options: StorageOptions | None = None,
+    passed_over: list[str] | None = None,
 ) -> list[str]:
     """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
 
     A folder gives all its files with one of ``suffixes`` (any case), at any depth. Hidden files and folders are left out, and what
     `is_beside` the data. A name that exists is taken literally before it is read as a pattern.
+    A local folder that may not be listed is put into ``passed_over``, as a line; without that list it is a warning.
     Raises ``FileNotFoundError`` naming what matches nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files: list[str] = []
     for item in given:
-        files.extend(_expand_one(os.fspath(item), suffixes, options))
+        with located(os.fspath(item)):
+            files.extend(_expand_one(os.fspath(item), suffixes, options, warn_user if passed_over is None else passed_over.append))
     return list(dict.fromkeys(files))
 
 
-def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> list[str]:
+def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None, tell: Callable[[str], None]) -> list[str]:
     fs, path = filesystem(item, options)
     if fs.isfile(path):
         return [item]
     if fs.isdir(path):
+        _tell_unreadable(item, path, tell)
         found = [name for name in fs.find(path) if name.lower().endswith(suffixes) and not _is_hidden(name, path)]
         if not found:
             raise FileNotFoundError(f"{item}: no {'/'.join(suffixes)} file in this folder")
         return sorted(_restore(item, fs, name) for name in found)
     names: list[str] = []
-    for pattern in braceexpand(item) if "{" in item else [item]:
+    for pattern in expand_braces(item) if "{" in item else [item]:
         _, path = filesystem(pattern, options)
         matches = sorted(fs.glob(path)) if _GLOB.search(path) else [path] if fs.isfile(path) else []
+        if _GLOB.search(path):
+            _tell_unreadable(pattern, path, tell)
         if not matches:
-            raise FileNotFoundError(f"{pattern}: no such file")
+            raise absent(pattern, fs, path)
         names.extend(_restore(item, fs, name) for name in matches)
     return names
+
+
+def _tell_unreadable(item: str, path: str, tell: Callable[[str], None]) -> None:
+    for folder in [] if is_remote(item) else unreadable_folders(path):
+        tell(f"{folder}: permission denied, what is in this folder is left out")
 
 
 def is_beside(folder: str) -> bool:
@@ -163,7 +184,8 @@ class StagedFile:
             sync(os.path.dirname(target) or ".")
         else:
             fs, path = filesystem(self.uri, self._options)
-            fs.put_file(self.path, path)
+            with located(self.uri):
+                fs.put_file(self.path, path)
             self.discard()
         return size
 
@@ -187,7 +209,8 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
     """A `StagedFile` that is discarded when the block raises; publishing is the caller's word."""
     file = StagedFile(uri, options)
     try:
-        yield file
+        with located(os.path.dirname(file.path)):  # of a URL too: a full disk is that of the temporary file
+            yield file
     except BaseException:
         file.discard()
         raise

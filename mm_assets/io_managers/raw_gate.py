@@ -122,7 +122,7 @@ class RawGate(dg.ConfigurableResource[Any]):
                 elif answer.type == "WorkerDied" and attempts_left:
                     died.append(job)
                 else:
-                    errors[job.key] = answer.message if answer.type in ("FileNotFoundError", "PermissionError") else str(answer)
+                    errors[job.key] = str(answer)
             jobs = died
         return surveys, errors
 

@@ -1,12 +1,35 @@
 """What becomes of a shard, as events in the log of a run: check evaluations, then its materialization, or an error."""
 
+import re
+from ast import literal_eval
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
 from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.shards import Check, Done, Shard
+
+_FAILURE = re.compile(r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)""")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a shard of an asset did not land; as text, the first line of what is logged of it."""
+
+    key: str
+    asset: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"shard {self.key!r} of {self.asset}: {self.error}"
+
+
+def parse_failure(message: str) -> Failure | None:
+    """The failure that a log message tells of, if it does."""
+    match = _FAILURE.match(message)
+    return Failure(literal_eval(match["key"]), match["asset"], match["error"]) if match else None
 
 
 class ShardReports:
@@ -50,7 +73,8 @@ class ShardReports:
         self._log_checks(done)
         error = done.error or "no reason given"
         self.failed[done.key] = error
-        self._run.log.error(f"shard {done.key!r} of {self.asset.to_user_string()}: {error}" + (f"\n{done.detail}" if done.detail else ""))
+        line = str(Failure(done.key, self.asset.to_user_string(), error))
+        self._run.log.error(line + (f"\n{done.detail}" if done.detail else ""))
 
     def _log_checks(self, done: Done) -> None:
         for check in done.checks:

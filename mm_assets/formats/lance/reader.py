@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
@@ -74,7 +75,7 @@ class LanceSource(FileSource):
         try:
             self._dataset = lance.dataset(uri, storage_options=lance_options(uri, options), **arguments)
         except (OSError, ValueError) as error:
-            raise ShardError(f"{uri}: not a readable Lance table: {error}") from error
+            raise ShardError(f"{uri}: not a readable Lance table: {cause_line(error, uri)}") from error
         stored = from_storage_schema(self._dataset.schema)
         schema = with_original_names(stored)
         self._stored_names = dict(zip(schema.names, stored.names, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from mm_assets.formats.error_places import TEMPORARY_FILES, located
 from mm_assets.formats.webdataset.tar_header import TarDamage, damage
 
 _BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
@@ -86,8 +87,9 @@ def _spooled(
                     checked = 0
                     raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes", max_bytes)
                 view = memoryview(block)
-                while view:
-                    view = view[file.write(view) :]
+                with located(TEMPORARY_FILES.format(folder or tempfile.gettempdir())):
+                    while view:
+                        view = view[file.write(view) :]
         except TarDamage as error:
             if damaged is None:
                 raise
