@@ -7,7 +7,7 @@ import re
 
 from braceexpand import alphabet, braceexpand
 
-MAX_NAMES = 1_000_000  # of one brace list; the largest public datasets have a few hundred thousand shards
+MAX_NAMES = 500_000  # of one brace list; the largest public datasets have a few hundred thousand shards
 _MAX_DEPTH = 50
 
 _INNERMOST = re.compile(r"\{([^{}]*)\}")

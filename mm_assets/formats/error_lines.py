@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ _OWN_TEMPORARY = re.compile(r"/?\.[^/]*\.tmp$")
 
 def error_line(error: BaseException) -> str:
     """One line, without a traceback; the class of the error is named where it is none that data or paths cause."""
+    if isinstance(error, StoreError):
+        return str(error)
     if is_of_store(error):
         return _at(place_of(error), told_by_store(error))
     if isinstance(error, MemoryError):
@@ -50,8 +53,15 @@ def error_line(error: BaseException) -> str:
     if isinstance(error, OSError) or own.startswith(_LANCE):
         return _of_system(error, own)
     if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):
-        return f"{error.object[:200]!a}: a name that is not UTF-8; rename the file or folder"
+        return not_utf8(error.object)
     return own if isinstance(error, _EXPECTED) and own else f"{type(error).__name__}: {own}".removesuffix(": ")
+
+
+def not_utf8(name: str) -> str:
+    """The line about a name with bytes that are no text: the file system has such a name, or this locale reads it as no UTF-8."""
+    is_utf8 = sys.getfilesystemencoding().lower() == "utf-8"
+    hint = "rename the file or folder" if is_utf8 else "rename the file or folder, or set LANG=C.UTF-8 if its name is UTF-8"
+    return f"{name[:200]!a}: a name that is not UTF-8; {hint}"
 
 
 def cause_line(error: BaseException, place: str) -> str:
@@ -76,8 +86,9 @@ def _of_system(error: BaseException, own: str) -> str:
     named = _QUOTED_FILE.search(own)
     place = named[1] if named else place_of(error)
     if number is None or place is None:
-        own = _SYSTEM_PREFIX.sub("", own)
-        return own if place is None or place in own else _at(place, own)
+        own = _SYSTEM_PREFIX.sub("", own) or type(error).__name__
+        names_itself = ": " in own and not own.startswith(_LANCE)  # what we raise does: "file: what"
+        return own if names_itself else _at(place, own)
     if number in _FULL and "://" in place:  # no store says so: it is what is made here before it is put there
         place = TEMPORARY_FILES.format(tempfile.gettempdir())
     return _at(_OWN_TEMPORARY.sub("", place), _WORDS.get(number) or os.strerror(number).lower())

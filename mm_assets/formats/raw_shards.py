@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mm_assets.formats.brace_lists import expand_braces
-from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.error_lines import error_line, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
@@ -117,6 +117,7 @@ class RawLocations:
         stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
         absent = [file for file in named if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))]
         files, unmatched = self._files(is_named)
+        unmatched += self._paired.passed_over() if self._paired is not None else []
         taken = [file for file in files if not self._is_excluded(file)]
         if not set(taken).difference(absent):
             told = [*(self._why_absent(file) for file in absent[:_TOLD]), *absent[_TOLD:], *unmatched]
@@ -159,7 +160,7 @@ class RawLocations:
         unmatched: list[str] = []
         for location in is_named:
             try:
-                found = [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options, unmatched)
+                found = [location] if is_named[location] else expand_paths(location, TAR_SUFFIXES, self._options)
             except Exception as error:
                 if not (isinstance(error, FileNotFoundError | PermissionError) or is_of_store(error)):
                     raise
@@ -168,7 +169,8 @@ class RawLocations:
             tars = [file for file in found if file.lower().endswith(TAR_SUFFIXES)]
             if not tars:
                 unmatched.append(f"{location}: not a tar: the name of a raw shard ends in {', '.join(TAR_SUFFIXES)}")
-            files += tars
+            files += [file for file in tars if _is_text(file)]
+            unmatched += [not_utf8(file) for file in tars if not _is_text(file)]
         return list(dict.fromkeys(files)), unmatched
 
     def _why_absent(self, file: str) -> str:
@@ -186,6 +188,11 @@ class RawLocations:
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be that of a partition: no bytes in it that are no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:

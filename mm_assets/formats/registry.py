@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from typing import Any
 
-from mm_assets.formats.absent_paths import absent, unreadable_folders
+from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside, is_remote
+from mm_assets.formats.storage import StorageOptions, expand_paths, filesystem, is_beside
 from mm_assets.formats.writer import InterleavedWriter
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
@@ -42,8 +41,6 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     else:
         names = _entries(fs, path)
     found = {kind for name in names if (kind := _by_suffix(name)) is not None}
-    if not found and not is_remote(source) and (folders := unreadable_folders(path)):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folders[0])
     if not found:
         raise FileNotFoundError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here")
     if len(found) > 1:

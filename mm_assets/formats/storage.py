@@ -14,17 +14,16 @@ import socket
 import tempfile
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 import fsspec
 
-from mm_assets.formats.absent_paths import absent, unreadable_folders
+from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
-from mm_assets.interleaved.notices import warn_user
 
 StorageOptions = dict[str, Any]
 
@@ -94,29 +93,26 @@ def expand_paths(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     suffixes: tuple[str, ...],
     options: StorageOptions | None = None,
-    passed_over: list[str] | None = None,
 ) -> list[str]:
     """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
 
     A folder gives all its files with one of ``suffixes`` (any case), at any depth. Hidden files and folders are left out, and what
     `is_beside` the data. A name that exists is taken literally before it is read as a pattern.
-    A local folder that may not be listed is put into ``passed_over``, as a line; without that list it is a warning.
     Raises ``FileNotFoundError`` naming what matches nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     files: list[str] = []
     for item in given:
         with located(os.fspath(item)):
-            files.extend(_expand_one(os.fspath(item), suffixes, options, warn_user if passed_over is None else passed_over.append))
+            files.extend(_expand_one(os.fspath(item), suffixes, options))
     return list(dict.fromkeys(files))
 
 
-def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None, tell: Callable[[str], None]) -> list[str]:
+def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> list[str]:
     fs, path = filesystem(item, options)
     if fs.isfile(path):
         return [item]
     if fs.isdir(path):
-        _tell_unreadable(item, path, tell)
         found = [name for name in fs.find(path) if name.lower().endswith(suffixes) and not _is_hidden(name, path)]
         if not found:
             raise FileNotFoundError(f"{item}: no {'/'.join(suffixes)} file in this folder")
@@ -125,17 +121,10 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
     for pattern in expand_braces(item) if "{" in item else [item]:
         _, path = filesystem(pattern, options)
         matches = sorted(fs.glob(path)) if _GLOB.search(path) else [path] if fs.isfile(path) else []
-        if _GLOB.search(path):
-            _tell_unreadable(pattern, path, tell)
         if not matches:
             raise absent(pattern, fs, path)
         names.extend(_restore(item, fs, name) for name in matches)
     return names
-
-
-def _tell_unreadable(item: str, path: str, tell: Callable[[str], None]) -> None:
-    for folder in [] if is_remote(item) else unreadable_folders(path):
-        tell(f"{folder}: permission denied, what is in this folder is left out")
 
 
 def is_beside(folder: str) -> bool:

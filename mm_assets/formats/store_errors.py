@@ -42,6 +42,7 @@ _WORDS = {
     "ClientConnectorError": "no connection to {endpoint}",
     "ClientConnectorDNSError": "no connection to {endpoint}",
 }
+_SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 _ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
 
 
@@ -51,8 +52,10 @@ class StoreError(OSError):
 
 def is_of_store(error: BaseException) -> bool:
     """Whether an error is one of an object store's client, or stands for one; not a `StoreError`, which is told in words already."""
-    if isinstance(error, StoreError):
-        return False
+    return not isinstance(error, StoreError) and _stems_from_library(error)
+
+
+def _stems_from_library(error: BaseException) -> bool:
     return _is_of_library(error) or (isinstance(error, OSError) and error.__cause__ is not None and _is_of_library(error.__cause__))
 
 
@@ -63,10 +66,10 @@ def is_access_denied(error: BaseException) -> bool:
 
 def told_by_store(error: BaseException) -> str:
     """The cause in words; in the client's own where there are no better ones."""
-    own = " ".join(str(error).split())
+    own = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
     endpoint = match[0] if (match := _ENDPOINT.search(own)) else "the server"
-    known = (_WORDS[name] for name in _names(error) if name in _WORDS)
-    return next(known, own).format(endpoint=endpoint) or type(error).__name__
+    known = (_WORDS[name].replace("{endpoint}", endpoint) for name in _names(error) if name in _WORDS)
+    return next(known, own) or type(error).__name__
 
 
 def _is_of_library(error: BaseException) -> bool:

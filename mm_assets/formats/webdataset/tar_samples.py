@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
+from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.declared_types import SLOT
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, RawLayout, is_own_layout
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, UNPAIRED, RawLayout, extension, is_own_layout
 from mm_assets.formats.webdataset.own_sample import decode_own
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
 from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref, sample_stem
@@ -82,6 +84,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
+        self._is_merged = uri.startswith(f"{PROTOCOL}://")
         self._layout = layout
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
@@ -123,9 +126,7 @@ class TarSamples:
             raise SampleError(NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}")
         if member.size > MAX_JSON_BYTES:
             raise SampleError(OVERSIZED_MEMBER, f"{where}: json member of {member.size} bytes, more than {MAX_JSON_BYTES}")
-        data = bytearray(member.size)
-        read_members(self.descriptor, [member], memoryview(data), self.name)
-        payload = parse_payload(bytes(data), where)
+        payload = parse_payload(self._read(member), where)
         sample = decode_own(payload, member, self.decoder) if is_own_layout(payload) else self.decoder.decode(payload, member)
         with naming(sample.sample_id):
             _refuse_large(sample, member, where)
@@ -145,10 +146,27 @@ class TarSamples:
     def strays(self) -> list[Loss]:
         """All of these, for the ledger."""
         refs = [
-            *((build_source_ref(self.path, m.name) if m.broken else member_ref(self.path, m), _UNREFERENCED) for m in self.unreferenced()),
+            *(self._told(member)[1:] for member in self.unreferenced()),
             *((build_source_ref(self.path, member.name, member.header_offset), member.reason) for member in self.skipped()),
         ]
         return [Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref) for ref, reason in refs]
+
+    def unreferenced_names(self) -> list[str]:
+        """What messages call those of `unreferenced`."""
+        return [self._told(member)[0] for member in self.unreferenced()]
+
+    def _told(self, member: Member) -> tuple[str, str, str]:
+        """Name, locator and reason of a member that is no part of a sample; in a merged tar, those of the member that it stands for."""
+        if self._is_merged and extension(member.name) == UNPAIRED:
+            told = json.loads(self._read(member))
+            return told["where"], told["ref"], told["reason"] or _UNREFERENCED
+        ref = build_source_ref(self.path, member.name) if member.broken else member_ref(self.path, member)
+        return member.name, ref, _UNREFERENCED
+
+    def _read(self, member: Member) -> bytes:
+        data = bytearray(member.size)
+        read_members(self.descriptor, [member], memoryview(data), self.name)
+        return bytes(data)
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         limit = unpacked_limit(size_of(uri, options))
