@@ -24,6 +24,7 @@ def located(place: str) -> Iterator[None]:
 def place_of(error: BaseException) -> str | None:
     """The file that an error names, else the place that it was given; None for neither."""
     if isinstance(error, OSError) and error.filename is not None:
-        return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
+        name = error.filename if error.filename2 is None else error.filename2  # of a rename: what it was to be called
+        return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
     notes = getattr(error, "__notes__", ())
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

@@ -53,6 +53,7 @@ def answer(code: str) -> Exception:
         (lambda folder: os.makedirs(folder / "file", exist_ok=True), "{folder}/file: a file, not a folder"),
         (lambda folder: folder.read_bytes(), "{folder}: a folder, not a file"),
         (lambda folder: (folder / ("x" * 300)).read_bytes(), "{folder}/" + "x" * 300 + ": the name is too long"),
+        (lambda folder: (folder / "file").rename(folder / "taken"), "{folder}/taken: a folder, not a file"),
         (lambda folder: pa.OSFile(str(folder / "none")), "{folder}/none: no such file or folder"),
         (lambda folder: lance.write_dataset(pa.table({"a": [1]}), str(folder / "file" / "x")), "{folder}: a part of this path is a file"),
         (lambda folder: lance.dataset(str(folder / "t")), "Dataset at path {bare}/t was not found: Not found: {bare}/t/_versions"),
@@ -61,6 +62,7 @@ def answer(code: str) -> Exception:
 )
 def test_errors_of_the_system_name_the_file_in_words(tmp_path: Path, action: Callable[[Path], object], line: str) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "taken").mkdir()
     found = error_line(raised(lambda: action(tmp_path), str(tmp_path)))
     assert found.startswith(line.format(folder=tmp_path, bare=str(tmp_path).lstrip("/")))
     assert "Errno" not in found and ".rs:" not in found and "\n" not in found
