@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 from mm_assets.cli import losses
+from mm_assets.cli.arguments import location
 from mm_assets.cli.progress import Progress
 from mm_assets.terminal import fail
 
@@ -16,8 +17,8 @@ from mm_assets.terminal import fail
 def add_to(commands: Any) -> None:
     """Declare the command and its options."""
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
-    parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
-    parser.add_argument("dst", help="folder for the output")
+    parser.add_argument("src", type=location, help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument("dst", type=location, help="folder for the output")
     parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
     parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
     layout = parser.add_argument_group("documents in tars", "not given, MM_<NAME> of the environment holds")

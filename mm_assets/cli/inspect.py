@@ -7,11 +7,13 @@ import os
 from collections import Counter
 from typing import Any
 
+from mm_assets.cli.arguments import location
+
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
-    parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument("path", type=location, help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
     parser.set_defaults(run=run)
 
 

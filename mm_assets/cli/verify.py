@@ -6,13 +6,16 @@ import argparse
 import sys
 from typing import Any
 
+from mm_assets.cli.arguments import location
+
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("verify", help="prove that datasets hold the same items, or name what differs")
     for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
-    parser.add_argument("more", metavar="C", nargs="*", help="further datasets")
+        kinds = "file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
+        parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
+    parser.add_argument("more", metavar="C", nargs="*", type=location, help="further datasets")
     parser.set_defaults(run=run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -76,6 +77,8 @@ class InterleavedWriter(ABC):
         roots: Sequence[str] | None = None,
         storage_options: StorageOptions | None = None,
     ) -> None:
+        if not os.fspath(path):
+            raise ValueError("the path of an output is empty: is a variable not set? The folder at hand is '.'")
         self.path = str(path)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)

@@ -82,6 +82,24 @@ def test_a_source_that_is_none(raw: Path, tmp_path: Path, command: tuple[str, ..
     assert files(tmp_path) == ["notes.txt"]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("inspect", ""),
+        ("verify", "{raw}", ""),
+        ("verify", "", "{raw}"),
+        ("convert", "", "out", "--to", "parquet"),
+        ("convert", "{raw}", " ", "--to", "lance"),
+    ],
+)
+def test_an_empty_path_is_none(raw: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """It would be the folder at hand, or the root of all files."""
+    done = run(*(word.format(raw=raw) for word in command), cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("it is empty: is a variable of the shell not set?")
+    assert files(tmp_path) == []
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(
     ("target", "line"),

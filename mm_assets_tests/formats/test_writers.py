@@ -204,6 +204,15 @@ def test_a_generator_of_many_partitions(tmp_path: Path, kind: str) -> None:
     assert read(kind, tmp_path)["sample_id"].unique().to_pylist() == ["s0", "s2", "s4", "s1", "s3", "s5"]
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_empty_path_is_refused(kind: str) -> None:
+    """It would be the root of all files."""
+    with pytest.raises(ValueError, match="the path of an output is empty"):
+        writer_for(kind, "")
+    with pytest.raises(TypeError, match="not NoneType"):
+        writer_for(kind, None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "hint"),
     [
