@@ -19,7 +19,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
     parser.add_argument("src", type=location, help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("dst", type=location, help="folder for the output")
-    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
+    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"), help="format of the output")
     parser.add_argument("--fields", type=_names, help="passthrough columns to keep (default: all)")
     layout = parser.add_argument_group("documents in tars", "not given, MM_<NAME> of the environment holds")
     layout.add_argument("--sample-id-field", help="json field that holds the sample id")
@@ -33,7 +33,8 @@ def add_to(commands: Any) -> None:
     layout.add_argument("--per-text-fields", type=_names, help="json lists with one value per text, comma-separated")
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
-    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
+    policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
+    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"), help=policy)
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)

@@ -11,10 +11,12 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.formats.error_lines import error_line
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.reports import parse_failure
 
 _LONGEST = 300  # characters of a check's summary, and of a step's error
+_OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
 _FOLLOWS = ("input missing: ", "failed in this run")  # of a shard that has failed before: what other assets then say
 
 
@@ -82,4 +84,7 @@ def _cause(error: Any) -> str:
         error = error.cause
     if error is None:
         return "no reason given"
-    return re.sub(rf"^\S*\b{re.escape(str(error.cls_name))}: ", "", " ".join(str(error.message).split()))[:_LONGEST]
+    line = re.sub(rf"^\S*\b{re.escape(str(error.cls_name))}: ", "", " ".join(str(error.message).split()))
+    if match := _OF_SYSTEM.fullmatch(line):
+        line = error_line(OSError(int(match[1]), match[2], match[3]))
+    return line[:_LONGEST]

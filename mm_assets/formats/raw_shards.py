@@ -92,7 +92,8 @@ class RawLocations:
         try:
             items = shlex.split(text)
         except ValueError as error:
-            raise ValueError(f"raw shards {text!r}: {error}") from error
+            hint = "write \\' for a quotation mark, and \\\\ for a backslash, that is part of a name"
+            raise ValueError(f"raw shards {text!r:.200}: {error}; {hint}") from error
         self._paired = _paired_address(items, missing_keys)
         if self._paired is not None:
             items = [self._paired.url]
@@ -123,7 +124,7 @@ class RawLocations:
             told = [*(self._why_absent(file) for file in absent[:_TOLD]), *absent[_TOLD:], *unmatched]
             told += ["those found lie below MM_STORAGE"] if len(taken) < len(files) else []
             rest = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named'}{rest}")
+            raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named; set MM_RAW_SHARDS'}{rest}")
         stamps |= remote_stamps([file for file in taken if is_remote(file) and file not in stamps], self._options)
         return Listing(self._planned(taken, files_per_partition, stamps), unmatched)
 

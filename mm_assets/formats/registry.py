@@ -44,7 +44,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     if not found:
         raise FileNotFoundError(f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here")
     if len(found) > 1:
-        raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them")
+        raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them, by its folder or a pattern of its files")
     return found.pop()
 
 
