@@ -27,7 +27,7 @@ lint: .venv/.made
 check: lint test  ## ruff, types, tests
 
 ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
-	eval "$$($(BIN)/python -m mm_assets.demo.home)" && $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
+	exports="$$($(BIN)/python -m mm_assets.demo.home)" && eval "$$exports" && $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
 
 clients:  ## every client the outputs must open in, in an environment of their own (2.4 GB)
 	clients/install

@@ -45,22 +45,22 @@ def advance(position: Position, shard: str, number: int) -> None:
 def load_position(folder: Path, epoch: int) -> Position:
     """What all nodes together had of this epoch. Each file knows what the files of earlier runs said: the one that is ahead is right."""
     position: Position = {}
-    for file in sorted(folder.glob("rank-*.json")):
-        stored = json.loads(file.read_text())
-        if stored["epoch"] != epoch:
-            continue
-        for shard, seen in stored["shards"].items():
+    for file in sorted(folder.glob(f"epoch-{epoch}-rank-*.json")):
+        for shard, seen in json.loads(file.read_text()).items():
             known = position.get(shard, {"before": 0, "beyond": []})
             position[shard] = max(known, seen, key=lambda one: one["before"] + len(one["beyond"]))
     return position
 
 
 def save_position(folder: Path, epoch: int, position: Position) -> None:
-    """Each node has a file of its own. Do this where you save the model."""
+    """Each node has a file of its own for each epoch, so that one may still be finished when a later one has begun.
+
+    Do this where you save the model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"rank-{os.environ.get('RANK', '0')}.json"
+    file = folder / f"epoch-{epoch}-rank-{os.environ.get('RANK', '0')}.json"
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"epoch": epoch, "shards": position}))
+    temporary.write_text(json.dumps(position))
     temporary.replace(file)
 
 
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, help="shuffle shards and samples")
     parser.add_argument("--epoch", type=int, default=0, help="each has another order")
-    parser.add_argument("--position", type=Path, help="folder where the position is kept")
+    parser.add_argument("--position", type=Path, help="folder where the position is kept, of each epoch its own")
     parser.add_argument("--stop-after", type=int, help="samples of this node; the batch that reaches it is the last")
     options = parser.parse_args(arguments)
 

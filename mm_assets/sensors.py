@@ -2,6 +2,7 @@
 
 import dagster as dg
 
+from mm_assets.formats.error_lines import error_line
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.raw_shards import RawShards
 
@@ -15,8 +16,10 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
     try:
         listed = raw.listing()
-    except FileNotFoundError as error:
-        return dg.SkipReason(str(error))
+    except (OSError, ValueError) as error:
+        line = error_line(error)
+        context.log.error(line)
+        return dg.SkipReason(line)
     for line in listed.unmatched:
         context.log.warning(line)
     new = [key for key in listed if key not in known]

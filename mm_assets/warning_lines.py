@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from typing import Any
 
 
 def show_warnings_as_lines() -> None:
-    """From now on print each distinct warning of this process once, as one line on stderr, without file and code."""
+    """From now on print each distinct warning of this process once, as one line on stderr, without file and code.
+
+    So are the log records of libraries from level WARNING on, as far as nobody has configured a handler for them.
+    """
     shown: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -17,7 +21,12 @@ def show_warnings_as_lines() -> None:
             shown.add(line)
             sys.stderr.write(f"{line}\n")  # at once: other processes write there, too
 
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
     warnings.showwarning = show
+    logging.lastResort = Lines(logging.WARNING)
 
 
 def warning_line(message: Warning | str) -> str:

@@ -11,21 +11,19 @@ No Dagster import: the command line uses the same pool.
 import os
 import signal
 import sys
-import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing import connection, get_context
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from mm_assets.formats.free_memory import FreeMemory
-from mm_assets.warning_lines import show_warnings_as_lines
+from mm_assets.formats.error_lines import error_line
+from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, failure_of
+from mm_assets.worker_process import start as _start
+
+__all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -34,39 +32,15 @@ R = TypeVar("R")
 AHEAD = 2
 # Workers that die one after the other without ever taking a job cannot start at all; further ones would fare alike.
 START_ATTEMPTS = 3
-# Sent by a worker when it begins a job. Without it a worker killed while idle would cost the next job given to it.
-_TAKEN = b"taken"
 
 
-@dataclass(frozen=True)
-class WorkerFailure:
-    """Why a job has no result: `type` and `message` of the exception, and its `traceback` (empty for a killed worker)."""
-
-    type: str
-    message: str
-    traceback: str = ""
-
-    def __str__(self) -> str:
-        """One line that a user can act on; the traceback is kept apart."""
-        text = " ".join(self.message.split())
-        return f"{self.type}: {text}" if text else self.type
-
-
-class WorkerStartError(RuntimeError):
+class WorkerStartError(ChildProcessError):
     """No worker process gets as far as its first job (an import that fails, no memory): no job is to blame."""
 
 
 def available_cores() -> int:
     """Cores this process may use; a container's CPU set counts, not the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-@dataclass(eq=False)
-class _Worker:
-    process: BaseProcess
-    pipe: Connection
-    jobs: deque[Any] = field(default_factory=deque)
-    taken: bool = False  # the head of `jobs` is in work
 
 
 class WorkerPool:
@@ -79,7 +53,7 @@ class WorkerPool:
         if processes < 0:
             raise ValueError(f"processes must be 0 (all cores) or more, not {processes}")
         self.processes = processes or available_cores()
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._mapping = False
 
     def __enter__(self) -> "WorkerPool":
@@ -99,7 +73,7 @@ class WorkerPool:
             worker.process.kill()
         for worker in workers:
             worker.process.join()
-            worker.pipe.close()
+            worker.close()
 
     def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
         """Run `fn(job)` for every job in the workers; yield `(job, result)` in the order in which they finish.
@@ -132,7 +106,7 @@ class WorkerPool:
                 try:
                     message = ForkingPickler.dumps((fn, job))
                 except Exception as error:  # noqa: BLE001  (pickling runs code of the job's own class)
-                    yield job, _failure(error)
+                    yield job, failure_of(error)
                     continue
                 worker.jobs.append(job)
                 _send(worker.pipe, message)
@@ -151,14 +125,17 @@ class WorkerPool:
                         continue
                     starts_left -= 1
                     if not starts_left:
-                        raise WorkerStartError(f"worker processes do not start: {died_of}; their messages are on stderr")
-                elif answer == _TAKEN:
+                        raise WorkerStartError(f"worker processes do not start: {died_of}")
+                elif answer == TAKEN:
                     worker.taken, starts_left = True, START_ATTEMPTS
+                    if not worker.has_started and (words := worker.first_words()):
+                        sys.stderr.write(f"{words}\n")
+                    worker.has_started = True
                 else:
                     worker.taken = False
                     yield worker.jobs.popleft(), _loads(answer)
 
-    def _free_worker(self, waiting: int) -> _Worker | None:
+    def _free_worker(self, waiting: int) -> Worker | None:
         """The worker to take the next job, or None if all have enough.
 
         The second job of a worker is sent only while enough others wait: the last jobs stay here for whoever is free first.
@@ -167,41 +144,46 @@ class WorkerPool:
         if idle is not None and not idle.jobs:
             return idle
         if len(self._workers) < self.processes:
-            self._workers.append(_start())
-            return self._workers[-1]
+            try:
+                self._workers.append(_start())
+            except OSError as error:
+                if not self._workers:
+                    raise WorkerStartError(f"worker processes do not start: {error_line(error)}") from error
+                self.processes = len(self._workers)  # the system allows no more of them
+            else:
+                return self._workers[-1]
         return idle if idle is not None and len(idle.jobs) < AHEAD and waiting >= self.processes else None
 
-    def _wait(self, busy: list[_Worker]) -> list[_Worker]:
+    def _wait(self, busy: list[Worker]) -> list[Worker]:
         """Workers with an answer, or dead. Asked once a second, too: a forked child of a dead worker may hold its pipe open."""
-        of: dict[Any, _Worker] = {w.pipe: w for w in busy}
+        of: dict[Any, Worker] = {w.pipe: w for w in busy}
         while True:
             if ready := connection.wait(list(of), timeout=1.0):
                 return [of[pipe] for pipe in ready]
             if dead := [w for w in busy if not w.process.is_alive()]:
                 return dead
 
-    def _bury(self, worker: _Worker) -> str:
+    def _bury(self, worker: Worker) -> str:
         """Remove a worker whose pipe has closed; the cause of its death in words."""
         self._workers.remove(worker)
         worker.process.join(timeout=5)  # closing the pipe comes a moment before the exit status
         worker.process.kill()
         worker.process.join()
-        worker.pipe.close()
+        first_words = "" if worker.has_started else worker.first_words()
+        worker.close()
         code = worker.process.exitcode or 0
+        if code >= 0 and first_words:
+            return first_words.splitlines()[-1]  # of a traceback, the error
         if code >= 0:
-            return f"worker ended with exit status {code} in the middle of its job"
+            return f"worker ended with exit status {code}{' in the middle of its job' if worker.has_started else ''}"
         return f"worker killed by signal {-code} ({_signal_name(-code)}){_OOM_HINT if -code == signal.SIGKILL else ''}"
 
 
-_OOM_HINT = ", as the kernel does when memory runs out"
+_OOM_HINT = ", as the kernel does when memory runs out: fewer workers (MM_WORKERS, --workers) need less"
 
 
 def _signal_name(number: int) -> str:
     return signal.Signals(number).name if number in {s.value for s in signal.Signals} else "unknown"
-
-
-def _failure(error: BaseException) -> WorkerFailure:
-    return WorkerFailure(type(error).__name__, str(error), "".join(traceback.format_exception(error)))
 
 
 def _send(pipe: Connection, message: Any) -> None:
@@ -212,7 +194,7 @@ def _send(pipe: Connection, message: Any) -> None:
         return
 
 
-def _receive(worker: _Worker) -> bytes | None:
+def _receive(worker: Worker) -> bytes | None:
     """The next message of a worker; None at its end (also in the middle of a message)."""
     try:
         return worker.pipe.recv_bytes() if worker.pipe.poll() else None
@@ -224,67 +206,4 @@ def _loads(answer: bytes) -> Any:
     try:
         return ForkingPickler.loads(answer)
     except Exception as error:  # noqa: BLE001  (unpickling runs code of the result's own class)
-        return _failure(error)
-
-
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # numpy's: one spins for each core when a process starts, and no worker multiplies matrices
-
-
-def _start() -> _Worker:
-    """Start one worker without importing this program's `__main__` in it.
-
-    Spawn runs the main module again in every child: under a console script of Dagster that imports all of Dagster (0.75 s CPU a
-    worker, against 0.05 s). It looks at `__file__` and `__spec__`, which are taken away for the moment of the start.
-    """
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs,), daemon=True, name="mm-assets-worker")
-    main = sys.modules["__main__"].__dict__
-    hidden: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
-    main.pop("__file__", None)
-    main["__spec__"] = None
-    has_said = _BLAS_THREADS in os.environ
-    os.environ.setdefault(_BLAS_THREADS, "1")
-    try:
-        process.start()
-    finally:
-        if not has_said:
-            del os.environ[_BLAS_THREADS]
-        main.update(hidden)
-        theirs.close()  # else our copy would keep the pipe open after the worker's death
-    return _Worker(process, ours)
-
-
-def _work(pipe: Connection) -> None:
-    """Main function of a worker: jobs in, results out, until the parent is gone."""
-    show_warnings_as_lines()
-    # Ctrl-C goes to the whole group; the parent alone decides what becomes of the work.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever started us may ignore it, and that is inherited
-    inbox: SimpleQueue[bytes] = SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
-    memory = FreeMemory()
-    while True:
-        message = inbox.get()
-        pipe.send_bytes(_TAKEN)
-        try:
-            fn, job = ForkingPickler.loads(message)
-            answer = ForkingPickler.dumps(fn(job))
-        except BaseException as error:  # noqa: BLE001  (SystemExit too: a job must not end the worker under its follower)
-            answer = ForkingPickler.dumps(_failure(error))
-        pipe.send_bytes(answer)
-        memory.give_back()
-
-
-def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
-    """Take in jobs while the main thread works, and end the process as soon as the parent is gone.
-
-    Reading at all times keeps the parent from blocking on a big job while this worker blocks on a big result. The end of file
-    comes even when the parent was killed by SIGKILL, so no worker outlives a run; `_exit` because the main thread may be
-    deep in C code. What it leaves behind is a temporary file, never a published one.
-    """
-    while True:
-        try:
-            inbox.put(pipe.recv_bytes())
-        except (EOFError, OSError):
-            os._exit(1)
+        return failure_of(error)

@@ -103,8 +103,11 @@ class ContractColumn:
         more = sum(group.count for group in others) - 1
         return (
             f"column {self.name!r}: {need.described()} in this shard, {others[0].need.described()} in shard {others[0].first!r}"
-            f"{f' and {more} more' if more else ''} (contract: {type_name(self.need.field)}); only JSON text holds both"
+            f"{f' and {more} more' if more else ''} (contract: {type_name(self.need.field)}); only JSON text holds both: {_HOW_TO_WIDEN}"
         )
+
+
+_HOW_TO_WIDEN = "MM_SCHEMA_CHANGES=widen makes the column that, in all shards"
 
 
 class SchemaContract:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.parquet_types import SHARD
@@ -92,15 +93,25 @@ def _projected(reader: InterleavedReader, file: str, sample_id: str) -> Rows:
 def _in_file(
     file: str, folder: str, sample_id: str, columns: Sequence[str], options: StorageOptions | None
 ) -> tuple[str, Rows] | None:
-    with open_parquet(file, options) as parquet:
-        rows: Rows = []
-        for group in _possible_groups(parquet.metadata, sample_id):
-            ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
-            found = pc.equal(ids, sample_id)
-            if pc.any(found).as_py():
-                rows += parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(found).to_pylist()
-        shard = (parquet.metadata.metadata or {}).get(SHARD.encode())
+    try:
+        with located(file), open_parquet(file, options) as parquet:
+            rows = _rows_of(parquet, sample_id, columns)
+            shard = (parquet.metadata.metadata or {}).get(SHARD.encode())
+    except ValueError as error:
+        raise ValueError(f"{file}: no output of the graph, or damaged: {error}") from error
     return (shard.decode() if shard else partition_name(file, folder), rows) if rows else None
+
+
+def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) -> Rows:
+    rows: Rows = []
+    if missing := [name for name in columns if name not in parquet.schema_arrow.names]:
+        raise ValueError(f"column {missing[0]!r} is missing")
+    for group in _possible_groups(parquet.metadata, sample_id):
+        ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
+        found = pc.equal(ids, sample_id)
+        if pc.any(found).as_py():
+            rows += parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(found).to_pylist()
+    return rows
 
 
 @contextmanager

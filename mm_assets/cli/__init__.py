@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 
 from mm_assets import __version__
-from mm_assets.warning_lines import show_warnings_as_lines
-
-# Packages of file systems whose errors (no credentials, no such host) are of no class that Python has.
-_OBJECT_STORES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
+from mm_assets.terminal import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong usage."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    show_warnings_as_lines()
-    try:
-        _refuse_unknown_settings()
-        return int(options.run(options))
-    except KeyboardInterrupt:
-        print("mm-assets: interrupted; nothing half-written was published", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except (ValueError, OSError, TypeError) as error:
-        print(f"mm-assets: {_one_line(error)}", file=sys.stderr)
-        return 1
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] not in _OBJECT_STORES:
-            raise
-        print(f"mm-assets: {_one_line(error)}", file=sys.stderr)
-        return 1
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _parser().parse_args(arguments)
+    _refuse_unknown_settings()
+    return int(options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,9 +38,3 @@ def _refuse_unknown_settings() -> None:
     from mm_assets.settings import Settings
 
     Settings.from_environment()
-
-
-def _one_line(error: BaseException) -> str:
-    if isinstance(error, FileNotFoundError) and error.filename is not None:
-        return f"{error.filename}: no such file or folder"
-    return " ".join(str(error).split()) or type(error).__name__

@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
+from collections import Counter
 from functools import partial
 from typing import Any
 
 from mm_assets.cli import losses, raw_layout
+from mm_assets.cli.arguments import location
 from mm_assets.cli.progress import Progress
-
-# What data can do wrong: the message says it all. Of anything else the kind of failure is shown too.
-_CONTENT_FAILURES = (
-    *("ShardError", "SampleError", "TarDamage", "NoRegularFile", "IsADirectoryError"),
-    *("MaterializeError", "SchemaMismatch", "ValueError", "FileNotFoundError"),
-)
+from mm_assets.terminal import fail
 
 
 def add_to(commands: Any) -> None:
     """Declare the command and its options."""
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
-    parser.add_argument("src", help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
-    parser.add_argument("dst", help="folder for the output")
-    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"))
+    parser.add_argument("src", type=location, help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument("dst", type=location, help="folder for the output")
+    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"), help="format of the output")
     parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep (default: all)")
     raw_layout.add_flags(parser)
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
-    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"))
+    policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
+    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"), help=policy)
     parser.add_argument("--max-loss", type=_share, help="share of a raw file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
@@ -40,14 +37,19 @@ def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import settle
     from mm_assets.formats.conversion import plan_conversions
+    from mm_assets.formats.error_lines import error_line, told_in_words
+    from mm_assets.formats.error_places import located
     from mm_assets.formats.lance.refusal import PartitionsRefused
+    from mm_assets.formats.output_folder import refuse_unwritable
     from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.workers import WorkerPool, available_cores
 
     started = time.monotonic()
-    reader, writer, steps = _parts(options)
-    conversions = plan_conversions(reader, writer, steps)
+    with located(options.src):
+        reader, writer, steps = _parts(options)
+        refuse_unwritable(os.path.dirname(losses.folder(writer)))
+        conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
     sweep_output(options.dst)
@@ -56,29 +58,37 @@ def run(options: argparse.Namespace) -> int:
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for _, result in pool.map(partial(_convert, max_loss=_max_loss(options)), conversions):
+            for conversion, result in pool.map(partial(_convert, max_loss=_max_loss(options)), conversions):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
                 else:
-                    failures.append(result.message if result.type in _CONTENT_FAILURES else str(result))
+                    failures.append(_named(conversion, result.message))
                     progress.add(0, 0)
     reports.sort(key=lambda report: report.partition)
     try:
-        writer.finish(reports)
+        with told_in_words(), located(options.dst):
+            writer.finish(reports)
     except PartitionsRefused as error:  # what became of the others is told all the same
         failures += error.reasons
         reports = [report for report in reports if report.partition not in error.complaints]
-    except ValueError as error:
-        failures.append(str(error))
+    except (OSError, ValueError) as error:
+        failures.append(error_line(error))
     losses.publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
     _print(report, time.monotonic() - started)
     if report.losses:
         print(f"  lost items are listed in {losses.folder(writer)}")
-    for message in failures:
-        print(f"mm-assets: {' '.join(message.split())}", file=sys.stderr)
+    for message, count in Counter(failures).items():
+        fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
+
+
+def _named(conversion: Any, message: str) -> str:
+    """Why a partition failed, with its first file unless the message names that or the output."""
+    file = conversion.partition.files[0]
+    place = file.removesuffix("/_metadata.json")
+    return message if place in message or conversion.writer.path in message else f"{place}: {message}"
 
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Collection
 from typing import Any
 
 
@@ -18,14 +20,18 @@ def run(options: argparse.Namespace) -> int:
     """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
     from mm_assets.accounting.history import history_of
     from mm_assets.accounting.outputs import OUTPUTS
+    from mm_assets.formats.error_places import located
     from mm_assets.formats.storage import local_path
     from mm_assets.settings import Settings
 
     root = local_path(options.storage or Settings.from_environment().storage)
-    shards = history_of(root, options.sample_id)
+    sample_id = _as_utf8(options.sample_id)
+    with located(root):
+        _refuse_other_folder(root, {output.folder for output in OUTPUTS})
+        shards = history_of(root, sample_id)
     if not shards:
-        raise ValueError(f"{root}: no sample {options.sample_id!r}, neither in an output nor in the ledger")
-    print(f"sample {_plain(options.sample_id)}")
+        raise ValueError(f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger")
+    print(f"sample {_plain(sample_id)}")
     for shard in shards:
         source, *place = shard.locator
         origin = f"{source}: {_place(place)}" if source else "an unknown source"
@@ -37,6 +43,34 @@ def run(options: argparse.Namespace) -> int:
             rows.append([str(item.position), item.modality, moved + _place(item.locator[1:]), *fates])
         _print_table(rows)
     return 0
+
+
+def _refuse_other_folder(root: str, outputs: Collection[str]) -> None:
+    """Raise ``FileNotFoundError`` for a storage root that is not there, and for a folder or file without an output or a ledger."""
+    from mm_assets.accounting.ledger import LEDGER_FOLDER
+    from mm_assets.formats.absent_paths import absent
+    from mm_assets.formats.storage import filesystem
+
+    hint = "name the storage root of the graph with --storage or MM_STORAGE"
+    fs, path = filesystem(root)
+    try:
+        found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{absent(root, fs, path, 'folder')}; {hint}") from error
+    if found.isdisjoint({LEDGER_FOLDER, *(folder.partition("/")[0] for folder in outputs)}):
+        raise FileNotFoundError(f"{root}: no output of the graph is here; {hint}")
+
+
+def _as_utf8(argument: str) -> str:
+    """An id as UTF-8, as ids are, whatever encoding the terminal is said to have."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(argument).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{argument!a} is not UTF-8, so it is the id of no sample") from error
+    return argument
 
 
 def _place(place: Any) -> str:

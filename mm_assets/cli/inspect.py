@@ -7,33 +7,36 @@ from collections import Counter
 from typing import Any
 
 from mm_assets.cli import raw_layout
+from mm_assets.cli.arguments import location
 
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
-    parser.add_argument("path", help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument("path", type=location, help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
     raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what a dataset holds; image bytes are not read."""
+    from mm_assets.formats.error_places import located
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.formats.storage import absolute
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
     source = absolute(options.path)
-    kind = detect_format(source)
-    raw_layout.refuse_strange_flags(options, kind, source)
-    reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
+    with located(source):
+        kind = detect_format(source)
+        raw_layout.refuse_strange_flags(options, kind, source)
+        reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
+        partitions = reader.partitions()
     counts: Counter[str] = Counter()
     samples = errors = 0
     schemas = []
     first: list[dict[str, Any]] = []
     columns = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
-    partitions = reader.partitions()
     for partition in partitions:
         schema, tables = reader.project(partition, columns)
         schemas.append(schema)

@@ -122,7 +122,8 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
 def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
     sample_id, keeper = next(iter(taken.items()))
     more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
-    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(keeper)}{more}"
+    hint = "" if len(taken) == 1 else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
+    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(keeper)}{more}{hint}"
 
 
 def _place(partition: Partition) -> str:

@@ -8,14 +8,16 @@ from functools import partial
 from typing import Any
 
 from mm_assets.cli import raw_layout
+from mm_assets.cli.arguments import location
 
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
     parser = commands.add_parser("verify", help="prove that datasets hold the same items, or name what differs")
     for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
-    parser.add_argument("more", metavar="C", nargs="*", help="further datasets")
+        kinds = "file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
+        parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
+    parser.add_argument("more", metavar="C", nargs="*", type=location, help="further datasets")
     raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
@@ -24,12 +26,14 @@ def run(options: argparse.Namespace) -> int:
     """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first and each other one."""
     from mm_assets.accounting.canonical.sources import places_of
     from mm_assets.accounting.comparison import Dataset, compare
+    from mm_assets.formats.error_places import located
 
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
-        dataset = datasets[name] = Dataset(places_of(source, partial(raw_layout.layout_of, options, is_compared=True)))
-        facts = dataset.facts
+        with located(source):
+            dataset = datasets[name] = Dataset(places_of(source, partial(raw_layout.layout_of, options, is_compared=True)))
+            facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
             f"{name}: {source}: {kind}, {facts.samples} samples, {facts.rows} rows, {facts.images} images, digest {facts.digest}",

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 from mm_assets.demo.home import demo_bounds, prepare_home
-from mm_assets.demo.shards import make_shards
-from mm_assets.warning_lines import show_warnings_as_lines, warning_line
+from mm_assets.formats.error_places import located
+from mm_assets.terminal import interrupted, run_command
+from mm_assets.warning_lines import warning_line
 
 ROOT = Path("demo")
 
@@ -20,7 +24,14 @@ def main() -> int:
 
     With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards go there instead.
     """
-    show_warnings_as_lines()
+    return run_command(_demo)
+
+
+def _demo() -> int:
+    _watch_for_interrupts()
+    from mm_assets.demo.shards import make_shards
+    from mm_assets.formats.output_folder import refuse_unwritable
+
     is_own_home = not os.environ.get("DAGSTER_HOME")
     os.environ["DAGSTER_HOME"] = str(prepare_home())
     if not os.environ.get("MM_RAW_SHARDS"):
@@ -29,12 +40,19 @@ def main() -> int:
         os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
     if not os.environ.get("MM_STORAGE"):
         os.environ["MM_STORAGE"] = str(ROOT / "storage")
-    print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} …", flush=True)
-    try:
-        return _materialize(is_own_home)
-    except (FileNotFoundError, ValueError) as error:
-        print(f"mm_assets: {error}", file=sys.stderr)
-        return 1
+    print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} ...", flush=True)
+    refuse_unwritable(os.environ["MM_STORAGE"])
+    return _materialize(is_own_home)
+
+
+def _watch_for_interrupts() -> None:
+    """Ctrl-C ends the demo with one line. Dagster, while it runs, ends the run first.
+
+    Its helper processes would each print a traceback: they inherit that the signal is blocked, and end with us. So a thread takes it.
+    """
+    signal.signal(signal.SIGINT, lambda *_: os._exit(interrupted()))
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _set_bounds() -> None:
@@ -55,10 +73,10 @@ def _materialize(is_own_home: bool) -> int:
 
     started = time.monotonic()
     raw = resources_from_environment()["raw"]
-    with dg.DagsterInstance.get() as instance:
-        listed = raw.listing()
-        for line in listed.unmatched:
-            print(warning_line(line), file=sys.stderr)
+    listed = raw.listing()
+    for line in listed.unmatched:
+        print(warning_line(line), file=sys.stderr)
+    with located(f"DAGSTER_HOME {os.environ['DAGSTER_HOME']}"), dg.DagsterInstance.get() as instance:
         # In an instance of the user's, which partitions there are is not for a demo to say; and a folder may be out of reach for a moment.
         if is_own_home and not listed.unmatched:
             for gone in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
@@ -66,12 +84,25 @@ def _materialize(is_own_home: bool) -> int:
         instance.add_dynamic_partitions(str(SHARDS.name), list(listed))
         keys = instance.get_dynamic_partitions(str(SHARDS.name))
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
-        result = defs.resolve_job_def("all_assets").execute_in_process(
-            instance=instance, tags=tags, raise_on_error=False, run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        )
+        try:
+            result = defs.resolve_job_def("all_assets").execute_in_process(
+                instance=instance,
+                tags=tags,
+                raise_on_error=False,
+                run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+            )
+        except dg.DagsterExecutionInterruptedError:
+            return interrupted()
+        if _was_interrupted(result):
+            return interrupted()
         print_summary(instance, result, raw.locations)
         print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if result.success and is_proven(result) else 1
+
+
+def _was_interrupted(result: Any) -> bool:
+    errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    return any(error is not None and error.cls_name == "DagsterExecutionInterruptedError" for error in errors)
 
 
 if __name__ == "__main__":

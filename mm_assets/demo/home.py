@@ -6,7 +6,10 @@ import hashlib
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
+
+from mm_assets.terminal import run_command
 
 CONFIGURATION = Path("dagster.yaml")
 BOUNDS = {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
@@ -29,6 +32,16 @@ def demo_bounds() -> dict[str, str]:
     return {} if any(os.environ.get(name) for name in ("MM_RAW_SHARDS", *BOUNDS)) else BOUNDS
 
 
-if __name__ == "__main__":  # for `make ui`, as lines of a shell
+def _print_exports() -> int:
+    """What `make ui` sets, as lines of a shell; settings that the code location would refuse are told here, in one line."""
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.settings import Settings
+
+    RawLocations(Settings.from_environment().raw_shards)
     for name, value in {"DAGSTER_HOME": str(prepare_home()), **demo_bounds()}.items():
         print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(_print_exports))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from mm_assets.formats.error_places import located
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
@@ -26,7 +28,8 @@ class Conversion:
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write, publish."""
-        return self.writer.write_partition(self.reader.open(self.partition).through(self.steps), before_publish)
+        with located(self.writer.uri_of(self.partition.name)):  # what comes from reading names its file itself
+            return self.writer.write_partition(self.reader.open(self.partition).through(self.steps), before_publish)
 
 
 def plan_conversions(reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()) -> list[Conversion]:
@@ -44,6 +47,8 @@ def plan_conversions(reader: InterleavedReader, writer: InterleavedWriter, steps
 
 def _readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schema | None:
     try:
-        return reader.open(partition).schema
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the conversion itself says the same
+            return reader.open(partition).schema
     except (ValueError, TypeError, OSError):
         return None

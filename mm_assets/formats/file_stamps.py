@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import xxhash
 
+from mm_assets.formats.error_places import located
 from mm_assets.formats.storage import StorageOptions, filesystem
 
 MISSING = "missing"
@@ -59,10 +60,12 @@ def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -
     stamps: dict[str, str] = {}
     for folder, names in folders.items():
         fs, path = filesystem(folder, options)
-        listed = _listed(fs, path) if len(names) > 1 else None
+        with located(folder):
+            listed = _listed(fs, path) if len(names) > 1 else None
         for name in names:
             _, path = filesystem(name, options)
-            info = listed.get(path) if listed is not None else _info(fs, path)
+            with located(name):
+                info = listed.get(path) if listed is not None else _info(fs, path)
             stamps[name] = _stamp_of(info) if info is not None and info.get("type") != "directory" else MISSING
     return stamps
 

@@ -8,9 +8,11 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from braceexpand import braceexpand
 from fsspec.utils import glob_translate
 
+from mm_assets.formats.absent_paths import absent
+from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import LocalTree, is_beside
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
@@ -59,7 +61,8 @@ def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | No
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = Expansion()
     for item in given:
-        found.add(_expand_one(os.fspath(item), suffixes, options))
+        with located(os.fspath(item)):
+            found.add(_expand_one(os.fspath(item), suffixes, options))
     return Expansion(list(dict.fromkeys(found.files)), list(dict.fromkeys(found.passed_over)))
 
 
@@ -96,9 +99,11 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
     if found is not None:
         return found
     result = Expansion()
-    for pattern in braceexpand(item) if "{" in item else [item]:
+    for pattern in expand_braces(item) if "{" in item else [item]:
         matched = _matched(pattern, suffixes, options)
-        result.add(matched.require("" if matched.passed_over else f"{pattern}: no such file"))
+        if not matched.files and not matched.passed_over:
+            raise absent(pattern, *filesystem(pattern, options))
+        result.add(matched.require())
     return result
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.parquet import open_parquet_file
 
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, regular_file
 
@@ -39,7 +40,8 @@ def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: M
     except FileNotFoundError:
         raise
     except _DAMAGE as error:
-        reason = f"its footer lists more than {_MAX_LISTED} columns or row groups" if "Exceeded size limit" in str(error) else str(error)
+        is_too_long = "Exceeded size limit" in str(error)
+        reason = f"its footer lists more than {_MAX_LISTED} columns or row groups" if is_too_long else cause_line(error, uri)
         raise ShardError(f"{name}: not a readable Parquet file: {reason}") from error
     except TypeError as error:
         raise TypeError(f"read_kwargs: {error}") from error

@@ -130,7 +130,7 @@ def refuse_equal_names(partitions: Sequence[Partition]) -> None:
     names = Counter(partition.name for partition in partitions)
     if twice := [name for name, count in names.items() if count > 1]:
         files = ", ".join(file for p in partitions if p.name == twice[0] for file in p.files)
-        raise ValueError(f"two inputs would both become partition {twice[0]!r}: {files}")
+        raise ValueError(f"two inputs would both become partition {twice[0]!r}: {files}; rename one, or convert them apart")
 
 
 def parse_bytes(size: int | str) -> int:

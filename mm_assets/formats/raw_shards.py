@@ -12,14 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from braceexpand import braceexpand
-
+from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.formats.error_lines import error_line, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.listing import expand
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
-from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, local_path
+from mm_assets.formats.storage import StorageOptions, absolute, exists, filesystem, is_remote, local_path, size_of
+from mm_assets.formats.store_errors import is_of_store
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is
@@ -92,7 +93,8 @@ class RawLocations:
         try:
             items = shlex.split(text)
         except ValueError as error:
-            raise ValueError(f"raw shards {text!r}: {error}") from error
+            hint = "write \\' for a quotation mark, and \\\\ for a backslash, that is part of a name"
+            raise ValueError(f"raw shards {text!r:.200}: {error}; {hint}") from error
         self._paired = _paired_address(items, missing_keys)
         if self._paired is not None:
             items = [self._paired.url]
@@ -120,10 +122,10 @@ class RawLocations:
         unmatched += self._paired.passed_over() if self._paired is not None else []
         taken = [file for file in files if not self._is_excluded(file)]
         if not set(taken).difference(absent):
-            told = [*(f"{file}: no such file" for file in absent), *unmatched]
+            told = [*(self._why_absent(file) for file in absent[:_TOLD]), *absent[_TOLD:], *unmatched]
             told += ["those found lie below MM_STORAGE"] if len(taken) < len(files) else []
             rest = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
-            raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named'}{rest}")
+            raise FileNotFoundError(f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named; set MM_RAW_SHARDS'}{rest}")
         stamps |= remote_stamps([file for file in taken if is_remote(file) and file not in stamps], self._options)
         return Listing(self._planned(taken, files_per_partition, stamps), unmatched)
 
@@ -152,8 +154,7 @@ class RawLocations:
     def _braces(self, item: str) -> Iterable[str]:
         if "{" not in item:
             return [item]
-        fs, path = filesystem(item, self._options)
-        return [item] if fs.exists(path) else braceexpand(item)
+        return [item] if exists(item, self._options) else expand_braces(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
         """All files, in the order of the locations, and a line for each folder and pattern that has none, or more than can be read."""
@@ -165,14 +166,31 @@ class RawLocations:
                 continue
             try:
                 found = expand(location, RAW_SUFFIXES, self._options)
-                chosen, passed_over = tars_first([file for file in found.files if not self._is_excluded(file)])
-                files += chosen or found.files
-                unmatched += found.passed_over
-                if passed_over:
-                    unmatched.append(passed_over_line(location, passed_over))
-            except (FileNotFoundError, PermissionError) as error:
-                unmatched.append(str(error) if location in str(error) else f"{location}: {error}")
-        return list(dict.fromkeys(files)), unmatched
+            except Exception as error:
+                if not (isinstance(error, FileNotFoundError | PermissionError) or is_of_store(error)):
+                    raise
+                unmatched.append(error_line(error))
+                continue
+            unmatched += found.passed_over
+            shards = [file for file in found.files if file.lower().endswith(RAW_SUFFIXES)]
+            if not shards:
+                unmatched.append(f"{location}: no raw shard: the name of one ends in {', '.join(RAW_SUFFIXES)}")
+            chosen, passed_over = tars_first([file for file in shards if not self._is_excluded(file)])
+            files += chosen or shards
+            if passed_over:
+                unmatched.append(passed_over_line(location, passed_over))
+        unmatched += [not_utf8(file) for file in files if not _is_text(file)]
+        return list(dict.fromkeys(file for file in files if _is_text(file))), unmatched
+
+    def _why_absent(self, file: str) -> str:
+        try:
+            size_of(file, self._options)
+        except Exception as error:
+            if not (isinstance(error, OSError) or is_of_store(error)):
+                raise
+            if is_of_store(error) or not isinstance(error, FileNotFoundError):
+                return error_line(error)
+        return f"{file}: no such file"
 
     def _is_excluded(self, file: str) -> bool:
         if not self._excluded or is_remote(file) != is_remote(self._excluded):
@@ -182,6 +200,11 @@ class RawLocations:
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name can be that of a partition: no bytes in it that are no UTF-8."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:

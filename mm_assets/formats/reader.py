@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_rows, row_bytes
+from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
@@ -151,7 +152,8 @@ class InterleavedReader(ABC):
         self._close_kept()
         open_file = self._opener(partition)
         for file in partition.files:
-            source = open_file(file)
+            with located(file):
+                source = open_file(file)
             schemas.append(source.schema)
             items = None if items is None or source.items is None else items + source.items
             losses += source.losses
@@ -159,7 +161,7 @@ class InterleavedReader(ABC):
                 self._kept[partition] = source
             else:
                 source.close()
-        schema = self._partition_schema(schemas)
+        schema = self._partition_schema(schemas, partition.files)
         stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files, items)
         stream.losses += losses
         return stream
@@ -173,7 +175,9 @@ class InterleavedReader(ABC):
         open_file = self._opener(partition)
         for file in partition.files:
             kept = self._kept.pop(partition, None)
-            with closing(kept or open_file(file)) as source:
+            with located(file):
+                opened = kept or open_file(file)
+            with closing(opened) as source:
                 yield source
 
     def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
@@ -184,8 +188,9 @@ class InterleavedReader(ABC):
     def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
         for source in self._sources(partition):
-            for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
-                yield align_table(table, target)
+            with located(source.uri):
+                for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
+                    yield align_table(table, target)
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         for partition in self.partitions():
@@ -194,12 +199,13 @@ class InterleavedReader(ABC):
     def _batches(self, partition: Partition, stream: BatchStream) -> Iterator[InterleavedBatch]:
         whole: list[pa.Table] = []
         for source in self._sources(partition):
-            for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
-                for part in self._finish(table, stream.schema, source.uri):
-                    if self.max_batch_bytes is not None:
-                        yield InterleavedBatch(part, (source.uri,), partition.name)
-                    else:
-                        whole.append(part)
+            with located(source.uri):
+                for table in source.tables(_wanted(stream.schema, source), self.max_batch_bytes):
+                    for part in self._finish(table, stream.schema, source.uri):
+                        if self.max_batch_bytes is not None:
+                            yield InterleavedBatch(part, (source.uri,), partition.name)
+                        else:
+                            whole.append(part)
             if source.notes:
                 stream.notes[source.uri] = source.notes
         if whole:
@@ -220,12 +226,12 @@ class InterleavedReader(ABC):
         for part in parts:
             yield materialize_table(part, self.roots, self.storage_options) if self.materialize else part
 
-    def _partition_schema(self, schemas: Sequence[pa.Schema]) -> pa.Schema:
+    def _partition_schema(self, schemas: Sequence[pa.Schema], files: Sequence[str]) -> pa.Schema:
         found = unify_schemas(canonical_schema(reconcile_schema(schema)) for schema in schemas)
         if self.fields is not None:
-            absent = [name for name in self.fields if name not in found.names]
-            if absent:
-                warn_user(f"fields not found, filled with null: {', '.join(absent)}")
+            if absent := [name for name in self.fields if name not in found.names]:
+                where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+                warn_user(f"{where}: fields not found, filled with null: {', '.join(absent)}")
             kept = [found.field(n) if n in found.names else pa.field(n, pa.null()) for n in self.fields]
             found = pa.schema([*INTERLEAVED_SCHEMA, *kept])
         if self.target is None:

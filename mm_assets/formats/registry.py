@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.listing import expand_paths, names_in, packed_line
 from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
@@ -38,7 +39,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         if fs.exists(path):
             raise ValueError("".join(packed_line(source, [source])) or f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache")
         if not any(c in source for c in "*?[{"):
-            raise FileNotFoundError(f"{source}: no such file or folder")
+            raise absent(source, fs, path, "file or folder")
         names = expand_paths(source, tuple(_SUFFIXES), options)
     else:
         names = names_in(source, options)
@@ -52,7 +53,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         nothing = f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here"
         raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
     if len(found) > 1:
-        raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them")
+        raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them, by its folder or a pattern of its files")
     return found.pop()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.ipc as ipc
@@ -16,6 +17,7 @@ from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
 _DEFAULT_PARTITION = "part-00000"
+_TAKEN_APART = (str, os.PathLike, type, Mapping, pa.Table, pa.RecordBatch)  # iterated, they give letters, keys or columns
 
 Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]
 
@@ -24,6 +26,8 @@ def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[Bat
     """One stream per partition, in the order partitions first appear; with ``single`` everything is one stream of that name."""
     if isinstance(batches, InterleavedBatch):
         batches = [batches]
+    if not isinstance(batches, Iterable) or isinstance(batches, _TAKEN_APART):
+        raise _no_batches(batches)
     if isinstance(batches, BatchStream):
         streams: Iterable[BatchStream] = [batches]
     elif isinstance(batches, InterleavedReader):
@@ -39,9 +43,21 @@ def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[Bat
         yield _concatenated(list(streams), single)
 
 
+def _no_batches(given: object) -> TypeError:
+    hint = "wrap a table: InterleavedBatch(table)" if isinstance(given, pa.Table | pa.RecordBatch) else "read files with a reader first"
+    return TypeError(f"write() takes a reader, an InterleavedBatch or an iterable of them, not {type(given).__name__}: {hint}")
+
+
+def _checked(batches: Iterable[object]) -> Iterator[InterleavedBatch]:
+    for batch in batches:
+        if not isinstance(batch, InterleavedBatch):
+            raise _no_batches(batch)
+        yield batch
+
+
 def _group(batches: Sequence[InterleavedBatch]) -> list[BatchStream]:
     groups: dict[str, list[InterleavedBatch]] = {}
-    for batch in batches:
+    for batch in _checked(batches):
         groups.setdefault(batch.partition or _DEFAULT_PARTITION, []).append(batch)
     return [_listed(name, members) for name, members in groups.items()]
 
@@ -107,7 +123,7 @@ class _Spool:
 
 def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:
     spools: dict[str, _Spool] = {}
-    for batch in batches:
+    for batch in _checked(batches):
         name = batch.partition or _DEFAULT_PARTITION
         if name not in spools:
             spools[name] = _Spool(name)

@@ -21,6 +21,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from mm_assets.formats.error_places import located
 from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
 
 StorageOptions = dict[str, Any]
@@ -55,8 +56,11 @@ def absolute(location: str) -> str:
 
 
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system that a path or URL lives on, and its path there."""
-    fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
+    """The file system that a path or URL lives on, and its path there. Raises ``ValueError`` for a scheme that nothing here knows."""
+    try:
+        fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"{uri}: {error}") from error
     return fs, path
 
 
@@ -94,7 +98,8 @@ def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
     if not is_remote(uri):
         return open(regular_file(uri), "rb")
     fs, path = filesystem(uri, options)
-    return fs.open(path, "rb", block_size=8 << 20)
+    with located(uri):
+        return fs.open(path, "rb", block_size=8 << 20)
 
 
 def size_of(uri: str, options: StorageOptions | None = None) -> int:
@@ -102,7 +107,8 @@ def size_of(uri: str, options: StorageOptions | None = None) -> int:
     if not is_remote(uri):
         return os.stat(local_path(uri)).st_size
     fs, path = filesystem(uri, options)
-    return int(fs.info(path)["size"])
+    with located(uri):
+        return int(fs.info(path)["size"])
 
 
 def join(root: str, *names: str) -> str:
@@ -115,7 +121,8 @@ def exists(uri: str, options: StorageOptions | None = None) -> bool:
         return os.path.exists(local_path(uri))
     fs, path = filesystem(uri, options)
     fs.invalidate_cache()
-    return bool(fs.exists(path))
+    with located(uri):
+        return bool(fs.exists(path))
 
 
 class StagedFile:
@@ -153,7 +160,8 @@ class StagedFile:
             self._release()
         else:
             fs, path = filesystem(self.uri, self._options)
-            fs.put_file(self.path, path)
+            with located(self.uri):
+                fs.put_file(self.path, path)
             self.discard()
         return size
 
@@ -183,7 +191,8 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
     """A `StagedFile` that is discarded when the block raises; publishing is the caller's word."""
     file = StagedFile(uri, options)
     try:
-        yield file
+        with located(os.path.dirname(file.path)):  # of a URL too: a full disk is that of the temporary file
+            yield file
     except BaseException:
         file.discard()
         raise

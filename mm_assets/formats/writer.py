@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -86,6 +87,8 @@ class InterleavedWriter(ABC):
     ) -> None:
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
+        if not os.fspath(path):
+            raise ValueError("the path of an output is empty: is a variable not set? The folder at hand is '.'")
         self.path = lasting(str(path), storage_options)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)

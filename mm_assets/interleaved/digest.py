@@ -18,6 +18,7 @@ TEXTS, BLOBS = "text_content", "binary_content"
 Blob = bytes | memoryview
 
 _MODULUS = 1 << 128
+_ROWS_AT_ONCE = 1 << 14  # a sample may have a million rows, and what is hashed of each is a Python text
 _CONTENTS = {TEXTS: "text", BLOBS: "bytes"}  # long: their bytes are hashed where they lie
 _LARGE = (pa.large_string(), pa.large_binary())
 
@@ -33,7 +34,9 @@ class ContentDigest:
 
     def observe(self, table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> None:
         """Add the rows of a table (see `row_digests`)."""
-        self.add(row_digests(table, blobs))
+        remaining = None if blobs is None else iter(blobs)
+        for start in range(0, table.num_rows, _ROWS_AT_ONCE):
+            self.add(row_digests(table.slice(start, _ROWS_AT_ONCE), remaining))
 
     def add(self, digests: Iterable[int]) -> None:
         """Add rows by their digests."""

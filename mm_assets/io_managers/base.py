@@ -33,6 +33,7 @@ from mm_assets.accounting import records
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.proof import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
+from mm_assets.formats.error_lines import error_line, told_in_words
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
 from mm_assets.io_managers import events
 from mm_assets.io_managers.reports import ShardReports
@@ -100,6 +101,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     # --- Dagster's side ---
 
+    @told_in_words()
     def handle_output(self, context: dg.OutputContext, obj: Plan) -> None:
         """Carry out the plan for the run's shards and log one event for each. Raises only for faults of code or set-up.
 
@@ -230,7 +232,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         try:
             published = {done.key: done for done in self.publish_chunk(held)}
         except Exception as error:  # noqa: BLE001  (whatever went wrong, no shard of the chunk has landed, and each says so)
-            line = f"commit of the chunk failed: {type(error).__name__}: {error}"
+            line = f"commit of the chunk failed: {error_line(error)}"
             failed = [Done(done.key, ok=False, error=line) for done in held]
             return [replace(failed[0], detail="".join(traceback.format_exception(error))), *failed[1:]]
         return [published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out") for done in held]
@@ -241,7 +243,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         try:
             stats = self.stat_outputs(good) if good else {}
         except OSError as error:
-            dones, stats = [replace(d, ok=False, error=f"published, but not found again: {error}") if d.ok else d for d in dones], {}
+            line = f"published, but not found again: {error_line(error)}"
+            dones, stats = [replace(d, ok=False, error=line) if d.ok else d for d in dones], {}
         for done in dones:
             if done.ok and done.uri and stats[done.key] is None:
                 done = replace(done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there")
@@ -249,7 +252,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 try:
                     ledger.write(tasks[done.key].record(asset, done, stats[done.key]))
                 except (OSError, TypeError, ValueError) as error:
-                    done = replace(done, ok=False, error=f"published, but its record could not be written: {error}")
+                    done = replace(done, ok=False, error=f"published, but its record could not be written: {error_line(error)}")
             yield done
 
 

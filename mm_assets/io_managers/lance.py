@@ -9,6 +9,7 @@ from pydantic import Field
 
 from mm_assets.accounting.file_digests import FILES
 from mm_assets.accounting.proof import damaged_shards
+from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
@@ -72,7 +73,7 @@ class LanceIOManager(ShardIOManager):
             try:
                 schemas[job.key] = reader.open(Partition(job.key, (job.shard.uri,))).schema
             except (OSError, ValueError) as error:
-                unreadable[job.key] = Done(job.key, ok=False, error=str(error))
+                unreadable[job.key] = Done(job.key, ok=False, error=error_line(error))
         if not schemas:
             return list(unreadable.values())
         planned = self._writer().prepared(list(schemas.values())).planned

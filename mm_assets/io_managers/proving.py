@@ -16,6 +16,7 @@ from mm_assets.accounting.canonical.webdataset import tar_offsets
 from mm_assets.accounting.comparison import Place, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof import ShardProof
+from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.storage import size_of
 from mm_assets.interleaved.schema_text import schema_from_text
 
@@ -57,8 +58,7 @@ def prove_shard(job: ProofJob) -> ShardProof:
     try:
         found = derive(output.kind, output.uri, job.key)
     except (OSError, ValueError, TypeError, LookupError) as error:
-        line = f"cannot be read: {' '.join(str(error).split())}"
-        return _proof(job, Derived(), (f"{output.uri}: {line}",))
+        return _proof(job, Derived(), (f"{output.uri}: cannot be read: {error_line(error)}",))
     if output.kind == "lance" and job.table_schema and found.digest != written["digest"]:
         # Columns that other shards widened since: the rows must be the same in the types they were written in.
         settled = schema_from_text(job.table_schema)
@@ -125,7 +125,7 @@ def _named(job: ProofJob) -> list[str]:
                 names=(left.asset, right.asset),
             )
         except (OSError, ValueError, TypeError, LookupError) as error:
-            lines.append(f"cannot be compared with {other.asset}: {' '.join(str(error).split())}")
+            lines.append(f"cannot be compared with {other.asset}: {error_line(error)}")
             continue
         lines.extend(str(difference) for difference in result.differences)
         if result.differences:

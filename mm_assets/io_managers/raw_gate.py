@@ -29,7 +29,6 @@ GATE_CHECKS = {
     SCHEMA_CONTRACT: "Types of the shard's fields fit those of all shards.",
 }
 _LISTED = 20
-_TELLING = ("FileNotFoundError", "PermissionError", "IsADirectoryError", "NoRegularFile", "ShardError")  # their messages say it all
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class RawGate(dg.ConfigurableResource[Any]):
                 elif answer.type == "WorkerDied" and attempts_left:
                     died.append(job)
                 else:
-                    errors[job.key] = answer.message if answer.type in _TELLING else str(answer)
+                    errors[job.key] = str(answer)
             jobs = died
         return surveys, errors
 

@@ -1,6 +1,9 @@
 """What becomes of a shard, as events in the log of a run: its materialization or an error, and check evaluations."""
 
+import re
+from ast import literal_eval
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import dagster as dg
 
@@ -8,6 +11,26 @@ from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.shards import Done, Shard
+
+_FAILURE = re.compile(r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)""")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a shard of an asset did not land; as text, the first line of what is logged of it."""
+
+    key: str
+    asset: str
+    error: str
+
+    def __str__(self) -> str:
+        return f"shard {self.key!r} of {self.asset}: {self.error}"
+
+
+def parse_failure(message: str) -> Failure | None:
+    """The failure that a log message tells of, if it does."""
+    match = _FAILURE.match(message)
+    return Failure(literal_eval(match["key"]), match["asset"], match["error"]) if match else None
 
 
 class ShardReports:
@@ -51,7 +74,8 @@ class ShardReports:
         """Log why the shard did not land, and the checks it got to. No materialization: Dagster shows the shard as failed."""
         error = done.error or "no reason given"
         self.failed[done.key] = error
-        self._run.log.error(f"shard {done.key!r} of {self.asset.to_user_string()}: {error}" + (f"\n{done.detail}" if done.detail else ""))
+        line = str(Failure(done.key, self.asset.to_user_string(), error))
+        self._run.log.error(line + (f"\n{done.detail}" if done.detail else ""))
         self._checks.add(done.key, done.checks)
 
     def finish(self) -> None:

@@ -11,6 +11,7 @@ from mm_assets.accounting.file_digests import FILES, FileDigest, digest_files
 from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
+from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
@@ -71,7 +72,7 @@ def convert_shard(
         failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
         return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
     except (ShardError, TarDamage, NoRegularFile, IsADirectoryError, SchemaMismatch, FileNotFoundError) as error:
-        return Done(job.key, ok=False, error=str(error)), None
+        return Done(job.key, ok=False, error=error_line(error)), None
     account = _account(report)
     if enters:
         account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))

@@ -5,6 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
+from mm_assets.formats.error_lines import told_in_words
 from mm_assets.formats.raw_shards import Listing, RawLocations
 
 
@@ -20,8 +21,12 @@ class RawShards(dg.ConfigurableResource[Any]):
     files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
 
     def listing(self) -> Listing:
-        """The shards as they are now, by partition key. Raises ``FileNotFoundError`` when nothing is found at all."""
-        return RawLocations(self.locations, excluded=self.excluded, missing_keys=self.missing_keys).shards(self.files_per_partition)
+        """The shards as they are now, by partition key.
+
+        Raises ``FileNotFoundError`` when nothing is found at all, `StoreError` when a store cannot be asked, each in one line.
+        """
+        with told_in_words():
+            return RawLocations(self.locations, excluded=self.excluded, missing_keys=self.missing_keys).shards(self.files_per_partition)
 
     def roots(self) -> list[str]:
         """The folder and URL prefix that hold all of them; local locators are stored relative to the folder."""

@@ -21,6 +21,8 @@ from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns,
 JSON = "json"
 BIG = 2**53 + 1
 
+HINT = "MM_SCHEMA_CHANGES=widen makes the column that, in all shards"
+
 
 def raw(**values: Any) -> ShardColumns:
     """A raw shard whose samples have these values in a column each (a list: several)."""
@@ -141,7 +143,7 @@ def test_published_columns_grow_without_loss(before: Published, now: ShardColumn
 def test_what_would_lose_is_refused_or_widened_on_demand(before: Published, now: ShardColumns, says: str) -> None:
     own = type_name(before.schema.field("x"))
     admission = SchemaContract.derive({"b": now}, {"a": before}).admit("b", now)
-    assert admission.refused == {"x": f"column 'x': {says}; only JSON text holds both"}
+    assert admission.refused == {"x": f"column 'x': {says}; only JSON text holds both: {HINT}"}
     assert admission.fields.names == []
     assert kind({"b": now}, {"a": before}) == own
     widened = SchemaContract.derive({"b": now}, {"a": before}, widen=True).admit("b", now)

@@ -93,7 +93,8 @@ def test_an_id_of_a_refused_file_is_free(tmp_path: Path, capsys: pytest.CaptureF
     _, err = convert(capsys, tmp_path / "raw", tmp_path / "2", "lance", code=1)
     complaint, unreadable = err.splitlines()
     assert complaint == (
-        f"mm-assets: {tmp_path}/raw/c.tar: sample id 'z' is already in {tmp_path}/raw/b.tar (and 1 more ids that others have)"
+        f"mm-assets: {tmp_path}/raw/c.tar: sample id 'z' is already in {tmp_path}/raw/b.tar (and 1 more ids that others have); "
+        "ids that start anew in each tar are told apart by --sample-id-prefix shard"
     )
     assert "a.tar" in unreadable
     assert texts("lance", tmp_path / "2") == [(name, f"text of {name}") for name in "xyz"]

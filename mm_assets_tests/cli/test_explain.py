@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
 from PIL import Image
@@ -214,14 +216,46 @@ def test_a_lance_table_that_says_nothing_of_shards(root: Path, tmp_path: Path, c
     assert list(table.values()) == [["absent", "absent", "absent", "kept", "absent"]] * 3
 
 
-@pytest.mark.parametrize("root", ["storage", "empty", "nowhere"])
-def test_an_unknown_id_is_one_line_and_exit_code_1(tmp_path: Path, raw: Path, capsys: pytest.CaptureFixture[str], root: str) -> None:
-    fill(str(tmp_path / "storage"), str(raw))
-    (tmp_path / "empty").mkdir()
+HINT = "name the storage root of the graph with --storage or MM_STORAGE"
+
+
+@pytest.mark.parametrize(
+    ("root", "line"),
+    [
+        ("storage", "no sample 'tw', neither in an output nor in the ledger"),
+        ("ledger-only", "no sample 'tw', neither in an output nor in the ledger"),
+        ("raw", f"no output of the graph is here; {HINT}"),
+        ("raw/a.tar", f"no output of the graph is here; {HINT}"),
+        ("nowhere", f"no such folder; {HINT}"),
+        ("raw/a.tar/x", "a part of this path is a file, not a folder"),
+    ],
+)
+def test_an_unknown_id_or_root_is_one_line_and_exit_code_1(
+    tmp_path: Path, raw: Path, capsys: pytest.CaptureFixture[str], root: str, line: str
+) -> None:
+    fill(str(tmp_path / "storage"), str(raw), ASSETS[:1])
+    (tmp_path / "ledger-only" / "ledger").mkdir(parents=True)
     assert main(["explain", "tw", "--storage", str(tmp_path / root)]) == 1
+    assert capsys.readouterr() == ("", f"mm-assets: {tmp_path / root}: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda file: file.write_bytes(b"garbage, not a Parquet file"), "no output of the graph, or damaged: Parquet magic bytes"),
+        (lambda file: file.write_bytes(b""), "no output of the graph, or damaged: Parquet file size is 0 bytes"),
+        (lambda file: pq.write_table(pa.table({"x": [1]}), file), "no output of the graph, or damaged: column 'sample_id' is missing"),
+    ],
+)
+def test_an_output_that_cannot_be_read_is_named(
+    tmp_path: Path, raw: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], line: str
+) -> None:
+    fill(str(tmp_path / "storage"), str(raw), ASSETS[:1])
+    file = tmp_path / "storage" / "curated" / "a.parquet"
+    damage(file)
+    assert main(["explain", "one", "--storage", str(tmp_path / "storage")]) == 1
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err == f"mm-assets: {tmp_path / root}: no sample 'tw', neither in an output nor in the ledger\n"
+    assert out == "" and err.startswith(f"mm-assets: {file}: {line}") and err.count("\n") == 1
 
 
 def test_the_default_storage(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,7 +224,8 @@ def test_a_bucket_without_credentials_is_one_clear_line(
     for name, value in {"EC2_METADATA_DISABLED": "true", "CONFIG_FILE": nowhere, "SHARED_CREDENTIALS_FILE": nowhere}.items():
         monkeypatch.setenv(f"AWS_{name}", str(value))
     assert verify("s3://nobucket/a", tmp_path) == 1
-    assert capsys.readouterr().err == "mm-assets: Unable to locate credentials\n"
+    hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+    assert capsys.readouterr().err == f"mm-assets: s3://nobucket/a: no credentials: {hint}\n"
 
 
 def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -139,7 +140,8 @@ def test_lineage_and_partitions(tmp_path: Path, kind: str) -> None:
 def test_fields(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path, batch_of(uneven(0, 3), EXTRAS))
     reader = reader_for(kind, str(tmp_path), fields=["j", "gone", "n"])
-    with pytest.warns(UserWarning, match="fields not found, filled with null: gone") as caught:
+    (file,) = reader.partitions()[0].files
+    with pytest.warns(UserWarning, match=f"^{re.escape(file)}: fields not found, filled with null: gone$") as caught:
         (batch,) = reader
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="gone") as caught:
@@ -153,6 +155,13 @@ def test_fields(tmp_path: Path, kind: str) -> None:
         reader_for(kind, str(tmp_path), fields=["sample_id", "position", "x"])
     with pytest.raises(TypeError, match="not one string"):
         reader_for(kind, str(tmp_path), fields="name")
+
+
+def test_of_several_files_that_lack_a_field_the_first_is_named(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        make_tar(tmp_path / f"{name}.tar", [(f"{name}.json", {"texts": ["x"]})])
+    with pytest.warns(UserWarning, match=f"^{tmp_path}/a.tar and 2 more: fields not found, filled with null: gone$"):
+        list(reader_for("webdataset", str(tmp_path), files_per_partition=3, fields=["gone"]))
 
 
 @pytest.mark.parametrize("kind", FORMATS)

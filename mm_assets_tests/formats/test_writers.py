@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +202,38 @@ def test_a_generator_of_many_partitions(tmp_path: Path, kind: str) -> None:
         ("p1", 3, ("f1", "f3", "f5")),
     ]
     assert read(kind, tmp_path)["sample_id"].unique().to_pylist() == ["s0", "s2", "s4", "s1", "s3", "s5"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_empty_path_is_refused(kind: str) -> None:
+    """It would be the root of all files."""
+    with pytest.raises(ValueError, match="the path of an output is empty"):
+        writer_for(kind, "")
+    with pytest.raises(TypeError, match="not NoneType"):
+        writer_for(kind, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        (lambda batch: batch.data, "not Table: wrap a table: InterleavedBatch(table)"),
+        (lambda batch: [batch, batch.data], "not Table: wrap a table: InterleavedBatch(table)"),
+        (lambda batch: (table for table in [batch.data]), "not Table: wrap a table: InterleavedBatch(table)"),
+        (lambda batch: batch.data.to_batches()[0], "not RecordBatch: wrap a table: InterleavedBatch(table)"),
+        (lambda batch: batch.data.to_reader(), "not RecordBatch: wrap a table: InterleavedBatch(table)"),
+        (lambda batch: batch.data.to_pylist(), "not dict: read files with a reader first"),
+        (lambda batch: batch.data.to_pydict(), "not dict: read files with a reader first"),
+        (lambda _: "raw/*.tar", "not str: read files with a reader first"),
+        (lambda _: Path("raw"), "PosixPath: read files with a reader first"),
+        (lambda _: None, "not NoneType: read files with a reader first"),
+    ],
+)
+def test_what_is_no_batch_is_refused_with_what_to_pass(tmp_path: Path, given: Callable[[InterleavedBatch], Any], hint: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        writer_for("parquet", str(tmp_path / "out")).write(given(batch_of([item("a")])))
+    assert str(caught.value).startswith("write() takes a reader, an InterleavedBatch or an iterable of them, not ")
+    assert str(caught.value).endswith(hint)
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("kind", FORMATS)

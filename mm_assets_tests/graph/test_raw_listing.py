@@ -36,7 +36,7 @@ def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, w
     assert not result.success
     assert landed(result) == {key: ["web-00000", "web-00002"] for key in ASSETS}
     assert {key for _, check, key in failed_checks(result) if check != "landed"} == {"web-00001"}
-    assert "shard 'web-00001' of curated_parquet: [Errno 2] No such file or directory" in log(result, deployment)
+    assert f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder" in log(result, deployment)
     assert bool(outputs) == was_there and all(path.read_bytes() == data for path, data in outputs.items())
     (tmp_path / "aside").rename(raw / "web-00001.tar")
     again = deployment.run()

@@ -54,11 +54,11 @@ def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
     damaged(deployment)
     run = deployment.run("two", "k01", "k12")
     assert sorted(line.splitlines()[0] for line in deployment.log(run)) == [
-        "shard 'k03' of curated: ValueError: line says RAISE",
+        "shard 'k03' of curated: line says RAISE",
         "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run",
         "shard 'k07' of curated: WorkerDied: worker killed by signal 9 (SIGKILL), as the kernel does when memory runs out",
         "shard 'k07' of scores: input missing: shard 'k07' of curated: failed in this run",
-        "shard 'k08' of curated: ValueError: line says RAISE",
+        "shard 'k08' of curated: line says RAISE",
         "shard 'k08' of scores: input missing: shard 'k08' of curated: failed in this run",
     ]
     assert 'raise ValueError("line says RAISE")' in next(line for line in deployment.log(run) if "'k03' of curated" in line)

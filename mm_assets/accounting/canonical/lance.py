@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
@@ -49,7 +50,7 @@ def _naming(uri: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise ShardError(f"{uri}: lance cannot read it: {error}") from error
+        raise ShardError(f"{uri}: lance cannot read it: {cause_line(error, uri)}") from error
 
 
 def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[Any], Any]:

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pyarrow as pa
 
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import BLOBS, Blob
@@ -26,7 +27,7 @@ def naming(uri: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
-        raise ShardError(f"{uri}: pyarrow cannot read it: {error}") from error
+        raise ShardError(f"{uri}: pyarrow cannot read it: {cause_line(error, uri)}") from error
 
 
 def blob_index(schema: pa.Schema) -> int:

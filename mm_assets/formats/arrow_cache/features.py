@@ -18,12 +18,20 @@ class Features(dict[str, FeatureType]):
         """Raises ``TypeError`` for a field that is not a feature."""
         for name, feature in self.items():
             if not isinstance(feature, FeatureType):
-                raise TypeError(f"field {name!r} is no feature but {feature!r}")
+                raise TypeError(f"field {name!r} is no feature but {feature!r}: give Value(...), Image(), ... of mm_assets.formats")
         return pa.schema([(name, feature.to_arrow_type()) for name, feature in self.items()])
 
     def definition(self) -> dict[str, dict[str, Any]]:
         """The definition of each feature as JSON values, in order; `features_of` reverses it."""
         return {name: feature.definition() for name, feature in self.items()}
+
+
+def as_features(given: object) -> Features:
+    """The features that a caller gave. Raises ``TypeError`` that says what to give, for a plain dict too: its values may be anything."""
+    if isinstance(given, Features):
+        return given
+    hint = 'Features({"caption": Value("string"), ...}) of mm_assets.formats'
+    raise TypeError(f"features must be {hint}, not {type(given).__name__}")
 
 
 def feature_of(definition: Any) -> FeatureType:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from mm_assets.formats.arrow_cache.features import Features
+from mm_assets.formats.arrow_cache.features import Features, as_features
 
 
 def cache_fingerprint(
@@ -29,6 +29,6 @@ def cache_fingerprint(
     key = f"{cls_name}:{version}:{config_name}:{split}"
     if source is not None or features is not None:
         made_of = source.hex() if isinstance(source, bytes) else source if isinstance(source, str) or source is None else list(source)
-        definition = None if features is None else features.definition()
+        definition = None if features is None else as_features(features).definition()
         key += "\n" + json.dumps({"source": [type(source) is bytes, made_of], "features": definition})
     return f"{cls_name.lower()}_{config_name}_{split}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"

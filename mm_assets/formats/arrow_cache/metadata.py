@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.features import Features, features_of
+from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
 from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
 from mm_assets.formats.storage import is_remote, local_path, regular_file
 from mm_assets.interleaved.json_values import is_json
@@ -66,7 +66,7 @@ def local_path_of(location: str | os.PathLike[str]) -> Path:
 
 def features_fingerprint(features: Features) -> str:
     """16 hex digits that every definition of every field, and their order, goes into; the same in every process."""
-    return _fingerprint(features.definition())
+    return _fingerprint(as_features(features).definition())
 
 
 def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Shard]) -> ShardedCacheMeta:

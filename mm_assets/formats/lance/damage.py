@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lance
 
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
 from mm_assets.interleaved.schema import MODALITIES
 
 _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
-_SOURCE = re.compile(r",? /\S+\.rs:\d+:\d+")  # its messages end with a line of its own code
 
 
 @contextmanager
@@ -27,7 +26,7 @@ def naming(uri: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, _RAISED) and type(error).__name__ != "PanicException":
             raise
-        raise OSError(f"{uri}: unreadable Lance data: {_SOURCE.sub('', ' '.join(str(error).split()))}") from error
+        raise OSError(f"{uri}: unreadable Lance data: {cause_line(error, uri)}") from error
 
 
 def opened(uri: str, **arguments: Any) -> lance.LanceDataset:

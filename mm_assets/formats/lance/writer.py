@@ -8,6 +8,8 @@ from typing import Self
 
 import pyarrow as pa
 
+from mm_assets.formats.error_lines import error_line, told_in_words
+from mm_assets.formats.error_places import located
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.facts import PartitionFacts
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
@@ -110,9 +112,10 @@ class InterleavedLanceWriter(InterleavedWriter):
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Commit all sound partitions. Raises `PartitionsRefused` for the others."""
         try:
-            complaints = self.commit(reports)
-        except ValueError as error:  # none has landed
-            raise PartitionsRefused({report.partition: str(error) for report in reports}) from error
+            with told_in_words(), located(self.table_uri):
+                complaints = self.commit(reports)
+        except (OSError, ValueError) as error:  # none has landed
+            raise PartitionsRefused({report.partition: error_line(error) for report in reports}) from error
         if complaints:
             raise PartitionsRefused(complaints)
 

@@ -9,11 +9,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
 from webdataset.pytorch import IterableDataset
-from webdataset.shardlists import expand_urls
+from webdataset.shardlists import envsubst
+
+from mm_assets.formats.brace_lists import expand_braces
 
 ShardUrls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 ShardGroup = dict[str, dict[str, str]]  # {"urls": {modality: url}}
 
+_MAX_SUBSTITUTIONS = 10
 _TAR_NAME = re.compile(r"""([^\s/"'=?&]+)\.(?:tar(?:\.\w+)?|tgz)\b""")
 
 
@@ -29,6 +32,8 @@ class PairedShardList(IterableDataset):
 
     def __init__(self, modalities: Mapping[str, ShardUrls], seed: int | None = None) -> None:
         super().__init__()
+        if not isinstance(modalities, Mapping):
+            raise TypeError(f"modalities must be a mapping from each one's name to its shards, not {type(modalities).__name__}")
         urls = {name: _expand(given) for name, given in modalities.items()}
         counts = {name: len(found) for name, found in urls.items()}
         if not counts:
@@ -62,11 +67,17 @@ def shard_name(url: str) -> str:
 
 def _expand(given: ShardUrls) -> list[str]:
     if isinstance(given, str):
-        found: list[str] = expand_urls(given)
-        return found
+        return [name for url in given.split("::") for name in expand_braces(_substituted(url))]
     if isinstance(given, os.PathLike):
         return [os.fspath(given)]
     return [os.fspath(url) for url in given]
+
+
+def _substituted(url: str) -> str:
+    """As webdataset does: values may name further variables."""
+    for _ in range(_MAX_SUBSTITUTIONS):
+        url = envsubst(url)
+    return url
 
 
 def _warn_of_names(groups: list[dict[str, str]]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from urllib.parse import quote
 
+from mm_assets.formats.error_lines import not_utf8
+
 MAX_KEY = 80  # leaves 20 of USTAR's 100 bytes for ".<position>.<ext>"
 _ESCAPED_FIRST = {"_": "%5F", "-": "%2D", "~": "%7E"}  # Hugging Face skips names that begin with "__", shells read "-"
 
@@ -29,5 +31,8 @@ def sample_key(sample_id: str) -> str:
 
 
 def partition_filename(partition: str) -> str:
-    """The file name of a partition without its extension, by the rule of `sample_key`."""
-    return sample_key(partition)
+    """The file name of a partition without its extension, by the rule of `sample_key`. Raises ``ValueError`` as that does."""
+    try:
+        return sample_key(partition)
+    except ValueError as error:
+        raise ValueError(not_utf8(partition)) from error

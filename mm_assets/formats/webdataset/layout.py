@@ -13,6 +13,7 @@ ROW_EXTRA = "_row_extra"
 ROW_ERRORS = "_row_errors"
 BOOKKEEPING = "_mm_assets"  # what the lists only imply, for our own reader: column types, content types, locators
 REFUSED = "refused"  # in `BOOKKEEPING`: class, reason and locator, where there is nothing of the sample but its id
+UNPAIRED = "unpaired"  # suffix in the tar that paired ones are merged into: tells of a member of theirs that has no key
 SOURCE = "_source"  # passthrough column: what the source record said that rows cannot
 
 OWN_KEYS = frozenset({SAMPLE_ID, TEXTS, IMAGES, IMAGE_MEMBERS, ROW_EXTRA, ROW_ERRORS, BOOKKEEPING})

@@ -65,8 +65,8 @@ class WebdatasetSource(FileSource):
             raise
         self.losses = self._samples.losses
         self.notes["nbytes"] = self._samples.nbytes
-        if unreferenced := self._samples.unreferenced():
-            self.notes["unreferenced_members"] = [member.name for member in unreferenced]
+        if unreferenced := self._samples.unreferenced_names():
+            self.notes["unreferenced_members"] = unreferenced
         if skipped := self._samples.skipped():
             self.notes["skipped_members"] = [member.name for member in skipped]
         if strays := self._samples.strays():

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from mm_assets.formats.error_places import TEMPORARY_FILES, located
 from mm_assets.formats.storage import regular_file
 from mm_assets.formats.webdataset.tar_header import TarDamage, damage
 
@@ -17,6 +18,7 @@ _BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
 _INFLATE_STEP = 1 << 16  # fed to zlib at a time: at each gzip member's end zlib copies what is left of a step
 _LEAST_LIMIT = 64 << 20
 _LARGEST_RATIO = 300
+_WHY_LIMITED = f"{_LARGEST_RATIO} times its size and {_LEAST_LIMIT >> 20} MiB: unpack it yourself (gunzip) if you trust it"
 _GZIP = b"\x1f\x8b\x08"
 _GZIP_WINDOW = 31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
 
@@ -86,10 +88,11 @@ def _spooled(
                 total += len(block)
                 if max_bytes is not None and total > max_bytes:
                     checked = 0
-                    raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes", max_bytes)
+                    raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes, {_WHY_LIMITED}", max_bytes)
                 view = memoryview(block)
-                while view:
-                    view = view[file.write(view) :]
+                with located(TEMPORARY_FILES.format(folder or tempfile.gettempdir())):
+                    while view:
+                        view = view[file.write(view) :]
         except TarDamage as error:
             if damaged is None:
                 raise

@@ -48,7 +48,7 @@ def survey_tar(
             losses=tuple(tar.losses),
             unresolved=tuple(unresolved),
             frame_counts=tuple(frames.differences),
-            unreferenced=tuple(member.name for member in tar.unreferenced()),
+            unreferenced=tuple(tar.unreferenced_names()),
             skipped=tuple(member.name for member in tar.skipped()),
             tallies=tally.tallies,
             declared=tuple(tally.declared),

@@ -102,13 +102,16 @@ def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
     return values
 
 
+_NO_TAR = ": the file is no tar, or damaged from its first byte on"
+
+
 def check_header(header: bytes, name: str, at: int) -> None:
     """Raise `TarDamage` unless these are 512 bytes whose checksum is right, as signed or unsigned characters."""
     if len(header) < BLOCK:
         if not header and at == 0:
             raise damage(name, at, "the file is empty, not even an empty tar", is_cut=True)
         cut = (
-            f"cut within a header, after {len(header)} bytes"
+            f"cut within a header, after {len(header)} bytes{_NO_TAR if at == 0 else ''}"
             if header
             else "the end blocks are missing: the file was cut here"
         )
@@ -129,7 +132,7 @@ def check_header(header: bytes, name: str, at: int) -> None:
         what = (
             "is gzip, not a tar: unwrap it first"
             if at == 0 and header[:2] == b"\x1f\x8b"
-            else "header checksum mismatch"
+            else f"header checksum mismatch{_NO_TAR if at == 0 else ''}"
         )
         raise damage(name, at, what)
 

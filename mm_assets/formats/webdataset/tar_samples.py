@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.declared_types import SLOT
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, RawLayout, is_own_layout, sample_stem
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, UNPAIRED, RawLayout, extension, is_own_layout, sample_stem
 from mm_assets.formats.webdataset.own_sample import decode_own
 from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
@@ -66,6 +68,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
+        self._is_merged = uri.startswith(f"{PROTOCOL}://")
         self._layout = layout
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
@@ -132,10 +135,27 @@ class TarSamples:
     def strays(self) -> list[Loss]:
         """All of these, for the ledger."""
         refs = [
-            *((build_source_ref(self.path, m.name) if m.broken else member_ref(self.path, m), _UNREFERENCED) for m in self.unreferenced()),
+            *(self._told(member)[1:] for member in self.unreferenced()),
             *((build_source_ref(self.path, member.name, member.header_offset), member.reason) for member in self.skipped()),
         ]
         return [Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref) for ref, reason in refs]
+
+    def unreferenced_names(self) -> list[str]:
+        """What messages call those of `unreferenced`."""
+        return [self._told(member)[0] for member in self.unreferenced()]
+
+    def _told(self, member: Member) -> tuple[str, str, str]:
+        """Name, locator and reason of a member that is no part of a sample; in a merged tar, those of the member that it stands for."""
+        if self._is_merged and extension(member.name) == UNPAIRED:
+            told = json.loads(self._bytes_of(member))
+            return told["where"], told["ref"], told["reason"] or _UNREFERENCED
+        ref = build_source_ref(self.path, member.name) if member.broken else member_ref(self.path, member)
+        return member.name, ref, _UNREFERENCED
+
+    def _bytes_of(self, member: Member) -> bytes:
+        data = bytearray(member.size)
+        read_members(self.descriptor, [member], memoryview(data), self.name)
+        return bytes(data)
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
         limit = unpacked_limit(size_of(uri, options))
@@ -170,9 +190,7 @@ class TarSamples:
         if error is not None:
             error.source_ref = self._place(member)
             raise error
-        data = bytearray(member.size)
-        read_members(self.descriptor, [member], memoryview(data), self.name)
-        return bytes(data)
+        return self._bytes_of(member)
 
     def _place(self, member: Member) -> str:
         """The locator of a json or text; a link that leads nowhere has but a header."""

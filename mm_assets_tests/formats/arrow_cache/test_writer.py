@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mm_assets.formats import (
     Image,
     Sequence,
     Value,
+    cache_fingerprint,
     read_shard,
     read_sharded_cache_meta,
     validate_sharded_cache,
@@ -162,6 +164,40 @@ def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Pat
     with pytest.raises(ValueError, match=message):
         write_sharded_arrow_cache(iter(pairs), NUMBERS, tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("items", "message"),
+    [
+        ([{"x": 1, "label": 0}], "not dict: where examples have no keys, give enumerate(examples)"),  # of two fields: no pair
+        (iter([{"x": 1}]), "not dict: where examples have no keys, give enumerate(examples)"),
+        ([("key", {"x": 1, "label": 0}, "more")], "not tuple of 3: where examples have no keys, give enumerate(examples)"),
+        (["ab"], "not str: where examples have no keys, give enumerate(examples)"),
+        ({"key": {"x": 1, "label": 0}}, "not str: where examples have no keys, give enumerate(examples)"),
+        (lambda: iter(()), "must be an iterable of (key, example) pairs, not function: call it"),
+        (None, "must be an iterable of (key, example) pairs, not NoneType"),
+    ],
+)
+def test_a_generator_without_keys_is_refused_with_what_to_give(tmp_path: Path, items: Any, message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        write_sharded_arrow_cache(items, NUMBERS, tmp_path / "cache")
+    assert str(caught.value).startswith("the generator must ") and str(caught.value).endswith(message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [{"x": Value("int32")}, {"x": "int32"}, pa.schema([("x", pa.int32())]), ["x"]])
+def test_features_of_another_kind_are_refused_wherever_they_are_given(tmp_path: Path, given: Any) -> None:
+    write_sharded_arrow_cache([("key", {"x": 1, "label": 0})], NUMBERS, tmp_path / "cache")
+    uses: list[Callable[[], object]] = [
+        lambda: write_sharded_arrow_cache([("key", {"x": 1})], given, tmp_path / "other"),
+        lambda: ArrowCache(tmp_path / "cache", given),
+        lambda: validate_sharded_cache(tmp_path / "cache", given),
+        lambda: cache_fingerprint("Pets", "1", "small", "train", features=given),
+    ]
+    for use in uses:
+        with pytest.raises(TypeError, match=re.escape('must be Features({"caption": Value("string"), ...}) of mm_assets.formats, not ')):
+            use()
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
 def test_a_picture_that_is_not_there_names_its_example(tmp_path: Path) -> None:

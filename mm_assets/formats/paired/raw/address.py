@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qsl, urlencode
 
-from braceexpand import braceexpand
-
+from mm_assets.formats.absent_paths import absent
+from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import packed_line
+from mm_assets.formats.local_tree import is_beside
 from mm_assets.formats.storage import absolute, exists, filesystem, join
 from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
@@ -69,11 +72,16 @@ class PairedAddress:
         return dict(sorted(found.items()))
 
     def passed_over(self) -> list[str]:
-        """A line for each modality with tars that are packed in a way that is not read."""
+        """A line for each modality with tars that are packed in a way that is not read, and for each folder in which nobody looks."""
         lines: list[str] = []
-        for location in self.locations.values():
-            folder, _ = _split(location)
-            lines += packed_line(location, [join(folder, name) for name in _names(location)])
+        for modality, location in self.locations.items():
+            folder, chosen = _split(location)
+            entries = _entries(folder)
+            lines += packed_line(location, [join(folder, name) for name, is_folder in entries if name in chosen and not is_folder])
+            if chosen == _ALL:
+                below = [name for name, is_folder in entries if is_folder and not is_beside(name)]
+                hint = f"not read: below the folder of modality {modality!r}; move its tars up into that"
+                lines += [f"{join(folder, name)}: {hint}" for name in below]
         return lines
 
     def parts(self, stem: str) -> dict[str, list[str]]:
@@ -105,43 +113,58 @@ def stem_of(name: str) -> str:
     return next((name[: -len(suffix)] for suffix in TAR_SUFFIXES if name.lower().endswith(suffix)), "")
 
 
-def _split(location: str) -> tuple[str, list[str]]:
-    """Folder and the patterns of file names in it, braces taken apart."""
+@dataclass(frozen=True)
+class _Chosen:
+    """The file names that a location stands for: those written out, and patterns."""
+
+    names: frozenset[str] = frozenset()
+    patterns: tuple[str, ...] = ()
+
+    def __contains__(self, name: str) -> bool:
+        return not name.startswith(".") and (name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns))
+
+
+_ALL = _Chosen(patterns=("*",))
+
+
+@functools.lru_cache(maxsize=16)  # a brace list may be long, and each tar of it is asked for by its location
+def _split(location: str) -> tuple[str, _Chosen]:
+    """The folder of a location, and what is chosen of it."""
     head, _, last = location.rstrip("/").rpartition("/")
-    is_pattern = _PATTERN.search(last) or last.lower().endswith(TAR_SUFFIXES)
-    return (head, list(braceexpand(last))) if is_pattern else (location.rstrip("/"), ["*"])
-
-
-def _is_chosen(name: str, patterns: Collection[str]) -> bool:
-    return not name.startswith(".") and (name in patterns or any(fnmatchcase(name, pattern) for pattern in patterns))
+    if not _PATTERN.search(last) and not last.lower().endswith(TAR_SUFFIXES):
+        return location.rstrip("/"), _ALL
+    names = expand_braces(last)
+    patterns = tuple(name for name in names if _GLOB.search(name))
+    return head, _Chosen(frozenset(names).difference(patterns), patterns)
 
 
 def _tars(location: str) -> dict[str, list[str]]:
     """By stem, the tars of a location as they are now."""
-    folder, patterns = _split(location)
+    folder, chosen = _split(location)
     # Named one by one, a tar is a partition whether it is there or not.
-    tars: dict[str, list[str]] = {stem_of(name): [] for name in patterns if stem_of(name) and not _GLOB.search(name)}
-    for name in _names(location):
-        if stem_of(name):
+    tars: dict[str, list[str]] = {stem_of(name): [] for name in chosen.names if stem_of(name)}
+    for name, is_folder in _entries(folder):
+        if stem_of(name) and name in chosen and not is_folder:
             tars.setdefault(stem_of(name), []).append(join(folder, name))
     return tars
 
 
-def _names(location: str) -> list[str]:
-    """The names in a location's folder that its pattern takes in, sorted. Raises ``FileNotFoundError``."""
-    folder, patterns = _split(location)
+def _entries(folder: str) -> list[tuple[str, bool]]:
+    """Names in a folder or below a URL prefix as they are now, sorted, and whether each is a folder. Raises ``FileNotFoundError``."""
     fs, path = filesystem(folder)
     fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
     try:
-        names = sorted(found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False))
+        with located(folder):
+            found = fs.ls(path, detail=True)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{folder}: no such folder") from error
-    return [name for name in names if _is_chosen(name, patterns)]
+        raise absent(folder, fs, path, "folder") from error
+    below = [info for info in found if info["name"].rstrip("/") != path.rstrip("/")]  # a store may list the prefix itself
+    return sorted((info["name"].rstrip("/").rpartition("/")[2], info["type"] == "directory") for info in below)
 
 
 def _tars_called(stem: str, location: str) -> list[str]:
     """The tars of one stem."""
-    folder, patterns = _split(location)
+    folder, chosen = _split(location)
     names = [f"{stem}{suffix}" for suffix in TAR_SUFFIXES]
-    found = [name for name in names if _is_chosen(name, patterns) and exists(join(folder, name))]
+    found = [name for name in names if name in chosen and exists(join(folder, name))]
     return [join(folder, name) for name in found] or _tars(location).get(stem, [])  # a suffix in capitals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -31,7 +32,8 @@ _MAX_AXES = 8
 class Content:
     """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value.
 
-    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json says.
+    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json says. ``refs`` are the
+    locators of all these members, by the name of the column.
     """
 
     texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
@@ -39,11 +41,13 @@ class Content:
     fields: dict[str, Any] = field(default_factory=dict)
     typed: dict[str, pa.Array] = field(default_factory=dict)
     ref: str | None = None
+    refs: dict[str, str] = field(default_factory=dict)
     sample_id: str | None = None
     _names: set[str] = field(default_factory=set)
 
-    def add_field(self, name: str, value: Any, where: str) -> None:
+    def add_field(self, name: str, value: Any, member: Found) -> None:
         """Raises `SampleError` for a second value of a name, and for an array or bytes under a name that every sample has."""
+        where = member.where
         if name in self._names:
             raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
         self._names.add(name)
@@ -52,12 +56,19 @@ class Content:
             raise SampleError(BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own")
         if name == SAMPLE_ID and isinstance(value, str):
             self.sample_id = value
-        elif is_reserved:
-            self.fields.setdefault(SOURCE, {"fields": {}})["fields"][name] = value
+            return
+        self.refs[name] = member.ref
+        if is_reserved:
+            self.fields.setdefault(SOURCE, {}).setdefault("fields", {})[name] = value
         elif isinstance(value, pa.Array):
             self.typed[name] = value
         else:
             self.fields[name] = value
+
+    def keep_refs(self) -> None:
+        """Keep, in the column for what rows cannot say, where columns come from that are not of the member which the metadata row names."""
+        if others := {name: json.loads(ref) for name, ref in self.refs.items() if ref != self.ref}:
+            self.fields.setdefault(SOURCE, {})["members"] = others
 
 
 def content_of(found: Sequence[Found]) -> Content:
@@ -68,6 +79,7 @@ def content_of(found: Sequence[Found]) -> Content:
     for one in found:
         with _located(one):
             _take(content, one, seen, items)
+    content.keep_refs()
     for position, item in zip(_positions(items), items, strict=True):
         if item.suffix in DEFAULT_IMAGE_EXTENSIONS:
             content.images[position] = item
@@ -105,19 +117,19 @@ def _add_column(content: Content, one: Found) -> None:
     if suffix == "json":
         content.ref = one.ref
         for field_name, value in parse_payload(one.read(MAX_JSON_BYTES), one.where).items():
-            content.add_field(field_name, value, one.where)
+            content.add_field(field_name, value, one)
         return
     content.ref = content.ref or one.ref
     data = one.read(_MAX_ARRAY_BYTES if suffix == "npy" else _MAX_COLUMN_BYTES)
     if suffix == "npy":
-        content.add_field(name, _array(data, one.where), one.where)
+        content.add_field(name, _array(data, one.where), one)
     elif suffix == "cls":
         try:
-            content.add_field(name, int(data), one.where)
+            content.add_field(name, int(data), one)
         except ValueError as error:
             raise SampleError(BAD_LAYOUT, f"{one.where}: no class number: {data!r:.100}") from error
     else:
-        content.add_field(one.extension, pa.array([data], pa.large_binary()), one.where)
+        content.add_field(one.extension, pa.array([data], pa.large_binary()), one)
 
 
 def _array(data: bytes, where: str) -> pa.Array:

@@ -20,6 +20,7 @@ from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.tar_scan import salvage
 
 _SUFFIX = ".tar"
+_REVISION = "2"  # of what a merged tar says of its parts: what was made of an older one is made anew
 
 
 class PairedFileSystem(AbstractFileSystem):
@@ -91,7 +92,7 @@ class PairedFileSystem(AbstractFileSystem):
         files = [file for of_modality in parts.values() for file in of_modality]
         stamps = remote_stamps([file for file in files if is_remote(file)])
         stamps |= {file: local_stamp(local_path(file)) for file in files if not is_remote(file)}
-        said = [address.missing_key_policy, *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some)]
+        said = [_REVISION, address.missing_key_policy, *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some)]
         # About: the merged tar has other headers, and json of its own. What is gone is missed when the tar is opened, alone.
         size = sum(size_of(file) for file in files if stamps[file] != MISSING)
         return {"name": path, "size": size, "type": "file", "ETag": hashlib.sha256("\n".join(said).encode()).hexdigest()[:32]}

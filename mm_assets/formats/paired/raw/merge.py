@@ -9,7 +9,7 @@ from typing import Any
 
 from mm_assets.formats.paired.raw.columns import Columns
 from mm_assets.formats.paired.raw.content import Content, content_of
-from mm_assets.formats.paired.raw.parts import Found, Part, members_by_key, names_without_key
+from mm_assets.formats.paired.raw.parts import Found, Part, members_by_key, members_without_key
 from mm_assets.formats.webdataset.keys import sample_key
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -20,6 +20,7 @@ from mm_assets.formats.webdataset.layout import (
     ROW_EXTRA,
     SAMPLE_ID,
     TEXTS,
+    UNPAIRED,
 )
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.tar_write import FileRange, TarWriter
@@ -35,7 +36,7 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
     parts. The fields of ``.json`` and the values of ``.npy``, ``.cls`` and all other members become columns of the metadata row.
     A key that a part lacks: ``skip`` gives a sample that readers refuse and account for (as does what cannot be read), ``partial`` gives
     what there is, ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members without a key are
-    named by empty members of no sample. Memory: one sample's json and arrays; images go from file to file.
+    told by members of no sample. Memory: one sample's json and arrays; images go from file to file.
     """
     keys = members_by_key(parts)
     if missing_key_policy == "error":
@@ -63,8 +64,9 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
                 ref = build_source_ref(part.name, None, stretch.start, stretch.end - stretch.start)
                 payload = _refusal(place, kind, str(stretch.damage), ref)
                 tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
-            for name in names_without_key(part):
-                tar.write_sample([(f"{sample_key(f'{part.modality}/{name}')}.unpaired", b"")])
+            for unpaired in members_without_key(part):
+                told = {"where": f"{part.name}: {unpaired.name}", "ref": unpaired.ref, "reason": unpaired.reason}
+                tar.write_sample([(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())])
 
 
 def _content(key: str, parts: Sequence[Part], found: Sequence[Found], missing_key_policy: str) -> Content:

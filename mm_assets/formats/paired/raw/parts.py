@@ -80,7 +80,20 @@ def members_by_key(parts: Sequence[Part]) -> dict[str, list[Found]]:
     return keys
 
 
-def names_without_key(part: Part) -> list[str]:
-    """Names of members of no sample, those that are no files among them."""
-    names = [member.name for member in part.index.members if split_name(member.name) is None]
-    return names + [skipped.name for skipped in part.index.skipped if not skipped.has_lost_bytes]
+@dataclass(frozen=True, slots=True)
+class Unpaired:
+    """A member of no sample: its name, its locator, and why it is none (None: it has no key)."""
+
+    name: str
+    ref: str
+    reason: str | None = None
+
+
+def members_without_key(part: Part) -> list[Unpaired]:
+    """The members of no sample, those that are no files among them."""
+    unnamed = [Found(part, "", member) for member in part.index.members if split_name(member.name) is None]
+    no_files = [skipped for skipped in part.index.skipped if not skipped.has_lost_bytes]
+    return [
+        *(Unpaired(found.member.name, found.ref) for found in unnamed),
+        *(Unpaired(s.name, build_source_ref(part.name, s.name, s.header_offset), s.reason) for s in no_files),
+    ]

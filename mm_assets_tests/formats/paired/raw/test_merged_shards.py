@@ -19,6 +19,7 @@ from mm_assets.formats.paired.raw.address import PairedAddress, modality_of, par
 from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.formats.webdataset.survey import survey_tar
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.paired.raw.modalities import make_modalities, npy, png
@@ -91,7 +92,35 @@ def test_other_members_are_columns(tmp_path: Path) -> None:
     row = rows[0]
     assert (row["cls"], row["mp3"], json.loads(row["x"]), row["z"]) == (12, b"\x00sound", [1, {"y": None}], 1.5)
     assert (schema.field("cls").type, schema.field("mp3").type) == (pa.int64(), pa.large_binary())
-    assert (row["sample_id"], json.loads(row["_source"])) == ("other", {"fields": {"position": 7}})
+    assert (row["sample_id"], json.loads(row["_source"])["fields"]) == ("other", {"position": 7})
+
+
+def test_of_every_column_it_is_kept_where_it_comes_from(tmp_path: Path) -> None:
+    """The metadata row names the json, else the first such member; ``_source`` has the others, by column."""
+    parts: dict[str, list[tuple[str, Any]]] = {
+        "images": [("a.png", PNG), ("b.png", PNG), ("c.png", PNG)],
+        "more": [("a.cls", b"12"), ("a.json", {"x": 1, "sample_id": "A"}), ("a.meta.json", {"y": 2}), ("b.cls", b"3"), ("c.cls", b"4")],
+        "emb": [("a.npy", npy([1.5])), ("b.npy", npy([2.5])), ("b.mp3", b"sound"), ("c.txt", b"no column")],
+    }
+    rows, _, losses = merged(tmp_path, parts)
+    assert losses == []
+
+    def bytes_at(ref: dict[str, Any]) -> bytes:
+        with open(tmp_path / ref["path"], "rb") as file:
+            file.seek(ref["byte_offset"])
+            return file.read(ref["byte_size"])
+
+    found = {}
+    for row in rows:
+        if row["modality"] == "metadata":
+            own, others = json.loads(row["source_ref"]), (json.loads(row["_source"]) if row["_source"] else {}).get("members", {})
+            found[row["sample_id"]] = (own["member"], {column: (ref["path"], ref["member"]) for column, ref in others.items()})
+            assert [bytes_at(ref) for column, ref in others.items() if column == "mp3"] == [b"sound"] * ("mp3" in others)
+    assert found == {
+        "A": ("a.meta.json", {"cls": ("more/x.tar", "a.cls"), "x": ("more/x.tar", "a.json"), "emb": ("emb/x.tar", "a.npy")}),
+        "b": ("b.cls", {"emb": ("emb/x.tar", "b.npy"), "mp3": ("emb/x.tar", "b.mp3")}),
+        "c": ("c.cls", {}),
+    }
 
 
 @pytest.mark.parametrize(
@@ -182,14 +211,41 @@ def test_strictly_read_a_refused_sample_is_an_error(tmp_path: Path) -> None:
 
 
 def test_members_without_a_key_are_told(tmp_path: Path) -> None:
-    parts = {"images": [("a.png", PNG), ("README", b"hello"), (".hidden", b"x")], "texts": [("a.txt", b"x")]}
+    """By the tar of their modality and their own names, as the bytes of that tar; devices, too."""
+    parts = {"images": [("a.png", PNG), ("README", b"hello"), (".hidden", b"x"), ("n" * 200, b"long")], "texts": [("a.txt", b"x")]}
     locations = RawLocations(make_modalities(tmp_path, {"x": parts}))
+    with tarfile.open(tmp_path / "texts" / "x.tar", "a") as tar:
+        device = tarfile.TarInfo("a.device")
+        device.type = tarfile.CHRTYPE
+        tar.addfile(device)
     (shard,) = locations.shards().values()
     reader = reader_for("webdataset", [shard.uri], set_aside=True, roots=locations.roots())
     stream = reader.open(reader.partitions()[0])
     assert [batch.data.num_rows for batch in stream] == [3]
-    notes = stream.notes[shard.uri]["unreferenced_members"]
-    assert sorted(notes) == ["images%2F%2Ehidden.unpaired", "images%2FREADME.unpaired"]
+    told = stream.notes[shard.uri]["unreferenced_members"]
+    assert sorted(told) == ["images/x.tar: .hidden", "images/x.tar: README", f"images/x.tar: {'n' * 200}", "texts/x.tar: a.device"]
+    survey = survey_tar(shard.uri, reader.layout, "x.tar", max_member_bytes=1 << 20)
+    assert sorted(survey.unreferenced) == sorted(told)
+
+    strays = {ref["member"]: (ref, loss.reason) for loss in stream.notes[shard.uri]["strays"] if (ref := json.loads(loss.source_ref))}
+    assert {ref["path"] for ref, _ in strays.values()} == {"images/x.tar", "texts/x.tar"}
+    for name, data in parts["images"][1:]:
+        ref, reason = strays[name]
+        assert (tmp_path / ref["path"]).read_bytes()[ref["byte_offset"] :][: ref["byte_size"]] == data
+        assert reason == "it is no image of any sample that was read"
+    assert "a.device" in strays and "device" in strays["a.device"][1]
+
+
+def test_a_raw_tar_with_such_a_member_leads_nowhere_else(tmp_path: Path) -> None:
+    """What a tar of the user's says in a member of this name is no locator."""
+    lie = {"where": "/etc/passwd", "ref": '{"path": "/etc/passwd"}', "reason": None}
+    tar = make_tar(tmp_path / "x.tar", [("a.json", {"texts": ["x"]}), ("b.unpaired", lie)])
+    reader = reader_for("webdataset", str(tar), set_aside=True)
+    stream = reader.open(reader.partitions()[0])
+    assert len(list(stream)) == 1
+    assert stream.notes[str(tar)]["unreferenced_members"] == ["b.unpaired"]
+    (stray,) = stream.notes[str(tar)]["strays"]
+    assert json.loads(stray.source_ref)["path"] == str(tar)
 
 
 def test_locators_lead_to_the_tars_themselves(tmp_path: Path) -> None:
@@ -273,6 +329,29 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     make_modalities(tmp_path, {"s_0": {"images": [("k.png", PNG)]}})
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/text: no such folder"):
         RawLocations(f"images={tmp_path}/images texts={tmp_path}/text").shards()
+
+
+def test_folders_below_that_of_a_modality_are_named(tmp_path: Path) -> None:
+    make_modalities(tmp_path, {"s_0": {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]}})
+    for below in ("images/train/s_1.tar", "texts/odd.tar/s_1.tar", "texts/.cache/s_1.tar"):
+        make_tar(tmp_path / below, [])
+    listing = RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()
+    assert list(listing) == ["s_0"]
+    hint = "not read: below the folder of modality {!r}; move its tars up into that"
+    told = [f"{tmp_path}/{name}: {hint.format(name.partition('/')[0])}" for name in ("images/train", "texts/odd.tar")]
+    assert list(listing.unmatched) == told
+    assert RawLocations(f"images={tmp_path}/images/s_*.tar texts={tmp_path}/texts/s_0.tar").shards().unmatched == ()
+
+
+def test_names_of_a_long_list_are_found_among_many_files(tmp_path: Path) -> None:
+    """Each name is looked up, not compared with all others: those would be ten milliard comparisons."""
+    for number in range(0, 100_000, 1000):
+        make_modalities(tmp_path, {f"s_{number:05d}": {"images": [], "texts": []}})
+    address = PairedAddress({"images": f"{tmp_path}/images/s_{{00000..99999}}.tar", "texts": str(tmp_path / "texts")})
+    names = address.names()
+    assert len(names) == 100_000
+    assert [name for name, parts in names.items() if len(parts) == 2] == [f"s_{number:05d}" for number in range(0, 100_000, 1000)]
+    assert address.parts("s_01000").keys() == {"images", "texts"}
 
 
 def test_two_tars_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""What went wrong in a run, as lines for people: one a shard, with its cause; what only follows from that is left out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from mm_assets.formats.error_lines import error_line
+from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.reports import parse_failure
+
+_LONGEST = 300  # characters of a check's summary, and of a step's error
+_OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
+_FOLLOWS = ("input missing: ", "failed in this run")  # of a shard that has failed before: what other assets then say
+
+
+@dataclass
+class _Shard:
+    """``causes`` by asset, in the order of the graph; ``checks`` that did not pass; ``absent`` from these assets."""
+
+    causes: dict[str, str] = field(default_factory=dict)
+    checks: list[tuple[str, str]] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+
+    def line(self, key: str) -> str:
+        told = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
+        if self.absent and not told:
+            told = [f"{self.absent[0]}: did not land"]
+        known = " ".join(self.causes.values())
+        told += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
+        return f"shard {key!r} of {'; '.join(told)}" if self.causes or self.absent else f"shard {key!r}: {'; '.join(told)}"
+
+
+def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
+    """The shards that failed, then those with checks that did not pass, then the steps that could not do their work at all."""
+    shards: dict[str, _Shard] = defaultdict(_Shard)
+    entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
+    for entry in entries:
+        failure = parse_failure(entry.user_message) if int(entry.level) >= logging.ERROR else None
+        if failure is not None:
+            causes = shards[failure.key].causes
+            if not causes or (failure.error not in causes.values() and not any(mark in failure.error for mark in _FOLLOWS)):
+                causes[failure.asset] = failure.error
+    for evaluation in result.get_asset_check_evaluations():
+        if not evaluation.passed:
+            _note(evaluation, shards)
+    failed = sorted(shards, key=lambda key: (not (shards[key].causes or shards[key].absent), key))
+    return [*(shards[key].line(key) for key in failed), *_failed_steps(entries)]
+
+
+def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:
+    asset = evaluation.asset_key.to_user_string()
+    if evaluation.check_name == LANDED:
+        for key in _value(evaluation, "shards") or ():
+            shards[str(key)].absent.append(asset)
+    elif evaluation.partition is not None:  # of other checks the shards say it all
+        name = f"{asset}.{evaluation.check_name}"
+        shards[evaluation.partition].checks.append((name, str(_value(evaluation, "summary") or "did not pass")))
+
+
+def _value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:
+    return getattr(evaluation.metadata.get(name), "value", None)
+
+
+def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
+    return [
+        f"step {entry.dagster_event.step_key} failed: {_cause(entry.dagster_event.step_failure_data.error)}"
+        for entry in entries
+        if entry.dagster_event is not None
+        and entry.dagster_event.is_step_failure
+        and not str(entry.dagster_event.step_key).endswith(LANDED)
+    ]
+
+
+def _cause(error: Any) -> str:
+    """The error that Dagster's own wrap, without its class."""
+    while error is not None and error.cause is not None and str(error.cls_name).startswith("Dagster"):
+        error = error.cause
+    if error is None:
+        return "no reason given"
+    line = re.sub(rf"^\S*\b{re.escape(str(error.cls_name))}: ", "", " ".join(str(error.message).split()))
+    if match := _OF_SYSTEM.fullmatch(line):
+        line = error_line(OSError(int(match[1]), match[2], match[3]))
+    return line[:_LONGEST]

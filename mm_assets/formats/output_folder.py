@@ -1,0 +1,39 @@
+"""Whether an output can be written at all, asked before any work is done for it."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from mm_assets.formats.error_places import located
+from mm_assets.formats.storage import filesystem, is_remote, local_path
+from mm_assets.formats.store_errors import is_access_denied
+
+
+def refuse_unwritable(folder: str) -> None:
+    """Raise the ``OSError`` (or the error of an object store's client) that writing into a folder or URL prefix would end in.
+
+    The folder need not exist. A store may allow writing and refuse to list: that is told when something is written.
+    """
+    if not is_remote(folder):
+        _refuse_unwritable_path(os.path.abspath(local_path(folder)))
+        return
+    fs, path = filesystem(folder)
+    with located(folder):
+        try:
+            fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return
+        except PermissionError as error:
+            if not is_access_denied(error):
+                raise
+
+
+def _refuse_unwritable_path(path: str) -> None:
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    if not os.access(path, os.W_OK | os.X_OK):
+        number = errno.EROFS if os.statvfs(path).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number), path)

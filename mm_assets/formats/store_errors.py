@@ -1,0 +1,83 @@
+"""What went wrong with an object store, in words that say what to do; told by names, so that no client library is imported."""
+
+from __future__ import annotations
+
+import re
+
+# Packages of file systems whose errors are of no class that Python has.
+_LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
+
+_NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+_EXPIRED = "the credentials have expired: get new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)"
+_DENIED = "permission denied: the credentials do not allow it, or are wrong (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+_NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
+_OTHER_REGION = "the bucket is in another region: set AWS_REGION"
+
+# By the class of an error, or by the code that an S3 server answered with.
+_WORDS = {
+    "NoCredentialsError": _NO_CREDENTIALS,
+    "PartialCredentialsError": _NO_CREDENTIALS,
+    "ProfileNotFound": "no such profile in the AWS configuration: see AWS_PROFILE",
+    "EndpointConnectionError": _NO_CONNECTION,
+    "ConnectTimeoutError": _NO_CONNECTION,
+    "ConnectionClosedError": _NO_CONNECTION,
+    "ReadTimeoutError": _NO_CONNECTION,
+    "SSLError": "{endpoint} does not speak TLS, or with a certificate that is not trusted: http:// or https:// in AWS_ENDPOINT_URL?",
+    "TokenRetrievalError": _EXPIRED,
+    "SSOTokenLoadError": _EXPIRED,
+    "UnauthorizedSSOTokenError": _EXPIRED,
+    "ExpiredToken": _EXPIRED,
+    "InvalidToken": _EXPIRED,
+    "TokenRefreshRequired": _EXPIRED,
+    "InvalidAccessKeyId": "the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL",
+    "SignatureDoesNotMatch": "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY",
+    "RequestTimeTooSkewed": "the clock of this machine is wrong",
+    "AccessDenied": _DENIED,
+    "403": _DENIED,
+    "NoSuchBucket": "no such bucket",
+    "PermanentRedirect": _OTHER_REGION,
+    "AuthorizationHeaderMalformed": _OTHER_REGION,
+    "301": _OTHER_REGION,
+    "DefaultCredentialsError": "no credentials: set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    "ClientConnectorError": "no connection to {endpoint}",
+    "ClientConnectorDNSError": "no connection to {endpoint}",
+}
+_SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
+_ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
+
+
+class StoreError(OSError):
+    """An object store does not give or take what was asked of it; the message says place, cause and what to do."""
+
+
+def is_of_store(error: BaseException) -> bool:
+    """Whether an error is one of an object store's client, or stands for one; not a `StoreError`, which is told in words already."""
+    return not isinstance(error, StoreError) and _stems_from_library(error)
+
+
+def _stems_from_library(error: BaseException) -> bool:
+    return _is_of_library(error) or (isinstance(error, OSError) and error.__cause__ is not None and _is_of_library(error.__cause__))
+
+
+def is_access_denied(error: BaseException) -> bool:
+    """Whether the credentials are good but do not allow what was asked; of some requests no more is known than that they failed so."""
+    return not {"AccessDenied", "403"}.isdisjoint(_names(error))
+
+
+def told_by_store(error: BaseException) -> str:
+    """The cause in words; in the client's own where there are no better ones."""
+    own = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
+    endpoint = match[0] if (match := _ENDPOINT.search(own)) else "the server"
+    known = (_WORDS[name].replace("{endpoint}", endpoint) for name in _names(error) if name in _WORDS)
+    return next(known, own) or type(error).__name__
+
+
+def _is_of_library(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _LIBRARIES
+
+
+def _names(error: BaseException) -> list[str]:
+    """The answer's code first, then the classes."""
+    found = [error, *([error.__cause__] if error.__cause__ is not None else [])]
+    codes = [str(response.get("Error", {}).get("Code")) for e in found if isinstance(response := getattr(e, "response", None), dict)]
+    return [*codes, *(kind.__name__ for e in found for kind in type(e).__mro__)]
