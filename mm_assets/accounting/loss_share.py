@@ -26,7 +26,8 @@ class LossShare:
     """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined, and members and frames that no sample names;
     ``kept`` are the other items, ``samples`` the samples that can be read.
 
-    ``is_barren``: none of the samples has a text or an image. ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar.
+    ``is_barren``: none of the samples has a text or an image, or nothing could be read of a damaged file. ``unreadable_bytes`` of
+    ``nbytes`` belong to no member of the tar.
     ``examples`` has a reason for each class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
     """
 
@@ -47,13 +48,15 @@ class LossShare:
         items = [loss for loss in report.quarantined if loss.is_item]
         stretches = [loss for loss in report.quarantined if not loss.is_item]
         content = report.texts + report.images + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
+        nbytes = sum(notes.get("nbytes", 0) for notes in report.notes.values())  # 0: rows of items, in which nothing is to be recognized
+        found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
         return cls(
             Counter(loss.kind for loss in (*items, *unreferenced)),
             report.rows + len(report.filtered),
             report.samples,
-            report.samples > 0 and not content,
+            nbytes > 0 and not content if report.samples else bool(stretches) and not found,
             sum(map(_nbytes, stretches)),
-            sum(notes.get("nbytes", 0) for notes in report.notes.values()),
+            nbytes,
             sum(map(_is_image, unreferenced)),
             tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
             _examples((*stretches, *items, *unreferenced)),
@@ -81,6 +84,7 @@ class LossShare:
             +lost,
             items - duplicates,
             survey.samples.num_rows - repeated.num_rows,
+            bool(stretches) and not items and not lost.total(),
             unreadable_bytes=sum(map(_nbytes, stretches)),
             nbytes=survey.nbytes,
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
@@ -89,12 +93,16 @@ class LossShare:
         )
 
     @property
+    def total(self) -> int:
+        """Items and members, lost or kept."""
+        return sum(self.lost.values()) + self.kept
+
+    @property
     def share(self) -> float:
         """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without any content is lost."""
         if self.is_barren:
             return 1.0
-        lost = sum(self.lost.values())
-        return max(lost / max(lost + self.kept, 1), self.unreadable_bytes / max(self.nbytes, 1))
+        return max(sum(self.lost.values()) / max(self.total, 1), self.unreadable_bytes / max(self.nbytes, 1))
 
     def refusal(self, most: float) -> str | None:
         """Why a shard of which at most the share ``most`` may be lost is not taken; None for one that is."""
@@ -107,8 +115,10 @@ class LossShare:
         if self.unreadable_bytes:
             reason = next(iter(self.examples.values()), "")
             causes.append(f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}")
+        elif self.is_barren and not self.samples:
+            causes.append(f"nothing of it can be read: {next(iter(self.examples.values()), '')}")
         unreferenced = self.lost.get(UNREFERENCED_MEMBER, 0)
-        if unreferenced or self.is_barren:
+        if unreferenced or (self.is_barren and self.samples):
             causes.append(self._unrecognized(unreferenced))
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:

@@ -34,6 +34,8 @@ LANCE = Output("lance_table", "lance", "lance/items.lance", source=FILTERED.asse
 CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", "/_metadata.json", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
+# Assets without samples, by the output that they are made from: what they wrote is proven with its shards.
+DERIVED = {CURATED.asset: ("image_scores", "quarantine")}
 
 
 def made_from(asset: str) -> tuple[Output, ...]:

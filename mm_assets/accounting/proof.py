@@ -33,7 +33,7 @@ class ShardProof:
     """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest), ``derived`` what a canonical
     reader (``reader``) finds there; ``problems`` has one line for each difference. ``config`` identifies code and options, ``stat`` tells
     whether the output is still the one that was examined, ``examined_at`` when that was (UTC, ISO 8601). Those problems that are
-    ``beside`` the output are of index files, which the next run derives anew without making the shard.
+    ``beside`` the output are of index files, ledger, scores and quarantine, which the next run mends by itself.
     """
 
     asset: str
@@ -72,7 +72,8 @@ class Proofs:
         if not exists(uri, self._options):
             return None
         with open_binary(uri, self._options) as file:
-            return _parsed(file.read())
+            proof = _parsed(file.read())
+        return proof if proof is not None and (proof.asset, proof.partition) == (asset, partition) else None
 
     def write(self, proof: ShardProof) -> None:
         """Publish one shard's proof; an unchanged one is left alone."""

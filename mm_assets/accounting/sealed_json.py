@@ -22,7 +22,7 @@ def unseal(data: bytes) -> dict[str, Any]:
     """The object without its seal. Raises ``ValueError`` for anything that is not as `seal` wrote it."""
     fields = json.loads(data)
     if not isinstance(fields, dict) or _SEAL not in fields:
-        raise ValueError("not an object with a digest of itself")
+        raise ValueError("no digest of itself: an older version wrote it, or somebody changed it")
     told = fields.pop(_SEAL)
     if told != _digest(fields):
         raise ValueError("changed since it was written: its digest is another")

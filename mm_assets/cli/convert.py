@@ -27,7 +27,10 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"), help=policy)
-    parser.add_argument("--max-loss", type=_share, help="share of a raw file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
+    parser.add_argument("--max-loss", type=_share, help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
+    mode = "of partitions that are there already, from another source: replace them, write nothing (default), or leave them alone"
+    parser.add_argument("--mode", default="error", choices=("overwrite", "error", "ignore"), help=mode)
+    parser.add_argument("--dry-run", action="store_true", help="list what would be written, and write nothing")
     parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
     parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)
@@ -36,6 +39,7 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import settle
+    from mm_assets.formats.claims import Claims
     from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.error_lines import error_line, told_in_words
     from mm_assets.formats.error_places import located
@@ -52,8 +56,15 @@ def run(options: argparse.Namespace) -> int:
         conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
-    sweep_output(options.dst)
-    sweep(losses.folder(writer))
+    with told_in_words(), located(options.dst):
+        claims = Claims(writer, {conversion.partition.name: conversion.partition.files for conversion in conversions})
+        if options.dry_run:
+            return _print_plan(claims, writer)
+        left_alone = claims.left_alone()
+        conversions = [conversion for conversion in conversions if conversion.partition.name not in left_alone]
+        sweep_output(options.dst)
+        sweep(losses.folder(writer))
+        claims.note_sources()
     reports: list[PartitionReport] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
@@ -75,13 +86,26 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         failures.append(error_line(error))
     losses.publish(writer, reports)
+    claims.restore_sources({report.partition for report in reports} | left_alone)
     report = WriteReport(options.dst, tuple(reports))
     _print(report, time.monotonic() - started)
+    if left_alone:
+        print(f"  left alone, as they are from another source: {len(left_alone)} partitions")
     if report.losses:
         print(f"  lost items are listed in {losses.folder(writer)}")
     for message, count in Counter(failures).items():
         fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
+
+
+def _print_plan(claims: Any, writer: Any) -> int:
+    """Print what would become of each partition; the exit code is that of a conversion that is refused."""
+    foreign = set(claims.foreign())
+    verbs = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}
+    for partition, state in claims.states.items():
+        verb = verbs[writer.mode] if partition in foreign else "write" if state == "new" else "replace"
+        print(f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})")
+    return 1 if foreign and writer.mode == "error" else 0
 
 
 def _named(conversion: Any, message: str) -> str:
@@ -116,7 +140,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         sets_aside = options.on_materialize_error != "error" and not is_sound
         arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
     reader = reader_for(kind, source, **arguments)
-    writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots)
+    writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots, mode=options.mode)
     steps: list[Any] = [ReadableImages()]
     if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
         steps.append(bounds)

@@ -67,9 +67,10 @@ def _materialize(is_own_home: bool) -> int:
 
     warnings.simplefilter("ignore", dg.BetaWarning)
     from mm_assets.definitions import defs
-    from mm_assets.demo.summary import is_proven, print_summary
+    from mm_assets.demo.summary import is_proven, loss_share, print_summary
     from mm_assets.partitions import SHARDS
     from mm_assets.resources.environment import resources_from_environment
+    from mm_assets.settings import Settings
 
     started = time.monotonic()
     raw = resources_from_environment()["raw"]
@@ -95,9 +96,10 @@ def _materialize(is_own_home: bool) -> int:
             return interrupted()
         if _was_interrupted(result):
             return interrupted()
-        print_summary(instance, result, raw.locations)
+        print_summary(instance, result, raw.locations, keys)
         print(f"whole run: {time.monotonic() - started:.1f} s")
-    return 0 if result.success and is_proven(result) else 1
+    is_within_loss = loss_share(result) <= Settings.from_environment().max_loss
+    return 0 if result.success and is_proven(result, keys) and is_within_loss else 1
 
 
 def _was_interrupted(result: Any) -> bool:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
+from mm_assets.accounting.outputs import CURATED, OUTPUTS
 from mm_assets.demo.problems import problem_lines
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.prover import ZERO_LOSS
+from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
+
+_NAMED = 5  # shards in a line
 
 
 @dataclass
@@ -26,8 +31,11 @@ class _Line:
     places: set[str] = field(default_factory=set)
 
 
-def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str) -> None:
-    """Print what went wrong, then partitions, samples, images, bytes, seconds and folder of every asset the run materialized."""
+def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str, keys: Collection[str]) -> None:
+    """Print what went wrong, then partitions, samples, images, bytes, seconds and folder of every asset the run materialized.
+
+    Then what is proven of the run's shards (``keys``).
+    """
     for problem in problem_lines(instance, result):
         print(problem)
     lines: dict[str, _Line] = defaultdict(_Line)
@@ -56,25 +64,66 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for row in [header, *rows] if rows else []:
         name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
-    examined = [e for e in result.get_asset_check_evaluations() if e.check_name == ZERO_LOSS and e.partition]
-    broken = sum(not e.passed for e in examined)
-    shards, outputs = len({e.partition for e in examined}), len({e.asset_key for e in examined})
-    if broken:
-        print(f"NOT PROVEN: {broken} of {len(examined)} shards of outputs are not as they were written; the next run makes them again")
-    elif examined:
-        print(f"proven: every item of {shards} shards is in {outputs} outputs as it was written (proof/proof.json)")
+    print(_proof_line(result, keys))
     failed = sum(not e.passed and e.check_name != LANDED for e in result.get_asset_check_evaluations())
-    print(f"raw shards: {raw}; shards failed: {len(_failed_shards(result))}; checks failed: {failed}")
+    print(
+        f"raw shards: {raw}; shards failed: {len(_failed_shards(result))}; "
+        f"lost of those that landed: {loss_share(result):.0%}; checks failed: {failed}"
+    )
 
 
-def _failed_shards(result: dg.ExecuteInProcessResult) -> set[str]:
+def is_proven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> bool:
+    """Whether each of the run's shards was found in every output as it was written."""
+    return not _unproven(result, keys)
+
+
+def loss_share(result: dg.ExecuteInProcessResult) -> float:
+    """The share of members and items that is lost, of all shards that landed: 0..1."""
+    lost = total = 0.0
+    for event in result.asset_materializations_for_node(CURATED.asset):
+        share, of = (event.metadata.get(name) for name in (LOSS_SHARE, LOSS_SHARE_OF))
+        if share is not None and of is not None:
+            lost += float(str(share.value)) * float(str(of.value))
+            total += float(str(of.value))
+    return lost / total if total else 0.0
+
+
+def _proof_line(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> str:
+    unproven = _unproven(result, keys)
+    proven = len(keys) - len(unproven)
+    if not unproven:
+        return f"proven: every item of {proven} shards is in {len(OUTPUTS)} outputs as it was written (proof/proof.json)"
+    named = "; ".join(f"{key}: {why}" for key, why in list(unproven.items())[:_NAMED])
+    more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
+    return f"NOT PROVEN: of {len(keys)} shards {proven} are in {len(OUTPUTS)} outputs as they were written; not so {named}{more}"
+
+
+def _unproven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> dict[str, str]:
+    """Why a shard is not proven to be in every output, by key."""
+    verdicts: dict[tuple[str, str], bool] = {}
+    for evaluation in result.get_asset_check_evaluations():
+        if evaluation.check_name == ZERO_LOSS and evaluation.partition:
+            verdicts[evaluation.partition, evaluation.asset_key.to_user_string()] = evaluation.passed
+    failed = _failed_shards(result)
+    unproven: dict[str, str] = {}
+    for key in keys:
+        if changed := [each.asset for each in OUTPUTS if verdicts.get((key, each.asset)) is False]:
+            unproven[key] = f"not as written in {', '.join(changed)}; the next run makes it again"
+        elif (failed_in := failed.get(key)) is not None:
+            unproven[key] = f"failed in {failed_in}"
+        elif absent := [each.asset for each in OUTPUTS if (key, each.asset) not in verdicts]:
+            unproven[key] = f"not examined in {', '.join(absent)}"
+    return unproven
+
+
+def _failed_shards(result: dg.ExecuteInProcessResult) -> dict[str, str]:
+    """The first asset, in the order of the graph, in which a shard did not land."""
     landed = [e for e in result.get_asset_check_evaluations() if e.check_name == LANDED]
-    return {str(key) for e in landed for key in getattr(e.metadata.get("shards"), "value", None) or []}
-
-
-def is_proven(result: dg.ExecuteInProcessResult) -> bool:
-    """Whether no output of the run was found to be other than written."""
-    return all(e.passed for e in result.get_asset_check_evaluations() if e.check_name == ZERO_LOSS)
+    failed: dict[str, str] = {}
+    for evaluation in landed:
+        for key in getattr(evaluation.metadata.get("shards"), "value", None) or []:
+            failed.setdefault(str(key), evaluation.asset_key.to_user_string())
+    return failed
 
 
 def _total(values: dict[str, Any], name: str) -> int:

@@ -10,7 +10,8 @@ from mm_assets.formats.origins import Origin, OriginNotes, at_once, origin_of
 if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter
 
-# What becomes of a partition that is there already and came from another source: it is replaced, refused, or left alone.
+# What becomes of a partition that is there already and came from another source: it is replaced, refused, or left alone. Without a mode
+# it is refused, too, but one of which nobody knows the source, or which comes from nobody knows where, is replaced.
 MODES = ("overwrite", "error", "ignore")
 
 NEW, SAME = "new", "from the same source"
@@ -25,8 +26,8 @@ class PartitionsExist(ValueError):
 class Claims:
     """The partitions (by name, with the files they are read from) that a writer is about to write.
 
-    ``states`` says of each whether it is new, or where it came from. An output without a note counts as one from another source: an older
-    version wrote it, the library without a mode, or somebody else.
+    ``states`` says of each whether it is new, or where it came from. An output without a note was written by an older version, from batches
+    that came from no file, or by somebody else.
     """
 
     def __init__(self, writer: InterleavedWriter, sources: Mapping[str, Sequence[str]]) -> None:
@@ -34,40 +35,38 @@ class Claims:
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}
         self._before = self._notes.read(self._names.values())
+        self._noted: dict[str, Origin | None] = dict(self._before)
         self._origins = dict(zip(sources, self._origins_of(list(sources.values())), strict=True))
         existing = writer.existing(sources)
         self.states = {partition: self._state(partition) if partition in existing else NEW for partition in sources}
 
     def foreign(self) -> list[str]:
-        """Partitions that are there already, and not known to be from the same source."""
-        return [partition for partition, state in self.states.items() if state in (OTHER, UNKNOWN)]
+        """Partitions that are there already, and not known to be from the same source (without a mode: known to be from another)."""
+        foreign = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
+        return [partition for partition, state in self.states.items() if state in foreign]
 
     def left_alone(self) -> set[str]:
         """Partitions that are not to be written. Raises `PartitionsExist` if there are some that the mode refuses to replace."""
         foreign = self.foreign()
-        if foreign and self._writer.mode == "error":
+        if foreign and self._writer.mode in (None, "error"):
             raise PartitionsExist(self._complaint(foreign))
         return set(foreign) if self._writer.mode == "ignore" else set()
 
-    def stake(self) -> None:
+    def note_sources(self) -> None:
         """Note the sources of those that are going to be written."""
         left_alone = self.left_alone()
         self._write({name: self._origins[partition] for partition, name in self._names.items() if partition not in left_alone})
 
-    def settle(self, landed: Collection[str]) -> None:
+    def restore_sources(self, landed: Collection[str]) -> None:
         """Put back the notes of those that did not land: what lies there is what was there before."""
         self._write({name: self._before.get(name) for partition, name in self._names.items() if partition not in landed})
 
     def _write(self, origins: Mapping[str, Origin | None]) -> None:
-        # Of what neither has nor had a note nothing is to be written.
-        self._notes.write({name: origin for name, origin in origins.items() if origin is not None or self._has_note(name)})
-
-    def _has_note(self, name: str) -> bool:
-        return name in self._before or self._writer.mode is not None
+        changed = {name: origin for name, origin in origins.items() if origin != self._noted.get(name)}
+        self._notes.write(changed)
+        self._noted.update(changed)
 
     def _origins_of(self, sources: Sequence[Sequence[str]]) -> list[Origin | None]:
-        if self._writer.mode is None:  # nobody asks: a note of an earlier time is not true any more
-            return [None] * len(sources)
         options = self._writer.storage_options
         where = next((file for files in sources for file in files), "")
         return at_once(lambda files: origin_of(files, options) if files else None, sources, where)
@@ -83,5 +82,5 @@ class Claims:
         others = f", and so are {len(foreign) - 1} more" if len(foreign) > 1 else ""
         return (
             f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; nothing was written "
-            "(mode overwrite: they are replaced; ignore: they are left alone)"
+            "(--mode, mode=: overwrite replaces, ignore leaves alone)"
         )

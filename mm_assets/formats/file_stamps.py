@@ -11,7 +11,7 @@ import fsspec
 import xxhash
 
 from mm_assets.formats.error_places import located
-from mm_assets.formats.storage import StorageOptions, filesystem
+from mm_assets.formats.storage import NoRegularFile, StorageOptions, filesystem, is_remote, regular_file
 
 MISSING = "missing"
 
@@ -40,11 +40,12 @@ def content_stamp(uri: str, options: StorageOptions | None = None) -> str:
         if path.endswith(".lance"):
             names = sorted(name.rstrip("/").rpartition("/")[2] for name in fs.ls(f"{path}/data", detail=False))
             return xxhash.xxh3_64_hexdigest("\n".join(names).encode())
+        path = path if is_remote(uri) else regular_file(path)
         size = int(fs.size(path))
         ends = fs.cat_file(path, 0, min(size, _END_BYTES))
         if size > _END_BYTES:
             ends += fs.cat_file(path, max(_END_BYTES, size - _END_BYTES), size)
-    except (OSError, TypeError):  # a pipe, or a file of a file system that knows no sizes
+    except (OSError, NoRegularFile, TypeError):  # TypeError: a file system that knows no sizes
         return MISSING
     return f"{size}:{xxhash.xxh3_64_hexdigest(ends)}"
 

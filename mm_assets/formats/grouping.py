@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,16 +16,12 @@ from mm_assets.interleaved.samples import Offsets, sample_codes
 WINDOW_BYTES = 24 << 20  # of rows that wait for others of their sample, or of one before; images among them may take twice as much
 
 
-def grouped(
-    tables: Iterator[pa.Table], ids: Callable[[], Iterable[pa.Array]], max_bytes: int | None, name: str
-) -> Iterator[pa.Table]:
-    """The tables of the file ``name`` as they are if the rows of each of its samples are consecutive, else in order of samples.
+def grouped(tables: Iterator[pa.Table], spans: SampleSpans | None, max_bytes: int | None, name: str) -> Iterator[pa.Table]:
+    """The tables of the file ``name`` as they are if the rows of each of its samples are consecutive (``spans`` is None), else by sample.
 
-    ``ids`` gives the file's sample ids, all rows in order: they are looked at before the first table. Samples come in the order of their
-    first rows. Rows are held until all others of their sample, and of the samples before it, have been read: at most `WINDOW_BYTES` or
-    ``max_bytes``, whatever is more (None: any number). Raises `ShardError` where that is not enough.
+    Samples come in the order of their first rows. Rows are held until all others of their sample, and of the samples before it, have been
+    read: at most `WINDOW_BYTES` or ``max_bytes``, whatever is more (None: any number). Raises `ShardError` where that is not enough.
     """
-    spans = SampleSpans.of(ids())
     if spans is None:
         yield from tables
         return
@@ -93,6 +89,10 @@ class SampleSpans:
         is_whole = samples < np.searchsorted(self.done, read, side="right")
         whole, rest = np.flatnonzero(is_whole), np.flatnonzero(~is_whole)
         return take_rows(rows, whole[np.argsort(samples[whole], kind="stable")]), compact(take_rows(rows, rest))
+
+    def row_order(self) -> Offsets:
+        """The numbers of the file's rows, in the order in which `grouped` gives them."""
+        return np.argsort(np.repeat(self.samples, np.diff(self.ends, prepend=0)), kind="stable")
 
     def too_far(self, read: int, limit: int) -> str:
         """Why the rows of a sample cannot be brought together, and what to do."""

@@ -1,6 +1,6 @@
 """Which source each partition of an output came from, noted beside the data, so that none is replaced by another data set's unasked.
 
-    _ledger/origins/<output>.json    of one partition: digests of where its input files lay, and of what they looked like
+    .origins/<output>.json    of one partition: digests of where its input files lay, and of what they looked like
 
 A source is the same if it lies in the same place, whatever is in it now, or if its files look the same, wherever they are now. Notes are
 written before the outputs: one that a killed process has left makes no other source of what the next one reads.
@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from mm_assets.formats.file_stamps import MISSING, content_stamp
-from mm_assets.formats.local_tree import LEDGER_BESIDE
 from mm_assets.formats.storage import (
     StorageOptions,
     exists,
@@ -32,7 +31,7 @@ from mm_assets.formats.storage import (
     sweep,
 )
 
-FOLDER = f"{LEDGER_BESIDE}/origins"
+FOLDER = ".origins"  # hidden: no client takes what is in it for data
 
 _THREADS = 16  # object stores answer in ~50 ms
 
@@ -87,7 +86,6 @@ class OriginNotes:
         if None in origins.values() and not is_remote(self._folder):
             with suppress(OSError):  # there are others in it, or there never was one
                 os.rmdir(local_path(self._folder))
-                os.rmdir(os.path.dirname(local_path(self._folder)))
 
     def sweep(self) -> None:
         """Remove temporary files of processes that died."""

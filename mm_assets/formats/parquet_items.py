@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.cutting import cut_by_bytes
-from mm_assets.formats.grouping import grouped
+from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, column_chunks, read_batches, rows_within
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.reader import FileSource
@@ -60,14 +60,15 @@ class ParquetSource(FileSource):
 
     def _passing(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         if self._filter is None:
-            yield from grouped(self._slices(columns, max_bytes), self._sample_ids, max_bytes, self._name)
+            yield from grouped(self._slices(columns, max_bytes), self._spans, max_bytes, self._name)
             return
         slices = self._slices(self.schema.names, max_bytes)  # the filter may ask for a column that is not read otherwise
-        for table in grouped(slices, self._sample_ids, max_bytes, self._name):
+        for table in grouped(slices, self._spans, max_bytes, self._name):
             yield table.filter(self._filter)
 
-    def _sample_ids(self) -> list[pa.Array]:
-        return column_chunks(self.uri, self._file, self._name, "sample_id", self._options)
+    @cached_property
+    def _spans(self) -> SampleSpans | None:
+        return SampleSpans.of(column_chunks(self.uri, self._file, self._name, "sample_id", self._options))
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata

@@ -43,6 +43,7 @@ class SetAsideSource(ParquetSource):
         self._unresolved: list[tuple[str, int, str]] = []
         self._passthrough = pa.schema([field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS])
         self._integers = ColumnIntegers(self._passthrough)
+        self._numbers = None if self._spans is None else self._spans.row_order()
         first = 0
         for table in self.tables([name for name in self.schema.names if name != BLOBS], _READ_AT_ONCE):
             self._look(table, first)
@@ -68,28 +69,43 @@ class SetAsideSource(ParquetSource):
             yield table if is_kept.all() else take_rows(table, np.flatnonzero(is_kept))
 
     def _look(self, table: pa.Table, first: int) -> None:
-        """Find the samples of some rows; the number of the first row is ``first``."""
+        """Find the samples of some rows, of which the first is the one with this number among all."""
         self._integers.observe(table)
         broken = broken_rows(table)
         is_orderly = not broken and _disorder(table) is None
-        offsets = sample_offsets(table).tolist()
-        for start, end in zip(offsets, offsets[1:], strict=False):
+        runs = sample_offsets(table).tolist()
+        pending = list(zip(runs, runs[1:], strict=False))[::-1]
+        while pending:
+            start, end = pending.pop()
             rows = table.slice(start, end - start)
             fault = None if is_orderly else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
+            if fault is not None and (apart := self._runs(first, start, end)):
+                pending += apart[::-1]
+                continue
             if fault is not None:
                 self._lose_unread(rows, first + start, *fault)
             else:
                 sample_id = rows.column("sample_id")[0].as_py()
-                why = self._ids.claim(sample_id, row_name(first + start), self._path)
+                why = self._ids.claim(sample_id, self._row_name(first + start), self._path)
                 if why is None:
                     self._note(rows, sample_id, first + start)
                     continue
                 self._lose_duplicate(rows, first + start, why)
             self._is_kept[first + start : first + end] = False
 
+    def _runs(self, first: int, start: int, end: int) -> list[tuple[int, int]]:
+        """The runs of consecutive rows of the file among those brought together here; none if they were all together.
+
+        Rows that make no sample together may be those of several with one id.
+        """
+        if self._numbers is None:
+            return []
+        cuts = (start + 1 + np.flatnonzero(np.diff(self._numbers[first + start : first + end]) != 1)).tolist()
+        return list(zip([start, *cuts], [*cuts, end], strict=True)) if cuts else []
+
     def _note(self, rows: pa.Table, sample_id: str, first: int) -> None:
         images = pc.sum(pc.equal(rows.column("modality"), "image")).as_py()
-        self._samples.append(SampleFacts(sample_id, row_name(first), None, None, rows.num_rows, images))
+        self._samples.append(SampleFacts(sample_id, self._row_name(first), None, None, rows.num_rows, images))
         if _ERROR in rows.column_names and rows.column(_ERROR).null_count < rows.num_rows:
             for row in rows.select(["position", "modality", _ERROR]).to_pylist():
                 if row["modality"] == "image" and row[_ERROR] is not None:
@@ -99,7 +115,7 @@ class SetAsideSource(ParquetSource):
         """A sample that cannot be taken in is lost as one item: what its rows are nobody can say."""
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
-        reason = f"{self._path}: {row_name(first)}: {why}"
+        reason = f"{self._path}: {self._row_name(first)}: {why}"
         self.losses.append(Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", kind, reason, source_ref=self._ref(first)))
 
     def _lose_duplicate(self, rows: pa.Table, first: int, why: str) -> None:
@@ -108,7 +124,10 @@ class SetAsideSource(ParquetSource):
             self.losses.append(Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=why, source_ref=ref, is_cause=number == 0))
 
     def _ref(self, row: int) -> str:
-        return build_source_ref(self._path, row_name(row))
+        return build_source_ref(self._path, self._row_name(row))
+
+    def _row_name(self, row: int) -> str:
+        return row_name(row if self._numbers is None else int(self._numbers[row]))
 
 
 def _refuse_other_types(schema: pa.Schema, path: str) -> None:

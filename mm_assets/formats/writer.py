@@ -65,9 +65,9 @@ class InterleavedWriter(ABC):
         materialize: fetch the bytes of image rows that have only a source_ref.
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of ``path`` and of the sources fetched.
-        mode: what `write` does with partitions that are there already and came from another source: ``overwrite``, ``error``
-            (nothing is written) or ``ignore`` (they are left alone); where each came from is noted beside the data. None: all are
-            replaced, and nothing is noted.
+        mode: what `write` does with partitions that are there already and did not come from the same source: ``overwrite``, ``error``
+            (nothing is written) or ``ignore`` (they are left alone). None: ``error`` for those that are known to have come from another.
+            Where each came from is noted beside the data, in the folder ``.origins``.
     """
 
     suffix: str
@@ -143,14 +143,14 @@ class InterleavedWriter(ABC):
         left_alone = claims.left_alone()
         streams = [stream for stream in streams if stream.partition not in left_alone]
         writer = self.prepared([stream.schema for stream in streams])
-        claims.stake()
+        claims.note_sources()
         reports: list[PartitionReport] = []
         try:
             for stream in streams:
                 reports.append(writer.write_partition(stream))
             writer.finish(reports)
         finally:
-            claims.settle({report.partition for report in reports} | left_alone)
+            claims.restore_sources({report.partition for report in reports} | left_alone)
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:

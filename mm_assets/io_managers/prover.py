@@ -11,7 +11,8 @@ import pyarrow as pa
 from pydantic import Field
 
 from mm_assets.accounting.evidence import Evidence
-from mm_assets.accounting.outputs import BY_ASSET, OUTPUTS, made_from
+from mm_assets.accounting.file_digests import shards_with_problems
+from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from
 from mm_assets.accounting.proof import Proofs, ShardProof
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
 from mm_assets.accounting.shard_columns import is_same_type
@@ -64,6 +65,7 @@ class Prover(dg.ConfigurableResource[Any]):
         proofs = Proofs(self.root)
         stats = self._stats(asset, records[asset])
         suspects = self._suspects(records[asset]) if output.kind == "lance" else {}
+        beside = self._problems_beside(asset, records[asset]) if question.again else {}
         jobs: list[ProofJob] = []
         examined: list[ShardProof] = []
         for key in keys:
@@ -89,7 +91,8 @@ class Prover(dg.ConfigurableResource[Any]):
                 answer = self._unexamined(job, str(answer))
             problems = [*answer.problems, *_of_no_shard(suspects.get(job.key, {}))]
             problems += _versions_differ(records[asset][job.key], question.materialized.get(job.key))
-            proof = replace(answer, stat=stats.get(job.key), problems=tuple(problems))
+            told = tuple(beside.get(job.key, ()))
+            proof = replace(answer, stat=stats.get(job.key), problems=(*problems, *told), beside=(*answer.beside, *told))
             proofs.write(proof)
             examined.append(proof)
             yield job.key, _check(proof)
@@ -113,6 +116,15 @@ class Prover(dg.ConfigurableResource[Any]):
                 committed = {}
             for key in committed:
                 found.setdefault(key, []).append("the table")
+        return found
+
+    def _problems_beside(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, list[str]]:
+        """A line, by shard, for each file of its ledger, scores and quarantine that is not as it was written; the next run mends it."""
+        found = shards_with_problems(self.root, records.values())
+        for derived in DERIVED.get(asset, ()):
+            of_derived = ShardRecords(self.root).read(derived, records)
+            for key, problems in shards_with_problems(self.root, of_derived.values()).items():
+                found.setdefault(key, []).extend(problems)
         return found
 
     def _unrecorded(self, asset: str, key: str, told_by: Sequence[str]) -> ShardProof:

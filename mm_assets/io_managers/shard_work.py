@@ -28,8 +28,9 @@ from mm_assets.interleaved.steps import ROWS_CHANGED
 from mm_assets.io_managers.findings import images_decode, ledger_balance, materialization_errors, schema_alignment
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
 
-# Metadata of a shard that was made from a raw one: the share of its members and items that is lost.
+# Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how many it has.
 LOSS_SHARE = "loss_share"
+LOSS_SHARE_OF = "loss_share_of"
 
 
 class _Withheld(Exception):
@@ -78,7 +79,8 @@ def convert_shard(
         account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))
     metadata = report_metadata(report)
     if max_loss is not None:
-        metadata[LOSS_SHARE] = LossShare.of_report(report).share
+        loss = LossShare.of_report(report)
+        metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: loss.total}
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
     return (

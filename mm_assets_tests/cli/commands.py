@@ -46,5 +46,10 @@ def lines(done: subprocess.CompletedProcess[str]) -> Sequence[str]:
     return sorted(line.removeprefix("mm-assets: ") for line in done.stderr.splitlines())
 
 
+def visible(folder: Path) -> list[str]:
+    """The names in a folder that do not start with a dot, sorted."""
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def _text(argument: object) -> str:
     return argument if isinstance(argument, str) else str(argument)

@@ -53,7 +53,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.parent.name != ".origins")
 
 
 # --- paths ---

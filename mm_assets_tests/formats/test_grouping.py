@@ -163,7 +163,7 @@ def test_rows_in_order_are_left_as_they_are(tmp_path: Path) -> None:
     rows = table(10)
     assert group_samples(rows) is rows
     tables = [rows.slice(0, 17), rows.slice(17)]  # cut within a sample
-    found = list(grouped(iter(tables), lambda: [t["sample_id"].combine_chunks() for t in tables], 1, "x"))
+    found = list(grouped(iter(tables), SampleSpans.of(t["sample_id"].combine_chunks() for t in tables), 1, "x"))
     assert [one is other for one, other in zip(found, tables, strict=True)] == [True, True]
     assert SampleSpans.of([]) is None
 
@@ -182,7 +182,7 @@ def test_any_order(ids: list[str | None], cuts: list[int], limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "WINDOW_BYTES", limit)
         try:
-            found = pa.concat_tables([rows.slice(0, 0), *grouped(iter(tables), lambda: rows["sample_id"].chunks, 0, "x")])
+            found = pa.concat_tables([rows.slice(0, 0), *grouped(iter(tables), SampleSpans.of(rows["sample_id"].chunks), 0, "x")])
         except ShardError:
             assert limit == 0
             return

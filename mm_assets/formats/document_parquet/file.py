@@ -28,6 +28,7 @@ class DocumentFile:
         self, file: pq.ParquetFile, name: str, size: int, raw: RawLayout, read_kwargs: Mapping[str, Any], reopen: Reopen
     ) -> None:
         self.name = name
+        self.nbytes = size
         self._file = file
         self._read_kwargs = {"use_threads": False, **read_kwargs}
         self._leaves = [file.schema.column(index).path for index in range(len(file.schema))]

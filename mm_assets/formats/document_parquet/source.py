@@ -40,6 +40,7 @@ class DocumentSource(FileSource):
         kept = sum(items for items, is_sound in zip(self._scan.items, self._scan.is_sound, strict=True) if is_sound)
         super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
         self.losses = self._scan.losses
+        self.notes["nbytes"] = file.nbytes
 
     def survey(self) -> FileSurvey:
         """What the file holds."""
@@ -56,6 +57,7 @@ class DocumentSource(FileSource):
             declared=(pa.schema([f for f in self.schema if f.name not in INTERLEAVED_SCHEMA.names]),),
             declared_ints=scan.integers.tallies,
             members=self._file.rows,
+            nbytes=self._file.nbytes,
         )
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.cutting import cut_by_bytes
-from mm_assets.formats.grouping import grouped
+from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.names import with_original_names
@@ -91,7 +91,7 @@ class LanceSource(FileSource):
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         slices = self._checked(list(columns), max_bytes)
-        return cut_by_bytes(slices if self._is_ours else grouped(slices, self._ids, max_bytes, self.uri), max_bytes)
+        return cut_by_bytes(slices if self._is_ours else grouped(slices, SampleSpans.of(self._ids()), max_bytes, self.uri), max_bytes)
 
     def _ids(self) -> Iterator[pa.Array]:
         column = self._stored_names["sample_id"]

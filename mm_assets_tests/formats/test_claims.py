@@ -1,0 +1,130 @@
+"""Partitions that are there already: replaced, refused or left alone, by where they came from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.formats.claims import PartitionsExist
+from mm_assets.formats.registry import reader_for
+from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+
+ROWS = [item("s0"), item("s0", 0, text_content="first"), item("s1"), item("s1", 0, text_content="second")]
+
+
+def source(path: Path, *texts: str) -> Any:
+    """A reader of a Parquet file with these texts."""
+    rows = [row for number, text in enumerate(texts) for row in (item(f"s{number}"), item(f"s{number}", 0, text_content=text))]
+    write("parquet", path, batch_of(rows))
+    return reader_for("parquet", str(path))
+
+
+def texts(kind: str, path: Path) -> list[str]:
+    return sorted(text for text in read(kind, path).column("text_content").to_pylist() if text is not None)
+
+
+def listed(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_another_source_is_refused_unless_asked_for(tmp_path: Path, kind: str) -> None:
+    one, other = source(tmp_path / "one" / "p.parquet", "a", "b"), source(tmp_path / "other" / "p.parquet", "c")
+    out = tmp_path / "out"
+    write(kind, out, one)
+    before = listed(out)
+    for mode in (None, "error"):
+        with pytest.raises(PartitionsExist, match="from another source; nothing was written") as refusal:
+            write(kind, out, other, mode=mode)
+        assert str(out) in str(refusal.value)
+        assert listed(out) == before
+    assert write(kind, out, other, mode="ignore").partitions == ()
+    assert listed(out) == before
+    write(kind, out, other, mode="overwrite")
+    assert texts(kind, out) == ["c"]
+    write(kind, out, other)  # its source now
+    with pytest.raises(PartitionsExist):
+        write(kind, out, one)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("mode", [None, "error", "ignore", "overwrite"])
+def test_the_same_source_is_written_again(tmp_path: Path, kind: str, mode: str | None) -> None:
+    out = tmp_path / "out"
+    write(kind, out, source(tmp_path / "in" / "p.parquet", "a"), mode=mode)
+    write(kind, out, source(tmp_path / "in" / "p.parquet", "b", "c"), mode=mode)  # in its place is another file now
+    assert texts(kind, out) == ["b", "c"]
+
+
+def test_a_copy_elsewhere_is_the_same_source(tmp_path: Path) -> None:
+    source(tmp_path / "in" / "p.parquet", "a")
+    write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "in")))
+    (tmp_path / "in").rename(tmp_path / "moved")
+    write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "moved")))
+    assert texts("parquet", tmp_path / "out") == ["a"]
+
+
+def test_only_foreign_partitions_are_left_alone(tmp_path: Path) -> None:
+    source(tmp_path / "one" / "p.parquet", "a")
+    write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "one")))
+    source(tmp_path / "other" / "p.parquet", "b")
+    write("parquet", tmp_path / "other" / "q.parquet", batch_of([item("t"), item("t", 0, text_content="new")]))
+    report = write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "other")), mode="ignore")
+    assert [partition.partition for partition in report.partitions] == ["q"]
+    assert texts("parquet", tmp_path / "out") == ["a", "new"]
+
+
+def test_batches_of_no_file_replace_unless_told_otherwise(tmp_path: Path) -> None:
+    out = tmp_path / "p.parquet"
+    write("parquet", out, batch_of(ROWS[:2]))
+    write("parquet", out, batch_of(ROWS))
+    assert texts("parquet", out) == ["first", "second"]
+    with pytest.raises(PartitionsExist, match="from a source that is not recorded"):
+        write("parquet", out, batch_of(ROWS[2:]), mode="error")
+    write("parquet", out, batch_of(ROWS[2:]), mode="ignore")
+    assert texts("parquet", out) == ["first", "second"]
+
+
+def test_what_came_from_no_file_is_no_more_told_to_be_of_one(tmp_path: Path) -> None:
+    reader = source(tmp_path / "in" / "p.parquet", "a")
+    write("parquet", tmp_path / "out" / "p.parquet", reader)
+    write("parquet", tmp_path / "out" / "p.parquet", batch_of(ROWS))
+    with pytest.raises(PartitionsExist, match="from a source that is not recorded"):
+        write("parquet", tmp_path / "out" / "p.parquet", reader, mode="error")
+
+
+def test_a_partition_that_fails_keeps_its_source(tmp_path: Path) -> None:
+    write("parquet", tmp_path / "out", source(tmp_path / "one" / "p.parquet", "a"))
+    faulty = batch_of([item("s"), item("s", 0, "image", materialize_error="gone")])
+    write("parquet", tmp_path / "other" / "p.parquet", faulty, on_materialize_error="warn")
+    other = reader_for("parquet", str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="gone"):
+        write("parquet", tmp_path / "out", other, mode="overwrite")
+    with pytest.raises(PartitionsExist, match="from another source"):
+        write("parquet", tmp_path / "out", other)
+    write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "one")))
+
+
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"place": 1}', b"\xff", b'{"place": "x", "content": "y"}'])
+def test_a_damaged_note_makes_no_source_the_same(tmp_path: Path, note: bytes) -> None:
+    reader = source(tmp_path / "in" / "p.parquet", "a")
+    write("parquet", tmp_path / "out", reader)
+    (path,) = (tmp_path / "out" / ".origins").iterdir()
+    path.write_bytes(note)
+    with pytest.raises(PartitionsExist):
+        write("parquet", tmp_path / "out", reader, mode="error")
+
+
+def test_notes_are_no_data_to_a_client(tmp_path: Path) -> None:
+    import pyarrow.dataset as ds
+
+    write("parquet", tmp_path / "out", source(tmp_path / "in" / "p.parquet", "a"))
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".origins", "p.parquet"]
+    assert ds.dataset(str(tmp_path / "out"), format="parquet").to_table().num_rows == 2
+
+
+def test_strange_mode_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mode must be one of overwrite, error, ignore, not 'append'"):
+        write("parquet", tmp_path / "out", batch_of(ROWS), mode="append")

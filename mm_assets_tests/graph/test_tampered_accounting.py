@@ -1,0 +1,143 @@
+"""Every file of the accounting, changed by another hand in six ways: the job `prove` names it, or does not believe it and makes it anew."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets_tests.graph.deployment import Deployment, write_tar
+from mm_assets_tests.graph.test_accounting import PNG, samples
+from mm_assets_tests.graph.test_what_should_be_there import prove
+
+OUTPUTS = ("arrow_cache", "curated_parquet", "filtered_parquet", "final_tars", "lance_table")
+
+
+def _flipped(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+
+
+def _of_other_shard(path: Path) -> bytes:
+    """What the same folder has of another shard; where it has none, what somebody could write himself."""
+    others = [other for other in sorted(path.parent.glob(f"*{path.suffix}")) if other.name != path.name]
+    return others[0].read_bytes() if others else path.read_bytes() + b"\n"
+
+
+def _forged(path: Path) -> bytes:
+    """Other numbers, and where there is a seal, that of before."""
+    data = path.read_bytes()
+    for digit, other in zip(b"123456789", b"912345678", strict=True):
+        if (at := data.rfind(digit, 0, len(data) * 2 // 3)) > 0:
+            return data[:at] + bytes([other]) + data[at + 1 :]
+    return data[:-1]
+
+
+TAMPERINGS: dict[str, Callable[[Path], bytes | None]] = {
+    "removed": lambda path: None,
+    "emptied": lambda path: b"",
+    "cut": lambda path: path.read_bytes()[: path.stat().st_size // 2],
+    "flipped": _flipped,
+    "of another shard": _of_other_shard,
+    "forged": _forged,
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two shards, one with items that are filtered and one that is quarantined, proven."""
+    folder = tmp_path_factory.mktemp("lossy")
+    write_tar(folder / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
+    write_tar(folder / "raw" / "b.tar", samples(2, "g"))
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+        environment = {"MM_WORKERS": "1", "MM_MIN_ASPECT_RATIO": "50", "MM_MAX_ASPECT_RATIO": "60"}
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
+        assert deployment.run().success
+        assert prove(deployment)[0]
+        yield deployment
+
+
+@pytest.fixture
+def copied(made: Deployment, tmp_path: Path) -> Deployment:
+    shutil.copytree(made.storage, tmp_path / "storage")
+    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)
+
+
+def _tamper(deployment: Deployment, tampering: str, *patterns: str) -> dict[str, bytes]:
+    """Change these files, times as they were; what they held, by path below the storage."""
+    storage = Path(deployment.storage)
+    paths = sorted(path for pattern in patterns for path in storage.glob(pattern) if path.is_file() and not path.name.startswith("."))
+    changed = {path: TAMPERINGS[tampering](path) for path in paths}
+    before = {str(path.relative_to(storage)): path.read_bytes() for path in paths}
+    for path, data in changed.items():
+        found = path.stat()
+        if data is None:
+            path.unlink()
+            continue
+        path.write_bytes(data)
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    return before
+
+
+def _now(deployment: Deployment, paths: dict[str, bytes]) -> dict[str, bytes]:
+    return {path: (Path(deployment.storage) / path).read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_ledger_scores_and_quarantine_are_named_and_mended(copied: Deployment, tampering: str) -> None:
+    before = _tamper(copied, tampering, "ledger/balance/*/*.parquet", "ledger/items/*/*.parquet", "scores/*", "quarantine/*")
+    assert len(before) == 18
+    success, found, _ = prove(copied)
+    told = "\n".join(line for shards in found.values() for lines in shards.values() for line in lines)
+    assert not success
+    assert [path for path in before if path not in told] == []
+    assert copied.run().success
+    assert _now(copied, before) == before
+    assert prove(copied)[:2] == (True, {})
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_records_are_not_believed_and_made_again(copied: Deployment, tampering: str) -> None:
+    before = _tamper(copied, tampering, *(f"ledger/{asset}/*.json" for asset in (*OUTPUTS, "image_scores", "quarantine")))
+    assert len(before) == 14
+    success, found, _ = prove(copied)
+    assert not success
+    assert {asset: sorted(shards) for asset, shards in found.items()} == {asset: ["a", "b"] for asset in OUTPUTS}
+    assert all("no record says what was written" in lines[0] for shards in found.values() for lines in shards.values())
+    assert copied.run().success
+    for path in before:
+        record = unseal((Path(copied.storage) / path).read_bytes())
+        assert (record["asset"], f"{record['key']}.json") == tuple(path.split("/")[1:])
+    assert prove(copied)[:2] == (True, {})
+
+
+@pytest.mark.parametrize("tampering", TAMPERINGS)
+def test_proofs_are_not_believed_and_made_again(copied: Deployment, tampering: str) -> None:
+    before = _tamper(copied, tampering, "proof/*/*.json", "proof/proof.json")
+    assert len(before) == 11
+    assert prove(copied)[:2] == (True, {})
+    for path, data in _now(copied, before).items():
+        now, then = unseal(data), unseal(before[path])
+        assert _untimed(now) == _untimed(then)
+
+
+def _untimed(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _untimed(inner) for name, inner in value.items() if name != "examined_at"}
+    return value
+
+
+def test_a_whole_record_of_another_making_is_told_by_the_event_log(copied: Deployment) -> None:
+    """Sealed anew, it is as good as ours; but the event log knows the version."""
+    path = Path(copied.storage) / "ledger" / "final_tars" / "a.json"
+    record = unseal(path.read_bytes())
+    path.write_bytes(seal({**record, "version": "0" * len(record["version"])}))
+    success, found, _ = prove(copied)
+    assert not success
+    assert list(found) == ["final_tars"] and list(found["final_tars"]) == ["a"]
+    assert "the event log of" in found["final_tars"]["a"][0]
