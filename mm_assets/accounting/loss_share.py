@@ -48,15 +48,15 @@ class LossShare:
         items = [loss for loss in report.quarantined if loss.is_item]
         stretches = [loss for loss in report.quarantined if not loss.is_item]
         content = report.texts + report.images + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
-        nbytes = sum(notes.get("nbytes", 0) for notes in report.notes.values())  # 0: rows of items, in which nothing is to be recognized
+        is_of_others = any(notes.get("of_others") for notes in report.notes.values())  # in data of ours nothing is to be recognized
         found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
         return cls(
             Counter(loss.kind for loss in (*items, *unreferenced)),
             report.rows + len(report.filtered),
             report.samples,
-            nbytes > 0 and not content if report.samples else bool(stretches) and not found,
+            is_of_others and not content if report.samples else bool(stretches) and not found,
             sum(map(_nbytes, stretches)),
-            nbytes,
+            sum(notes.get("nbytes", 0) for notes in report.notes.values()),
             sum(map(_is_image, unreferenced)),
             tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
             _examples((*stretches, *items, *unreferenced)),

@@ -7,12 +7,17 @@ import os
 import time
 from collections import Counter
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_assets.cli import losses, raw_layout
 from mm_assets.cli.arguments import location
 from mm_assets.cli.progress import Progress
 from mm_assets.terminal import fail
+
+if TYPE_CHECKING:  # commands start faster without pyarrow
+    from mm_assets.formats.conversion import Conversion
+    from mm_assets.formats.origins import Note
+    from mm_assets.formats.writer import PartitionReport
 
 
 def add_to(commands: Any) -> None:
@@ -64,12 +69,12 @@ def run(options: argparse.Namespace) -> int:
         conversions = [conversion for conversion in conversions if conversion.partition.name not in left_alone]
         sweep_output(options.dst)
         sweep(losses.folder(writer))
-        claims.note_sources()
     reports: list[PartitionReport] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = settle(conversions, pool)
         with Progress(len(conversions)) as progress:
-            for conversion, result in pool.map(partial(_convert, max_loss=_max_loss(options)), conversions):
+            jobs = [_Job(conversion, claims.note_of(conversion.partition.name)) for conversion in conversions]
+            for (conversion, _), result in pool.map(partial(_convert, max_loss=_max_loss(options)), jobs):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
@@ -86,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         failures.append(error_line(error))
     losses.publish(writer, reports)
-    claims.restore_sources({report.partition for report in reports} | left_alone)
+    claims.restore({report.partition for report in reports} | left_alone)
     report = WriteReport(options.dst, tuple(reports))
     _print(report, time.monotonic() - started)
     if left_alone:
@@ -153,16 +158,24 @@ def _max_loss(options: argparse.Namespace) -> float:
     return Settings.from_environment().max_loss if options.max_loss is None else float(options.max_loss)
 
 
-def _convert(conversion: Any, max_loss: float) -> Any:
+class _Job(NamedTuple):
+    """What a worker does, and the note of where it came from."""
+
+    conversion: Conversion
+    note: Note
+
+
+def _convert(job: _Job, max_loss: float) -> PartitionReport:
     """What a worker does: a partition of which more would be lost than may be is not published."""
     from mm_assets.accounting.loss_share import LossShare
     from mm_assets.formats.reader import ShardError
 
-    def check(report: Any) -> None:
+    def check(report: PartitionReport) -> None:
         if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:
             raise ShardError(f"{', '.join(report.source_files[:3])}: {refusal}")
+        job.note.write()
 
-    return conversion.run(check)
+    return job.conversion.run(check)
 
 
 def _refuse_nested(source: str, target: str) -> None:

@@ -49,31 +49,35 @@ def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) ->
         return
     if kind != "parquet":
         raise ValueError(f"{_flag(given[0])} is for tars and for Parquet of others, not for {kind}")
-    file = _first_file(kind, source)
+    file = _files(kind, source)[0]
     rows = rows_of(file)
     if strange := [name for name in given if name not in (_OF_ROWS if rows == DOCUMENTS else (_PREFIX,))]:
         raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {rows}")
 
 
 def is_ours(kind: str, source: str) -> bool:
-    """Whether this project wrote the first of the tars or Parquet files at ``source``."""
-    if kind == "parquet":
-        from mm_assets.formats.parquet_source import OURS, rows_of
+    """Whether this project wrote the first readable one of the tars or Parquet files at ``source``."""
+    from mm_assets.accounting.canonical import webdataset
+    from mm_assets.formats.parquet_source import OURS, rows_of
+    from mm_assets.formats.storage import is_remote, regular_file
 
-        return rows_of(_first_file(kind, source)) == OURS
-    if kind == "webdataset":
-        from mm_assets.accounting.canonical import webdataset
-
-        return webdataset.is_ours(_first_file(kind, source))
+    if kind not in ("parquet", "webdataset"):
+        return False
+    for file in _files(kind, source):
+        try:
+            file = file if is_remote(file) else regular_file(file)
+            return rows_of(file) == OURS if kind == "parquet" else webdataset.is_ours(file)
+        except (OSError, ValueError):  # it fails alone when it is converted
+            continue
     return False
 
 
-def _first_file(kind: str, source: str) -> str:
+def _files(kind: str, source: str) -> list[str]:
     from mm_assets.formats.listing import expand_paths
     from mm_assets.formats.raw_files import PARQUET_SUFFIXES
     from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
-    return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)[0]
+    return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)
 
 
 def names(text: str) -> tuple[str, ...]:

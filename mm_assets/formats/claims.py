@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mm_assets.formats.origins import Origin, OriginNotes, at_once, origin_of
+from mm_assets.formats.origins import Note, Origin, OriginNotes, at_once, origin_of
 
 if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter
@@ -35,7 +35,6 @@ class Claims:
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}
         self._before = self._notes.read(self._names.values())
-        self._noted: dict[str, Origin | None] = dict(self._before)
         self._origins = dict(zip(sources, self._origins_of(list(sources.values())), strict=True))
         existing = writer.existing(sources)
         self.states = {partition: self._state(partition) if partition in existing else NEW for partition in sources}
@@ -52,19 +51,16 @@ class Claims:
             raise PartitionsExist(self._complaint(foreign))
         return set(foreign) if self._writer.mode == "ignore" else set()
 
-    def note_sources(self) -> None:
-        """Note the sources of those that are going to be written."""
-        left_alone = self.left_alone()
-        self._write({name: self._origins[partition] for partition, name in self._names.items() if partition not in left_alone})
+    def note_of(self, partition: str) -> Note:
+        """The note to write, in whatever process, when the partition is about to be published."""
+        name = self._names[partition]
+        return Note(self._notes, name, self._before.get(name), self._origins[partition])
 
-    def restore_sources(self, landed: Collection[str]) -> None:
+    def restore(self, landed: Collection[str]) -> None:
         """Put back the notes of those that did not land: what lies there is what was there before."""
-        self._write({name: self._before.get(name) for partition, name in self._names.items() if partition not in landed})
-
-    def _write(self, origins: Mapping[str, Origin | None]) -> None:
-        changed = {name: origin for name, origin in origins.items() if origin != self._noted.get(name)}
-        self._notes.write(changed)
-        self._noted.update(changed)
+        names = [name for partition, name in self._names.items() if partition not in landed]
+        now = self._notes.read(names)
+        self._notes.write({name: self._before.get(name) for name in names if self._before.get(name) != now.get(name)})
 
     def _origins_of(self, sources: Sequence[Sequence[str]]) -> list[Origin | None]:
         options = self._writer.storage_options

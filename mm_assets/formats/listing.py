@@ -138,7 +138,7 @@ def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
 
 
 def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
-    """The files that match a pattern, and those in folders that do."""
+    """The files that match a pattern, and those in folders that do; of other suffixes only where there are no others."""
     names, told = _matches(pattern, options)
     found = Expansion(passed_over=told)
     for name in names:
@@ -147,7 +147,8 @@ def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | 
         elif not is_beside(os.path.basename(name)):
             inside = _in_folder(name, suffixes)
             found.add(inside if inside.files or not name.lower().endswith(suffixes) else Expansion([name], inside.passed_over))
-    return found
+    wanted = [name for name in found.files if name.lower().endswith(suffixes)]
+    return Expansion(wanted or found.files, found.passed_over)
 
 
 def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], list[str]]:

@@ -2,8 +2,8 @@
 
     .origins/<output>.json    of one partition: digests of where its input files lay, and of what they looked like
 
-A source is the same if it lies in the same place, whatever is in it now, or if its files look the same, wherever they are now. Notes are
-written before the outputs: one that a killed process has left makes no other source of what the next one reads.
+A source is the same if it lies in the same place, whatever is in it now, or if its files look the same, wherever they are now. A note is
+written just before its output: one that a killed process has left makes no other source of what the next one reads.
 """
 
 from __future__ import annotations
@@ -109,3 +109,18 @@ class OriginNotes:
 
     def _uri(self, name: str) -> str:
         return join(self._folder, f"{name}.json")
+
+
+@dataclass(frozen=True)
+class Note:
+    """Of one output: its origin ``before``, and the one that it has ``now`` (None: not known)."""
+
+    notes: OriginNotes
+    name: str
+    before: Origin | None
+    now: Origin | None
+
+    def write(self) -> None:
+        """Note the present origin."""
+        if self.now != self.before:
+            self.notes.write({self.name: self.now})

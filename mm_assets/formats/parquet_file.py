@@ -24,16 +24,18 @@ _MAX_LISTED = 100_000  # columns, or row groups: what a footer lists takes kilob
 def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: Mapping[str, Any]) -> pq.ParquetFile:
     """Open a file, which messages call ``name``, with the arguments ``opening`` of `pyarrow.parquet.ParquetFile`.
 
-    Raises ``FileNotFoundError``, `ShardError` for a file that is no Parquet, and ``TypeError`` for an argument that there is not.
+    Raises as `regular_file` does, `ShardError` for a file that is no Parquet, and ``TypeError`` for an argument that there is not.
     """
     arguments = {"pre_buffer": is_remote(uri), "thrift_container_size_limit": _MAX_LISTED, **opening}
+    if not is_remote(uri):
+        path = regular_file(uri)
+        arguments = {"buffer_size": _READ_BUFFER, **arguments}
     try:
         if is_remote(uri):
             fs, path = filesystem(uri, options)
             source = pa.PythonFile(fs.open(path, "rb"), mode="r")
         else:
-            source = regular_file(uri)
-            arguments = {"buffer_size": _READ_BUFFER, **arguments}
+            source = path
         file = pq.ParquetFile(source, **arguments)
         refuse_bad_footer(source, file.metadata)
         return file

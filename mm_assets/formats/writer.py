@@ -143,14 +143,14 @@ class InterleavedWriter(ABC):
         left_alone = claims.left_alone()
         streams = [stream for stream in streams if stream.partition not in left_alone]
         writer = self.prepared([stream.schema for stream in streams])
-        claims.note_sources()
         reports: list[PartitionReport] = []
         try:
             for stream in streams:
-                reports.append(writer.write_partition(stream))
+                note = claims.note_of(stream.partition)
+                reports.append(writer.write_partition(stream, lambda _, note=note: note.write()))  # type: ignore[misc]
             writer.finish(reports)
         finally:
-            claims.restore_sources({report.partition for report in reports} | left_alone)
+            claims.restore({report.partition for report in reports} | left_alone)
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:

@@ -271,7 +271,9 @@ def test_the_kept_entries_are_bounded_and_all_are_counted(tmp_path: Path) -> Non
 
 
 def _damages(good: bytes) -> list[bytes]:
-    return [b"", b"PAR1", good[:-9], good[: len(good) // 2], good.replace(b'"format": 1', b'"format": 9'), b"\xff" * 100]
+    other = good.replace(rb'\"format\": 1', rb'\"format\": 9')
+    assert other != good
+    return [b"", b"PAR1", good[:-9], good[: len(good) // 2], other, b"\xff" * 100]
 
 
 @pytest.mark.parametrize("which", range(6))

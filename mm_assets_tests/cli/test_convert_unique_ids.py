@@ -35,7 +35,7 @@ def raw_files(folder: Path) -> Path:
 def parquet_files(folder: Path) -> Path:
     for name in "abc":
         rows = [item("x", -1, "metadata"), item("x", 0, "text", text_content=f"x of {name}")]
-        own = [item(f"own-{name}", 0, "text", text_content=f"text of own-{name}")]
+        own = [item(f"own-{name}", -1, "metadata"), item(f"own-{name}", 0, "text", text_content=f"text of own-{name}")]
         write("parquet", folder / f"{name}.parquet", batch_of([*rows, *own]))
     return folder
 
@@ -106,7 +106,7 @@ def test_a_sample_that_is_dropped_anyway_gives_its_id_to_a_sound_one(tmp_path: P
     convert(capsys, tmp_path / "raw", tmp_path / "drop", "parquet", *DROP)
     assert texts("parquet", tmp_path / "drop") == [("own", "text of own"), ("x", "text of x")]
     assert [row["kind"] for row in lists(tmp_path / "drop")["a"] if row["is_cause"]] == ["missing_member"]
-    convert(capsys, tmp_path / "raw", tmp_path / "row", "parquet", "--on-materialize-error", "drop_row")
+    convert(capsys, tmp_path / "raw", tmp_path / "row", "parquet", "--on-materialize-error", "drop_row", "--max-loss", "1")
     assert texts("parquet", tmp_path / "row") == [("own", "text of own"), ("x", "faulty")]
 
 

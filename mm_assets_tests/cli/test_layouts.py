@@ -95,7 +95,7 @@ def test_settings_hold_where_no_flag_is_given(tmp_path: Path) -> None:
 def test_the_setting_of_prefixes_is_for_data_of_others(tmp_path: Path) -> None:
     """Ids in ours have had theirs: once more only by the flag."""
     other_names(tmp_path / "raw")
-    source, prefix = tmp_path / "raw", {"MM_SAMPLE_ID_PREFIX": "shard"}
+    source, prefix = tmp_path / "raw", {"MM_SAMPLE_ID_PREFIX": "shard", "MM_MAX_LOSS": "1"}
     for kind in ("parquet", "webdataset", "parquet"):
         target = tmp_path / f"{source.name}-{kind}"
         ok("convert", source, target, "--to", kind, **prefix)

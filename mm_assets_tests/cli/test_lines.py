@@ -163,7 +163,7 @@ def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(outp
     for file in (tmp_path / "lance" / "items.lance" / "data").iterdir():
         file.chmod(0)
     done = run("convert", tmp_path / "lance", tmp_path / "out", "--to", "parquet", as_user=True)
-    assert only_line(done) == f"{tmp_path}/lance/items.lance: permission denied (2 partitions)"
+    assert only_line(done) == f"{tmp_path}/lance/items.lance: unreadable Lance data: permission denied (2 partitions)"
 
 
 def test_fields_that_are_not_found_are_told_with_their_file(raw: Path, tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ UNWRITABLE = [
     refused("struct-of-nothing", pa.struct([])),
     refused("list-of-structs-of-nothing", pa.list_(pa.struct([]))),
     refused("list-of-no-length", pa.list_(pa.int8(), 0), "has no exact JSON form"),
-    refused("list-of-fixed-lists-of-texts", pa.list_(pa.list_(pa.string(), 2)), "fixed-size lists of numbers only"),
     refused("bytes-of-no-length", pa.binary(0)),
     refused("decimal-of-negative-scale", pa.decimal128(5, -2)),
     refused("interval", pa.month_day_nano_interval()),

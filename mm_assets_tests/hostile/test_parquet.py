@@ -201,8 +201,9 @@ def test_files_of_another_layout(tmp_path: Path, columns: dict[str, Any], words:
 def test_columns_and_fields_of_one_name(tmp_path: Path) -> None:
     twice = pa.table([pa.array([["t"]]), pa.array([1]), pa.array([2])], names=["texts", "n", "n"])
     pq.write_table(twice, tmp_path / "f.parquet")
-    with pytest.raises(ShardError, match=r"^f\.parquet: column 'n' occurs twice$"):
+    with pytest.raises(ShardError) as refusal:
         read_tolerantly(tmp_path / "f.parquet")
+    assert str(refusal.value) == "f.parquet: column 'n' occurs twice"
 
 
 def small(folder: Path) -> list[Path]:

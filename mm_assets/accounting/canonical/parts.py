@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
+from mm_assets.formats.storage import NoRegularFile
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import BLOBS, Blob
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
@@ -24,7 +25,7 @@ def naming(uri: str) -> Iterator[None]:
     """What pyarrow raises for a damaged file becomes a `ShardError` that names it."""
     try:
         yield
-    except FileNotFoundError:
+    except (FileNotFoundError, NoRegularFile):
         raise
     except (pa.ArrowException, OSError, ValueError, TypeError, LookupError) as error:
         raise ShardError(f"{uri}: pyarrow cannot read it: {cause_line(error, uri)}") from error

@@ -40,7 +40,7 @@ class DocumentSource(FileSource):
         kept = sum(items for items, is_sound in zip(self._scan.items, self._scan.is_sound, strict=True) if is_sound)
         super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
         self.losses = self._scan.losses
-        self.notes["nbytes"] = file.nbytes
+        self.notes |= {"nbytes": file.nbytes, "of_others": True}
 
     def survey(self) -> FileSurvey:
         """What the file holds."""

@@ -9,6 +9,7 @@ from typing import Any
 import lance
 
 from mm_assets.formats.error_lines import cause_line
+from mm_assets.formats.error_places import located
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
 from mm_assets.interleaved.schema import MODALITIES
@@ -20,7 +21,8 @@ _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are no
 def naming(uri: str) -> Iterator[None]:
     """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too, which are no ``Exception``."""
     try:
-        yield
+        with located(uri):
+            yield
     except FileNotFoundError:
         raise
     except BaseException as error:

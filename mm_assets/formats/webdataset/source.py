@@ -51,9 +51,11 @@ class WebdatasetSource(FileSource):
             self._kept: dict[Member, Sample] = {}
             self._frames: dict[str, tuple[Member, int, int]] = {}  # as `BlobBuilder.frames`, of all batches
             tally = SchemaTally()
+            is_of_others = False
             kept_bytes = 0
             for member, sample in self._samples.sound():
                 self._members.append(member)
+                is_of_others |= sample.declared is None
                 tally.observe(sample)
                 kept_bytes += sample.nbytes
                 if kept_bytes <= _KEPT_BYTES:
@@ -64,7 +66,7 @@ class WebdatasetSource(FileSource):
             self._samples.close()
             raise
         self.losses = self._samples.losses
-        self.notes["nbytes"] = self._samples.nbytes
+        self.notes |= {"nbytes": self._samples.nbytes, "of_others": is_of_others}
         if unreferenced := self._samples.unreferenced_names():
             self.notes["unreferenced_members"] = unreferenced
         if skipped := self._samples.skipped():

@@ -232,7 +232,7 @@ def test_members_without_a_key_are_told(tmp_path: Path) -> None:
     for name, data in parts["images"][1:]:
         ref, reason = strays[name]
         assert (tmp_path / ref["path"]).read_bytes()[ref["byte_offset"] :][: ref["byte_size"]] == data
-        assert reason == "it is no image of any sample that was read"
+        assert reason == "it is no part of any sample that was read"
     assert "a.device" in strays and "device" in strays["a.device"][1]
 
 
