@@ -65,10 +65,10 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
     print(_proof_line(result, keys))
-    failed = sum(not e.passed and e.check_name != LANDED for e in result.get_asset_check_evaluations())
+    failed = sum(not e.passed and e.partition is not None for e in result.get_asset_check_evaluations())
     print(
         f"raw shards: {raw}; shards failed: {len(_failed_shards(result))}; "
-        f"lost of those that landed: {loss_share(result):.0%}; checks failed: {failed}"
+        f"lost of the others: {loss_share(result):.0%}; checks failed: {failed}"
     )
 
 

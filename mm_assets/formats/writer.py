@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from mm_assets.formats.absent_content import absent_content
 from mm_assets.formats.claims import MODES, Claims
+from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.origins import at_once
 from mm_assets.formats.reader import InterleavedReader, ShardError
@@ -231,4 +232,4 @@ class InterleavedWriter(ABC):
 
 
 def _located(error: ValueError | TypeError, source: str) -> ValueError | TypeError:
-    return ShardError(f"{source}: {error}") if source else error
+    return ShardError(f"{source}: {cause_line(error, source)}") if source else error

@@ -128,7 +128,12 @@ def materialized(result: dg.ExecuteInProcessResult) -> dict[str, dict[str, dg.As
 
 
 def failed_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str | None]]:
-    """(asset, check, shard) of every evaluation that did not pass."""
+    """(asset, check, shard) of every evaluation that did not pass; the shard is None where all are judged together."""
     return {
         (e.asset_key.to_user_string(), e.check_name, e.partition) for e in result.get_asset_check_evaluations() if not e.passed
     }
+
+
+def failed_shard_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str | None]]:
+    """Those of single shards."""
+    return {failed for failed in failed_checks(result) if failed[2] is not None}

@@ -257,7 +257,7 @@ def test_another_shard_does_not_make_a_sound_one_anew(tmp_path: Path, deploy: De
 def test_a_sound_sample_does_not_yield_to_a_faulty_one(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {"twin.json": document("twin")})  # its picture is missing
     write_tar(tmp_path / "raw" / "b.tar", {"twin.json": document("twin"), "twin.1.png": PNG})
-    assert deploy(**ALL_IMAGES).run().success
+    assert deploy(**ALL_IMAGES, MM_MAX_LOSS="1").run().success
     storage = tmp_path / "storage"
     assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset({"twin"})}
     assert pq.read_table(storage / "curated" / "b.parquet").num_rows == 3
@@ -290,7 +290,7 @@ def test_a_link_that_leads_nowhere_fails_alone(tmp_path: Path, deploy: Deploy) -
 def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -> None:
     strays = {f"stray{n:02d}.png": PNG for n in range(30)}
     write_tar(tmp_path / "raw" / "a.tar", {**samples(1, "a"), **strays})
-    assert deploy(**ALL_IMAGES).run().success
+    assert deploy(**ALL_IMAGES, MM_MAX_LOSS="1").run().success
     items = table(tmp_path / "storage", "ledger/items").to_pylist()
     assert {(i["outcome"], i["kind"], i["source"], i["member"]) for i in items} == {
         ("unreferenced", "unreferenced_member", "a.tar", name) for name in strays

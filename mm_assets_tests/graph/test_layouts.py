@@ -14,7 +14,7 @@ import pytest
 from mm_assets.cli import main
 from mm_assets_tests.formats.parquet_of_others import PICTURES, curator, curator_rows, documents, image, interleaved
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
+from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_shard_checks, materialized
 
 Deploy = Callable[..., Deployment]
 
@@ -68,7 +68,7 @@ def test_image_text_pairs_with_ids_that_start_anew(tmp_path: Path, deploy: Deplo
         asset: ["00000", "00001"] for asset in ASSETS
     }
     assert f"{raw}: 2 Parquet files beside tars passed over, such as 00000.parquet; name *.parquet to read them" in log(result, deployment)
-    assert {(check, shard) for _, check, shard in failed_checks(result)} == {
+    assert {(check, shard) for _, check, shard in failed_shard_checks(result)} == {
         ("integrity", "00001"), ("empty", "00001"), ("materialization_errors", "00001"),
     }  # fmt: skip
     assert contents(storage, "00000") == {
@@ -105,7 +105,7 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
     deployment = deploy(MM_SAMPLE_ID_FIELD="uid")
     result = deployment.run()
     assert result.success
-    assert failed_checks(result) == {
+    assert failed_shard_checks(result) == {
         ("raw_shards", "integrity", "obelics"), ("quarantine", "empty", "obelics"),
         ("curated_parquet", "materialization_errors", "obelics"),
     }  # fmt: skip
@@ -146,7 +146,7 @@ def test_curators_parquet_as_raw_shards(tmp_path: Path, deploy: Deploy) -> None:
     result = deploy().run()
     assert result.success
     assert contents(storage, "p") == {"a": [(0, "x"), (1, PICTURES[0])], "b": [(1, "y")], "d": [(0, PICTURES[1])]}
-    assert failed_checks(result) == {("raw_shards", "integrity", "p"), ("quarantine", "empty", "p")}
+    assert failed_shard_checks(result) == {("raw_shards", "integrity", "p"), ("quarantine", "empty", "p")}
     assert_proven(storage, 1)
     records = pq.read_table(storage / "quarantine" / "p.parquet").to_pylist()
     assert [(r["sample_id"], r["kind"], r["source_uri"], r["member"]) for r in records] == [
@@ -218,7 +218,7 @@ def test_names_of_columns(tmp_path: Path, deploy: Deploy) -> None:
         documents(raw / f"{shard}.parquet", columns)
     settings = {"MM_TEXTS_FIELD": "caption", "MM_IMAGES_FIELD": "jpg", "MM_SAMPLE_ID_FIELD": "key"}
     result = deploy(**settings, MM_SAMPLE_ID_PREFIX="shard").run()
-    assert result.success and failed_checks(result) == set()
+    assert result.success and failed_shard_checks(result) == set()
     for shard in ("x", "y"):
         assert contents(storage, shard) == {f"{shard}/0": [(0, "t"), (0, PICTURES[1])], f"{shard}/1": [(0, "u"), (0, PICTURES[1])]}
     assert_proven(storage, 2)

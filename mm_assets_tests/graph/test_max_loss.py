@@ -47,9 +47,7 @@ def test_lists_of_other_names(tmp_path: Path, deploy: Deploy) -> None:
         "no sample has a text or an image; fields seen: text_list, image_list, lang; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
     }
     fixed = deploy(MM_TEXTS_FIELD="text_list", MM_IMAGES_FIELD="image_list")
-    (tmp_path / "raw" / "b.tar").unlink()
-    fixed.raw = str(tmp_path / "raw" / "a.tar")
-    assert _outcome(fixed)[:2] == (True, ["a"])
+    assert _outcome(fixed)[:2] == (False, ["a"])
     assert pq.read_table(tmp_path / "storage" / "curated" / "a.parquet")["modality"].to_pylist().count("image") == 4
 
 

@@ -19,7 +19,7 @@ from mm_assets_tests.formats.paired.raw.modalities import (
     texts_of,
 )
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized
+from mm_assets_tests.graph.deployment import Deployment, failed_shard_checks, materialized
 
 Deploy = Callable[..., Deployment]
 ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
@@ -47,7 +47,7 @@ def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(tmp_pat
     result = deployment.run()
     assert result.success
     assert set(materialized(result)["lance_table"]) == {"a", "b"}
-    assert failed_checks(result) == {("raw_shards", "integrity", "b"), ("quarantine", "empty", "b")}
+    assert failed_shard_checks(result) == {("raw_shards", "integrity", "b"), ("quarantine", "empty", "b")}
 
     rows = _rows(storage, "a")
     assert [(row["sample_id"], row["position"], row["modality"]) for row in rows] == [
@@ -70,7 +70,7 @@ def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(tmp_pat
 
     make_tar(tmp_path / "raw" / "texts" / "b.tar", texts_of(OTHERS))
     mended = deployment.run()
-    assert failed_checks(mended) == set()
+    assert failed_shard_checks(mended) == set()
     assert {row["sample_id"] for row in _rows(storage, "b", "filtered")} == set(OTHERS)
     assert list((storage / "quarantine").glob("*.parquet")) == []
 
@@ -97,7 +97,7 @@ def test_other_policies(tmp_path: Path, deploy: Deploy, policy: str, lands: list
         return
     rows = [row for row in _rows(tmp_path / "storage", "b") if row["sample_id"] == "page1"]
     assert [(row["position"], row["modality"]) for row in rows] == [(-1, "metadata"), (0, "image"), (2, "image")]
-    assert failed_checks(result) == set()
+    assert failed_shard_checks(result) == set()
 
 
 def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(tmp_path: Path, deploy: Deploy) -> None:
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_of_a_sample_costs_that_sample(tmp_path: Path, deplo
         "emb": [("json.npy", npy([1])), ("utf8.npy", npy([1])), ("npy.npy", b"no array"), ("pickle.npy", npy([{}], allow_pickle=True))],
     }
     raw = make_modalities(tmp_path / "raw", {"x": {name: [*fine[name], *bad[name]] for name in fine}})
-    deployment = deploy(raw=raw, **ALL_IMAGES)
+    deployment = deploy(raw=raw, **ALL_IMAGES, MM_MAX_LOSS="1")
     assert deployment.run().success
     storage = tmp_path / "storage"
     assert {row["sample_id"] for row in _rows(storage, "x", "filtered")} == {"ok"}

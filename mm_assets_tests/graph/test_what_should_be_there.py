@@ -166,7 +166,7 @@ def test_a_proof_that_could_not_be_done_is_no_proof(copied: Deployment, monkeypa
     success, found, proof = prove(copied)
     assert not success
     assert set(found) == {output.asset for output in OUTPUTS}
-    assert all("WorkerDied" in lines[0] for shards in found.values() for lines in shards.values())
+    assert all("worker killed" in lines[0] for shards in found.values() for lines in shards.values())
     assert {entry["is_equal"] for shard in proof["shards"].values() for entry in shard.values()} == {False}
 
 
