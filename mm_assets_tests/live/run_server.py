@@ -15,6 +15,7 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.io_managers.base import LANDED
 from mm_assets.workers import WorkerFailure, WorkerPool
 
 
@@ -41,9 +42,8 @@ def serve() -> None:
                 raise_on_error=False,
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
-            failed = [
-                f"{e.asset_key.to_user_string()}.{e.check_name} {e.partition}" for e in result.get_asset_check_evaluations() if not e.passed
-            ]
+            of_shards = [e for e in result.get_asset_check_evaluations() if e.partition is not None or e.check_name == LANDED]
+            failed = [f"{e.asset_key.to_user_string()}.{e.check_name} {e.partition}" for e in of_shards if not e.passed]
             answer = {"ok": result.success, "died": died, "failed": failed, "errors": _errors(instance, result.run_id)}
             print(json.dumps(answer), file=answers, flush=True)
 

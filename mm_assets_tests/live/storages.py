@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lance
 
 from mm_assets.accounting.canonical import derive
+from mm_assets.accounting.sealed_json import unseal
 from mm_assets.formats import read_sharded_cache_meta
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
@@ -173,7 +175,13 @@ def _timeless(name: str, data: bytes) -> bytes:
     """A record or proof without time stamps, and without the count of quarantine records that the very run has closed."""
     if not name.endswith(".json") or not name.startswith(("ledger/", "proof/")):
         return data
-    values = json.loads(data)
-    values.pop("stat", None)
+    values = unseal(data)
     values.get("metadata", {}).pop("closed", None)
-    return json.dumps(values, sort_keys=True).encode()
+    return json.dumps(_without(values, {"stat", "examined_at"}), sort_keys=True).encode()
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    """A JSON value without the fields of these names, wherever they are."""
+    if isinstance(value, dict):
+        return {name: _without(inner, names) for name, inner in value.items() if name not in names}
+    return [_without(inner, names) for inner in value] if isinstance(value, list) else value

@@ -30,7 +30,7 @@ def test_graph_on_s3(
     deploy: Callable[..., Deployment],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in s3.env.items():
+    for name, value in {**s3.env, "MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}.items():
         monkeypatch.setenv(name, value)
     raw, bucket = s3.new_bucket(), s3.new_bucket()
     shards = make_shards(tmp_path / "raw", members=2, pdf=1)
