@@ -96,7 +96,7 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
     assert told[2] == f"shard 'd' of filtered_parquet: {storage}/filtered/d.parquet: a folder, not a file"
     assert told[3].startswith("asset ")
     assert not any("input missing" in line or "landed" in line for line in told)
-    assert f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; lost of the others: 0%; checks failed: 2" in told
+    assert f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; members and items lost: 0%; checks failed: 2" in told
 
 
 @pytest.mark.parametrize(

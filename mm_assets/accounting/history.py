@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
 from mm_assets.accounting.lookup import Rows, in_arrow_cache, in_lance, in_parquet, in_tar
 from mm_assets.accounting.outputs import CACHE, CURATED, FILTERED, LANCE, OUTPUTS, TARS, Output
+from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.storage import StorageOptions, exists, join
 from mm_assets.interleaved.schema import MODALITIES
 
@@ -90,6 +94,13 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
                 item.fates.setdefault(output.asset, fate)
         shard.items.sort(key=_order)
     return [shards[name] for name in sorted(shards, key=lambda name: (name is None, name))]
+
+
+def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None) -> list[str]:
+    """The raw shards in which the survey saw a sample, whether they have landed or not."""
+    surveys = SurveyStore(root, options)
+    wanted = pa.scalar(sample_id)
+    return [partition for partition, ids in surveys.sample_ids(surveys.partitions()) if pc.index(ids, wanted).as_py() >= 0]
 
 
 def _loss(row: Mapping[str, Any]) -> str:

@@ -50,8 +50,10 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.error_places import located
     from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.output_folder import refuse_unwritable
+    from mm_assets.formats.registry import other_formats
     from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
+    from mm_assets.interleaved.notices import warn_user
     from mm_assets.workers import WorkerPool, available_cores
 
     started = time.monotonic()
@@ -66,6 +68,8 @@ def run(options: argparse.Namespace) -> int:
         if options.dry_run:
             return _print_plan(claims, writer)
         left_alone = claims.left_alone()
+        if others := other_formats(options.dst, options.to):
+            warn_user(f"{options.dst}: holds {' and '.join(others)}, too: who reads the folder has to name the files of one")
         conversions = [conversion for conversion in conversions if conversion.partition.name not in left_alone]
         sweep_output(options.dst)
         sweep(losses.folder(writer))

@@ -18,7 +18,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
-    from mm_assets.accounting.history import history_of
+    from mm_assets.accounting.history import history_of, surveyed_in
     from mm_assets.accounting.outputs import OUTPUTS
     from mm_assets.formats.error_places import located
     from mm_assets.formats.storage import local_path
@@ -30,6 +30,9 @@ def run(options: argparse.Namespace) -> int:
         _refuse_other_folder(root, {output.folder for output in OUTPUTS})
         shards = history_of(root, sample_id)
     if not shards:
+        if waiting := surveyed_in(root, sample_id):
+            hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
+            raise ValueError(f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, waiting))}: {hint}")
         raise ValueError(f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger")
     print(f"sample {_plain(sample_id)}")
     for shard in shards:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import location
+from mm_assets.terminal import fail
 
 
 def add_to(commands: Any) -> None:
@@ -19,7 +20,8 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what a dataset holds; image bytes are not read."""
+    """Print what a dataset holds; image bytes are not read. Partitions that cannot be read are named at the end."""
+    from mm_assets.formats.error_lines import error_line
     from mm_assets.formats.error_places import located
     from mm_assets.formats.registry import detect_format, reader_for
     from mm_assets.formats.storage import absolute
@@ -37,17 +39,24 @@ def run(options: argparse.Namespace) -> int:
     schemas = []
     first: list[dict[str, Any]] = []
     columns = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
+    failures: list[str] = []
     for partition in partitions:
-        schema, tables = reader.project(partition, columns)
-        schemas.append(schema)
-        for table in tables:
-            ids = table.column("sample_id")
-            samples += len(ids.unique())
-            errors += table.num_rows - table.column("materialize_error").null_count
-            counts.update({e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()})
-            if not first and table.num_rows:
-                first = [r for r in table.slice(0, 200).to_pylist() if r["sample_id"] == ids[0].as_py()]
-    print(f"{source}: {kind}, {len(partitions)} partitions, {samples} samples, {sum(counts.values())} rows")
+        try:
+            schema, tables = reader.project(partition, columns)
+            schemas.append(schema)
+            for table in tables:
+                ids = table.column("sample_id")
+                samples += len(ids.unique())
+                errors += table.num_rows - table.column("materialize_error").null_count
+                counts.update({e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()})
+                if not first and table.num_rows:
+                    first = [r for r in table.slice(0, 200).to_pylist() if r["sample_id"] == ids[0].as_py()]
+        except (OSError, ValueError) as error:
+            failures.append(error_line(error))
+    if failures and not schemas:
+        raise ValueError("; ".join(failures))
+    unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
+    print(f"{source}: {kind}, {len(partitions)} partitions{unread}, {samples} samples, {sum(counts.values())} rows")
     print(f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; {errors} with an error")
     print("columns:")
     for field in unify_schemas(schemas) if schemas else []:
@@ -57,4 +66,6 @@ def run(options: argparse.Namespace) -> int:
         for row in first:
             shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
             print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
-    return 0
+    for failure in failures:
+        fail(failure)
+    return 1 if failures else 0

@@ -68,7 +68,7 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     failed = sum(not e.passed and e.partition is not None for e in result.get_asset_check_evaluations())
     print(
         f"raw shards: {raw}; shards failed: {len(_failed_shards(result))}; "
-        f"lost of the others: {loss_share(result):.0%}; checks failed: {failed}"
+        f"members and items lost: {loss_share(result):.0%}; checks failed: {failed}"
     )
 
 

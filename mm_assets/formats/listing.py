@@ -94,6 +94,14 @@ def packed_line(place: str, names: Iterable[str]) -> list[str]:
     return [f"{which} packed in a way that is not read: pack with gzip, or not at all"]
 
 
+def unread_caches(names: Iterable[str]) -> list[str]:
+    """A line for each folder among some files that holds the shards of a cache, but not the ``_metadata.json`` that makes it one."""
+    names = list(names)
+    folders = dict.fromkeys(os.path.dirname(name) for name in names if name.lower().endswith(".arrow"))
+    told = {os.path.dirname(name) for name in names if os.path.basename(name) == "_metadata.json"}
+    return [f"{folder}: not read: a cache without its _metadata.json; make it again" for folder in folders if folder not in told]
+
+
 def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
     found = _existing(item, suffixes, options)
     if found is not None:
@@ -121,12 +129,12 @@ def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | No
     if fs.isdir(path):
         names = [name for name in fs.find(path) if not _is_hidden(name, path)]
         names = [fs.unstrip_protocol(name) for name in names]
-        return Expansion(_chosen(names, suffixes), _packed(item, names, suffixes)).require(nothing)
+        return Expansion(_chosen(names, suffixes), _unread(item, names, suffixes)).require(nothing)
     return None
 
 
 def _one_file(name: str, suffixes: tuple[str, ...]) -> Expansion:
-    packed = _packed(name, [name], suffixes)
+    packed = _unread(name, [name], suffixes)
     return Expansion([] if packed else [name], packed)
 
 
@@ -134,7 +142,7 @@ def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
     tree = LocalTree(folder)
     files = _chosen(tree.files, suffixes)
     called_like_files = [name for name in _chosen(tree.folders, suffixes) if not any(file.startswith(f"{name}/") for file in files)]
-    return Expansion(sorted(files + called_like_files), [*_packed(folder, tree.files, suffixes), *tree.told])
+    return Expansion(sorted(files + called_like_files), [*_unread(folder, tree.files, suffixes), *tree.told])
 
 
 def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
@@ -177,8 +185,10 @@ def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(suffixes))
 
 
-def _packed(place: str, names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
-    return packed_line(place, names) if set(TAR_SUFFIXES) <= set(suffixes) else []
+def _unread(place: str, names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
+    names = list(names)
+    packed = packed_line(place, names) if set(TAR_SUFFIXES) <= set(suffixes) else []
+    return packed + (unread_caches(names) if suffixes == ("/_metadata.json",) else [])
 
 
 def _absolute(path: str) -> str:

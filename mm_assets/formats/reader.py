@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,9 @@ class InterleavedReader(ABC):
         if self.fields is not None:
             if absent := [name for name in self.fields if name not in found.names]:
                 where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
-                warn_user(f"{where}: fields not found, filled with null: {', '.join(absent)}")
+                near = [name for field in absent for name in get_close_matches(field, found.names, n=1)]
+                hint = f" (is {', '.join(near)} meant?)" if near else ""
+                warn_user(f"{where}: fields not found, filled with null: {', '.join(absent)}{hint}")
             kept = [found.field(n) if n in found.names else pa.field(n, pa.null()) for n in self.fields]
             found = pa.schema([*INTERLEAVED_SCHEMA, *kept])
         if self.target is None:

@@ -57,6 +57,14 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     return found.pop()
 
 
+def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:
+    """The formats of data in a folder or below a URL prefix but ``kind``, sorted; none where there is no folder."""
+    fs, path = filesystem(folder, options)
+    if not fs.isdir(path):
+        return []
+    return sorted({found for name in names_in(folder, options) if (found := _by_suffix(name)) is not None} - {kind})
+
+
 def reader_for(kind: str, source: str | list[str], **arguments: Any) -> InterleavedReader:
     """A reader of the named format."""
     if kind == "parquet":
