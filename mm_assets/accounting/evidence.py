@@ -14,6 +14,7 @@ from mm_assets.accounting.records import ShardRecords
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.storage import StorageOptions, filesystem, join
 from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 # Below the root, each with a folder an asset and a file a shard; and what a file there tells.
 _TRACES = {
@@ -62,7 +63,7 @@ class Evidence:
             return []
         folder = join(self._root, output.folder)
         try:
-            files = expand_paths(folder, (output.suffix,), self._options)
+            files = expand_paths(folder, TAR_SUFFIXES if output.suffix in TAR_SUFFIXES else (output.suffix,), self._options)
         except FileNotFoundError:
             return []
         named = {output.uri(self._root, partition) for partition in known}
@@ -88,5 +89,5 @@ def _stated(data: bytes, suffix: str) -> str | None:
             return str(pq.read_table(pa.BufferReader(data), columns=["partition"]).column(0)[0].as_py())
         fields = json.loads(data)
         return str(fields.get("key") or fields["partition"])
-    except (ValueError, LookupError, AttributeError, OSError):
+    except (ValueError, LookupError, AttributeError, OSError, RecursionError):
         return None

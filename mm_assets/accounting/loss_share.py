@@ -12,29 +12,30 @@ import pyarrow.compute as pc
 from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
-from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
+from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER, fault_of
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import parse_source_ref
 
 _NAMED = 8  # fields, or classes of fault
 _LONGEST = 200  # characters of a reason
+_NO_ITEM, _NO_IMAGE, _NOTHING = "no sample has a text or an image", "no sample has an image", "nothing of it can be read"
 
 
 @dataclass(frozen=True)
 class LossShare:
-    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined, and members and frames that no sample names;
-    ``kept`` are the other items, ``samples`` the samples that can be read.
+    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined or kept with an error, and members and frames
+    that no sample names; ``kept`` are the other items, ``samples`` the samples that can be read.
 
-    ``is_barren``: none of the samples has a text or an image, or nothing could be read of a damaged file. ``unreadable_bytes`` of
-    ``nbytes`` belong to no member of the tar.
+    ``lack`` says what makes the shard one of which nothing is recognized: no sample has a text or an image, there are images and none of
+    them is a sample's, or nothing could be read of a damaged file. ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar.
     ``examples`` has a reason for each class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
     """
 
     lost: Mapping[str, int] = field(default_factory=dict)
     kept: int = 0
     samples: int = 0
-    is_barren: bool = False
+    lack: str = ""
     unreadable_bytes: int = 0
     nbytes: int = 0
     images: int = 0
@@ -48,18 +49,30 @@ class LossShare:
         items = [loss for loss in report.quarantined if loss.is_item]
         stretches = [loss for loss in report.quarantined if not loss.is_item]
         content = report.texts + report.images + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
+        images = report.images + sum(loss.modality == "image" for loss in (*items, *report.filtered))
+        unused = sum(map(_is_image, unreferenced))
+        lack = ""
         is_of_others = any(notes.get("of_others") for notes in report.notes.values())  # in data of ours nothing is to be recognized
         found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
+        if not report.samples:
+            lack = _NOTHING if stretches and not found else ""
+        elif is_of_others:
+            # Of a sample that cannot be read the images are referenced by nobody, too.
+            lack = _NO_ITEM if not content else _NO_IMAGE if unused and not (images or items) else ""
+        errors = [error for error in report.errors if error.outcome == "kept"]
+        examples = _examples((*stretches, *items, *unreferenced))
+        for error in errors:
+            examples.setdefault(fault_of(error.message), error.message[:_LONGEST])
         return cls(
-            Counter(loss.kind for loss in (*items, *unreferenced)),
-            report.rows + len(report.filtered),
+            Counter([*(loss.kind for loss in (*items, *unreferenced)), *(fault_of(error.message) for error in errors)]),
+            report.rows + len(report.filtered) - len(errors),
             report.samples,
-            is_of_others and not content if report.samples else bool(stretches) and not found,
+            lack,
             sum(map(_nbytes, stretches)),
             sum(notes.get("nbytes", 0) for notes in report.notes.values()),
-            sum(map(_is_image, unreferenced)),
+            unused,
             tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
-            _examples((*stretches, *items, *unreferenced)),
+            examples,
         )
 
     @classmethod
@@ -84,7 +97,7 @@ class LossShare:
             +lost,
             items - duplicates,
             survey.samples.num_rows - repeated.num_rows,
-            bool(stretches) and not items and not lost.total(),
+            _NOTHING if stretches and not items and not lost.total() else "",
             unreadable_bytes=sum(map(_nbytes, stretches)),
             nbytes=survey.nbytes,
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
@@ -100,7 +113,7 @@ class LossShare:
     @property
     def share(self) -> float:
         """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without any content is lost."""
-        if self.is_barren:
+        if self.lack:
             return 1.0
         return max(sum(self.lost.values()) / max(self.total, 1), self.unreadable_bytes / max(self.nbytes, 1))
 
@@ -115,10 +128,10 @@ class LossShare:
         if self.unreadable_bytes:
             reason = next(iter(self.examples.values()), "")
             causes.append(f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}")
-        elif self.is_barren and not self.samples:
-            causes.append(f"nothing of it can be read: {next(iter(self.examples.values()), '')}")
+        elif self.lack == _NOTHING:
+            causes.append(f"{_NOTHING}: {next(iter(self.examples.values()), '')}")
         unreferenced = self.lost.get(UNREFERENCED_MEMBER, 0)
-        if unreferenced or (self.is_barren and self.samples):
+        if unreferenced or (self.lack and self.samples):
             causes.append(self._unrecognized(unreferenced))
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:
@@ -130,7 +143,7 @@ class LossShare:
 
     def _unrecognized(self, unreferenced: int) -> str:
         named = ", ".join(self.fields[:_NAMED]) + (", …" if self.fields[_NAMED:] else "") if self.fields else "none"
-        content = "no sample has a text or an image" if self.is_barren else f"{self.samples} samples can be read"
+        content = self.lack or f"{self.samples} samples can be read"
         found = f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; " if unreferenced else ""
         return f"{found}{content}; fields seen: {named}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
 

@@ -20,7 +20,10 @@ def seal(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
 
 def unseal(data: bytes) -> dict[str, Any]:
     """The object without its seal. Raises ``ValueError`` for anything that is not as `seal` wrote it."""
-    fields = json.loads(data)
+    try:
+        fields = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
     if not isinstance(fields, dict) or _SEAL not in fields:
         raise ValueError("no digest of itself: an older version wrote it, or somebody changed it")
     told = fields.pop(_SEAL)

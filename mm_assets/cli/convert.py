@@ -26,7 +26,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("src", type=location, help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
     parser.add_argument("dst", type=location, help="folder for the output")
     parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"), help="format of the output")
-    parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep (default: all)")
+    parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep, comma-separated (default: all)")
     raw_layout.add_flags(parser)
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
@@ -92,10 +92,12 @@ def run(options: argparse.Namespace) -> int:
     except PartitionsRefused as error:  # what became of the others is told all the same
         failures += error.reasons
         reports = [report for report in reports if report.partition not in error.complaints]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # none of them has landed
         failures.append(error_line(error))
+        reports = []
+    with told_in_words(), located(options.dst):
+        claims.confirm([report.partition for report in reports])
     losses.publish(writer, reports)
-    claims.restore({report.partition for report in reports} | left_alone)
     report = WriteReport(options.dst, tuple(reports))
     _print(report, time.monotonic() - started)
     if left_alone:
@@ -163,10 +165,10 @@ def _max_loss(options: argparse.Namespace) -> float:
 
 
 class _Job(NamedTuple):
-    """What a worker does, and the note of where it came from."""
+    """What a worker does, and the note of where it came from, if that is to be written beforehand."""
 
     conversion: Conversion
-    note: Note
+    note: Note | None
 
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
@@ -177,7 +179,8 @@ def _convert(job: _Job, max_loss: float) -> PartitionReport:
     def check(report: PartitionReport) -> None:
         if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:
             raise ShardError(f"{', '.join(report.source_files[:3])}: {refusal}")
-        job.note.write()
+        if job.note is not None:
+            job.note.write()
 
     return job.conversion.run(check)
 

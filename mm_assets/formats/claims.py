@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mm_assets.formats.origins import Note, Origin, OriginNotes, at_once, origin_of
+from mm_assets.formats.origins import Note, Origin, OriginNotes
 
 if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter
 
 # What becomes of a partition that is there already and came from another source: it is replaced, refused, or left alone. Without a mode
-# it is refused, too, but one of which nobody knows the source, or which comes from nobody knows where, is replaced.
+# it is refused where a note says so, and nothing is noted where nothing was.
 MODES = ("overwrite", "error", "ignore")
 
 NEW, SAME = "new", "from the same source"
@@ -28,6 +28,9 @@ class Claims:
 
     ``states`` says of each whether it is new, or where it came from. An output without a note was written by an older version, from batches
     that came from no file, or by somebody else.
+
+    A new partition is noted just before it is published: whoever is killed then leaves a note without an output. One in the place of
+    another data set's is noted when it has landed: whoever is killed before has still to be told to replace it.
     """
 
     def __init__(self, writer: InterleavedWriter, sources: Mapping[str, Sequence[str]]) -> None:
@@ -35,9 +38,9 @@ class Claims:
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}
         self._before = self._notes.read(self._names.values())
-        self._origins = dict(zip(sources, self._origins_of(list(sources.values())), strict=True))
+        self._origins = {partition: Origin.of(files) if files else None for partition, files in sources.items()}
         existing = writer.existing(sources)
-        self.states = {partition: self._state(partition) if partition in existing else NEW for partition in sources}
+        self.states = {name: self._state(name) if name in existing else NEW for name in sources}
 
     def foreign(self) -> list[str]:
         """Partitions that are there already, and not known to be from the same source (without a mode: known to be from another)."""
@@ -51,24 +54,26 @@ class Claims:
             raise PartitionsExist(self._complaint(foreign))
         return set(foreign) if self._writer.mode == "ignore" else set()
 
-    def note_of(self, partition: str) -> Note:
-        """The note to write, in whatever process, when the partition is about to be published."""
+    def note_of(self, partition: str) -> Note | None:
+        """The note to write, in whatever process, before the partition is published; None where that has to wait."""
+        return None if self.states[partition] in (OTHER, UNKNOWN) else self._note(partition)
+
+    def confirm(self, landed: Collection[str]) -> None:
+        """Note the sources of those that had to wait, and have landed."""
+        for partition in landed:
+            if self.note_of(partition) is None:
+                self._note(partition).write()
+
+    def _note(self, partition: str) -> Note:
         name = self._names[partition]
-        return Note(self._notes, name, self._before.get(name), self._origins[partition])
-
-    def restore(self, landed: Collection[str]) -> None:
-        """Put back the notes of those that did not land: what lies there is what was there before."""
-        names = [name for partition, name in self._names.items() if partition not in landed]
-        now = self._notes.read(names)
-        self._notes.write({name: self._before.get(name) for name in names if self._before.get(name) != now.get(name)})
-
-    def _origins_of(self, sources: Sequence[Sequence[str]]) -> list[Origin | None]:
-        options = self._writer.storage_options
-        where = next((file for files in sources for file in files), "")
-        return at_once(lambda files: origin_of(files, options) if files else None, sources, where)
+        before = self._before.get(name)
+        now = None if self._writer.mode is None and before is None else self._origins[partition]
+        return Note(self._notes, name, self._writer.describe(partition), before, now)
 
     def _state(self, partition: str) -> str:
         before, now = self._before.get(self._names[partition]), self._origins[partition]
+        if now is not None and now.is_same(Origin.of([self._writer.uri_of(partition)])):  # written where it was read
+            return SAME
         if before is None or now is None:
             return UNKNOWN
         return SAME if before.is_same(now) else OTHER

@@ -11,7 +11,7 @@ import fsspec
 import xxhash
 
 from mm_assets.formats.error_places import located
-from mm_assets.formats.storage import NoRegularFile, StorageOptions, filesystem, is_remote, regular_file
+from mm_assets.formats.storage import StorageOptions, filesystem
 
 MISSING = "missing"
 
@@ -28,26 +28,6 @@ def local_stamp(file: str) -> str:
     except OSError:  # a link that leads nowhere, a file just gone or not for us: its shard fails, alone, when it is read
         return MISSING
     return f"{found.st_size}:{found.st_mtime_ns}:{ends}"
-
-
-def content_stamp(uri: str, options: StorageOptions | None = None) -> str:
-    """Size and a digest of both ends: the same for a copy, wherever it is; of a Lance table its data files' names, which no other has.
-
-    ``MISSING`` where there is nothing to be read.
-    """
-    fs, path = filesystem(uri, options)
-    try:
-        if path.endswith(".lance"):
-            names = sorted(name.rstrip("/").rpartition("/")[2] for name in fs.ls(f"{path}/data", detail=False))
-            return xxhash.xxh3_64_hexdigest("\n".join(names).encode())
-        path = path if is_remote(uri) else regular_file(path)
-        size = int(fs.size(path))
-        ends = fs.cat_file(path, 0, min(size, _END_BYTES))
-        if size > _END_BYTES:
-            ends += fs.cat_file(path, max(_END_BYTES, size - _END_BYTES), size)
-    except (OSError, NoRegularFile, TypeError):  # TypeError: a file system that knows no sizes
-        return MISSING
-    return f"{size}:{xxhash.xxh3_64_hexdigest(ends)}"
 
 
 def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -> dict[str, str]:

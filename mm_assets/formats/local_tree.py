@@ -7,6 +7,7 @@ from collections import deque
 
 # Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an underscore are the user's.
 LEDGER_BESIDE = "_ledger"
+ORIGINS_BESIDE = ".origins"  # hidden: no client takes what is in it for data
 
 
 class LocalTree:

@@ -1,9 +1,8 @@
 """Which source each partition of an output came from, noted beside the data, so that none is replaced by another data set's unasked.
 
-    .origins/<output>.json    of one partition: digests of where its input files lay, and of what they looked like
+    .origins/<output>.json    of one partition: digests of where its input files lay
 
-A source is the same if it lies in the same place, whatever is in it now, or if its files look the same, wherever they are now. A note is
-written just before its output: one that a killed process has left makes no other source of what the next one reads.
+A source is the same if one of its files lies in the same place, whatever is in it now.
 """
 
 from __future__ import annotations
@@ -11,29 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from mm_assets.formats.file_stamps import MISSING, content_stamp
-from mm_assets.formats.storage import (
-    StorageOptions,
-    exists,
-    filesystem,
-    is_remote,
-    join,
-    local_path,
-    remove,
-    staged,
-    sweep,
-)
-
-FOLDER = ".origins"  # hidden: no client takes what is in it for data
+from mm_assets.formats.local_tree import ORIGINS_BESIDE
+from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, join, local_path, remove, staged
 
 _THREADS = 16  # object stores answer in ~50 ms
+_LONGEST = 200  # bytes of a file's name, so that there is room for what is put around it
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,20 +28,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a partition was read from: digests of the addresses of its files, and of their sizes and ends (empty: not known)."""
+    """Where a partition was read from: digests of the addresses of its files."""
 
-    place: str
-    content: str
+    places: tuple[str, ...]
+
+    @classmethod
+    def of(cls, files: Sequence[str]) -> Origin:
+        """The origin of what is read from these files."""
+        return cls(tuple(_digest(file if is_remote(file) else os.path.realpath(local_path(file))) for file in files))
 
     def is_same(self, other: Origin) -> bool:
-        return self.place == other.place or self.content == other.content != ""
-
-
-def origin_of(files: Sequence[str], options: StorageOptions | None = None) -> Origin:
-    """The origin of what is read from these files."""
-    places = [file if is_remote(file) else os.path.realpath(local_path(file)) for file in files]
-    stamps = [content_stamp(file, options) for file in files]
-    return Origin(_digest(places), "" if MISSING in stamps else _digest(stamps))
+        return not set(self.places).isdisjoint(other.places)
 
 
 def at_once(ask: Callable[[Item], Result], items: Iterable[Item], where: str) -> list[Result]:
@@ -63,15 +47,15 @@ def at_once(ask: Callable[[Item], Result], items: Iterable[Item], where: str) ->
         return list(threads.map(ask, items))
 
 
-def _digest(texts: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 class OriginNotes:
     """The notes beside the outputs in ``folder`` (path or URL), by the names of these outputs."""
 
     def __init__(self, folder: str, options: StorageOptions | None = None) -> None:
-        self._folder = join(folder, FOLDER)
+        self._folder = join(folder, ORIGINS_BESIDE)
         self._options = options
 
     def read(self, names: Iterable[str]) -> dict[str, Origin]:
@@ -80,35 +64,24 @@ class OriginNotes:
         found = zip(names, at_once(self._read, names, self._folder), strict=True)
         return {name: origin for name, origin in found if origin is not None}
 
-    def write(self, origins: Mapping[str, Origin | None]) -> None:
-        """Note these origins; None takes a note away."""
-        at_once(lambda name: self._write(name, origins[name]), origins, self._folder)
-        if None in origins.values() and not is_remote(self._folder):
-            with suppress(OSError):  # there are others in it, or there never was one
-                os.rmdir(local_path(self._folder))
-
-    def sweep(self) -> None:
-        """Remove temporary files of processes that died."""
-        sweep(self._folder)
-
-    def _read(self, name: str) -> Origin | None:
-        fs, path = filesystem(self._uri(name), self._options)
-        try:
-            values = json.loads(fs.cat_file(path))
-            return Origin(str(values["place"]), str(values["content"]))
-        except (FileNotFoundError, NotADirectoryError, ValueError, LookupError, TypeError):
-            return None
-
-    def _write(self, name: str, origin: Origin | None) -> None:
+    def write(self, name: str, origin: Origin | None) -> None:
+        """Note an origin; None takes a note away."""
         if origin is None:
             remove(self._uri(name), self._options)
             return
         with staged(self._uri(name), self._options) as file:
-            Path(file.path).write_text(json.dumps(asdict(origin)) + "\n")
+            Path(file.path).write_text(json.dumps({"places": origin.places}) + "\n")
             file.publish()
 
+    def _read(self, name: str) -> Origin | None:
+        fs, path = filesystem(self._uri(name), self._options)
+        try:
+            return Origin(tuple(map(str, json.loads(fs.cat_file(path))["places"])))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, LookupError, TypeError, RecursionError):
+            return None
+
     def _uri(self, name: str) -> str:
-        return join(self._folder, f"{name}.json")
+        return join(self._folder, f"{name if len(os.fsencode(name)) <= _LONGEST else _digest(name)}.json")
 
 
 @dataclass(frozen=True)
@@ -117,10 +90,14 @@ class Note:
 
     notes: OriginNotes
     name: str
+    output: str
     before: Origin | None
     now: Origin | None
 
     def write(self) -> None:
-        """Note the present origin."""
-        if self.now != self.before:
-            self.notes.write({self.name: self.now})
+        """Note the present origin. Raises ``ValueError`` where somebody else has noted another in the meantime."""
+        found = self.notes.read([self.name]).get(self.name)
+        if found != self.before and found is not None and self.now is not None and not found.is_same(self.now):
+            raise ValueError(f"{self.output}: another conversion, from another source, writes it at the same time")
+        if self.now != found:
+            self.notes.write(self.name, self.now)

@@ -22,6 +22,7 @@ import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.formats.error_places import located
+from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
 
 StorageOptions = dict[str, Any]
@@ -220,8 +221,8 @@ def sweep(folder: str) -> list[str]:
 
 
 def sweep_output(folder: str) -> None:
-    """`sweep` a folder of outputs, and what lies beside tars."""
-    for below in ("", ".mm_assets", ".nv-meta"):
+    """`sweep` a folder of outputs, and what lies beside them."""
+    for below in ("", ".mm_assets", ".nv-meta", ORIGINS_BESIDE):
         sweep(os.path.join(folder, below))
 
 

@@ -67,8 +67,8 @@ class InterleavedWriter(ABC):
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of ``path`` and of the sources fetched.
         mode: what `write` does with partitions that are there already and did not come from the same source: ``overwrite``, ``error``
-            (nothing is written) or ``ignore`` (they are left alone). None: ``error`` for those that are known to have come from another.
-            Where each came from is noted beside the data, in the folder ``.origins``.
+            (nothing is written) or ``ignore`` (they are left alone). Where each came from is noted beside the data, in the folder
+            ``.origins``. None: ``error`` for those of which a note says that they came from another; nothing is noted where nothing was.
     """
 
     suffix: str
@@ -145,13 +145,11 @@ class InterleavedWriter(ABC):
         streams = [stream for stream in streams if stream.partition not in left_alone]
         writer = self.prepared([stream.schema for stream in streams])
         reports: list[PartitionReport] = []
-        try:
-            for stream in streams:
-                note = claims.note_of(stream.partition)
-                reports.append(writer.write_partition(stream, lambda _, note=note: note.write()))  # type: ignore[misc]
-            writer.finish(reports)
-        finally:
-            claims.restore({report.partition for report in reports} | left_alone)
+        for stream in streams:
+            note = claims.note_of(stream.partition)
+            reports.append(writer.write_partition(stream, None if note is None else lambda _, note=note: note.write()))  # type: ignore[misc]
+        writer.finish(reports)
+        claims.confirm([report.partition for report in reports])
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:

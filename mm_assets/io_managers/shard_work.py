@@ -80,7 +80,7 @@ def convert_shard(
     metadata = report_metadata(report)
     if max_loss is not None:
         loss = LossShare.of_report(report)
-        metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: loss.total}
+        metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: max(loss.total, 1)}
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
     return (

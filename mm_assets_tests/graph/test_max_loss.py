@@ -121,3 +121,29 @@ def test_what_landed_before_stays(tmp_path: Path, deploy: Deploy) -> None:
     success, landed, errors = _outcome(deployment)
     assert (success, landed, list(errors)) == (False, [], ["a"])
     assert (tmp_path / "storage" / "curated" / "a.parquet").read_bytes() == before
+
+
+def test_images_that_no_sample_names_fail_their_shard(tmp_path: Path, deploy: Deploy) -> None:
+    """Half of what is there is recognized, the texts; not one of the images is."""
+    write_tar(tmp_path / "raw" / "a.tar", _documents("x", images="image_list", lang="en"))
+    write_tar(tmp_path / "raw" / "b.tar", _documents("y"))
+    success, landed, errors = _outcome(deploy())
+    assert (success, landed) == (False, ["b"])
+    assert "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set MM_TEXTS_FIELD" in errors["a"]
+
+
+def test_a_file_of_which_nothing_can_be_read_fails(tmp_path: Path, deploy: Deploy) -> None:
+    write_tar(tmp_path / "raw" / "good.tar", _documents("g"))
+    (tmp_path / "raw" / "none.tar").touch()
+    success, landed, errors = _outcome(deploy())
+    assert (success, landed) == (False, ["good"])
+    assert "nothing of it can be read: none.tar: byte 0: the file is empty" in errors["none"]
+
+
+def test_items_that_are_kept_with_an_error_are_lost_too(tmp_path: Path, deploy: Deploy) -> None:
+    payload = {"texts": ["t", None, None, None], "images": [None, "1.png", "2.png", "3.png"]}
+    write_tar(tmp_path / "raw" / "a.tar", {"d.json": json.dumps(payload).encode()})
+    write_tar(tmp_path / "raw" / "b.tar", _documents("y"))
+    success, landed, errors = _outcome(deploy(MM_ON_MATERIALIZE_ERROR="warn"))
+    assert (success, landed) == (False, ["b"])
+    assert errors["a"].startswith("60% of it would be lost, and MM_MAX_LOSS is 0.5: missing_member 3: missing member '1.png'")

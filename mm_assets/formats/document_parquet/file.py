@@ -14,6 +14,7 @@ from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, refus
 from mm_assets.formats.parquet_file import read_batches, rows_within
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
+from mm_assets.interleaved.notices import warn_user
 
 _LARGEST_TIMES = 4  # as many bytes as are asked for, where the largest row of a row group follows upon itself
 
@@ -43,6 +44,8 @@ class DocumentFile:
                 raise ValueError(f"{len(self._leaves)} columns, those inside others included, at most {MAX_FIELDS}")
         except ValueError as error:
             raise ShardError(f"{name}: {error}") from error
+        if unread := self.layout.unread_images():
+            warn_user(f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; set MM_IMAGES_FIELD to read them")
         self._sizes = RowSizes(file.metadata, name, reopen)
 
     @property

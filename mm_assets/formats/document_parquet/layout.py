@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, RawLayout
+from mm_assets.formats.webdataset.layout import IMAGES, MAX_FIELDS, SAMPLE_ID, SOURCE, TEXTS, RawLayout
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
 _IMAGE = "image"  # a column of one image a row, where none of lists is named
+_CAPTIONS = ("text", "caption")  # of such an image: columns of one text a row
 _SHOWN = 20  # columns that a refusal names
 
 
@@ -67,6 +68,13 @@ class DocumentLayout:
     passthrough: pa.Schema
     kept: pa.Schema
 
+    def unread_images(self) -> list[str]:
+        """Columns that look like images, as Hugging Face has them, where none is read as such: they are passed through."""
+        if self.images is not None:
+            return []
+        columns = [_items(self.passthrough, name, (BYTES, PATH)) for name in self.passthrough.names]
+        return [column.name for column in columns if column is not None and column.has(BYTES) and _is_blob(_child(column, BYTES))]
+
     @property
     def items(self) -> tuple[ItemColumn, ...]:
         """The columns of items there are."""
@@ -89,6 +97,9 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
     images = _items(schema, raw.images_field, (BYTES, PATH))
     if images is None and raw.images_field == IMAGES:
         images = _items(schema, _IMAGE, (BYTES, PATH))
+        if images is not None and texts is None and raw.texts_field == TEXTS:
+            caption = next((name for name in _CAPTIONS if name in schema.names and _is_string(schema.field(name).type)), None)
+            texts = None if caption is None else _items(schema, caption, (TEXT,))
     is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):

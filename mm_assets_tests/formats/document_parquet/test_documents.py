@@ -92,7 +92,20 @@ def test_one_text_a_row_where_it_is_named(tmp_path: Path) -> None:
     reading = found(tmp_path, columns, texts_field="caption")
     assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
     assert reading.items("f/1") == [(0, "image", P1, None)]
-    assert found(tmp_path, columns).metadata("caption") == [("t",), (None,)], "a column like any other, where it is not named"
+    for name in ("text", "caption"):  # as datasets of captions have it, found by looking
+        captions = {name: columns["caption"], "image": columns["image"], "other": (pa.string(), ["o", "p"])}
+        reading = found(tmp_path, captions)
+        assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
+        assert reading.metadata("other") == [("o",), ("p",)]
+    lists = {"images": (pa.list_(IMAGE), [[image(0)], [image(1)]]), "caption": columns["caption"]}
+    assert found(tmp_path, lists).metadata("caption") == [("t",), (None,)], "a column like any other beside lists"
+
+
+def test_images_that_are_not_read_as_such_are_told(tmp_path: Path) -> None:
+    columns = {"texts": (pa.list_(pa.string()), [["t"]]), "image_list": (pa.list_(IMAGE), [[image(0)]])}
+    with pytest.warns(UserWarning, match="f.parquet: column 'image_list' looks like images, and is passed through as a field"):
+        reading = found(tmp_path, columns)
+    assert reading.items("f/0") == [(0, "text", "t", None)]
 
 
 def test_names_of_fields(tmp_path: Path) -> None:
