@@ -70,7 +70,7 @@ class Settings:
     """Every setting, with what holds where it is not set; ``MM_<NAME>`` is its variable. `describe` has what each means."""
 
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace")
-    storage: str = _setting("demo/storage", str, "output root: a folder or a URL")
+    storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, _number(int), "worker processes of a run; 0: one for every core")
     on_materialize_error: str = _setting("drop_sample", _one_of(*POLICIES), "what becomes of an item that cannot be had")
     max_loss: float = _setting(

@@ -38,8 +38,7 @@ def _demo() -> int:
         make_shards(ROOT / "raw")
         _set_bounds()
         os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
-    if not os.environ.get("MM_STORAGE"):
-        os.environ["MM_STORAGE"] = str(ROOT / "storage")
+    os.environ["MM_STORAGE"] = os.path.expanduser(os.environ.get("MM_STORAGE") or ROOT / "storage")
     print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} ...", flush=True)
     refuse_unwritable(os.environ["MM_STORAGE"])
     return _materialize(is_own_home)
