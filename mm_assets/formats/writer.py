@@ -230,4 +230,5 @@ class InterleavedWriter(ABC):
 
 
 def _located(error: ValueError | TypeError, source: str) -> ValueError | TypeError:
-    return ShardError(f"{source}: {cause_line(error, source)}") if source else error
+    line = cause_line(error, source) if isinstance(error, UnicodeError) else str(error)
+    return ShardError(f"{source}: {line}") if source else error
