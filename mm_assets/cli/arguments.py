@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Types of the arguments that commands take."""
 
 from __future__ import annotations
 
@@ -10,3 +10,31 @@ def location(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
     return text
+
+
+def process_count(text: str) -> int:
+    """A number of processes."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
+    return int(text)
+
+
+def share(text: str) -> float:
+    """A share, 0..1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"not a share from 0 to 1: {text!r}")
+    return value
+
+
+def byte_size(text: str) -> int:
+    """Bytes, as a number or such as ``64MiB``."""
+    from mm_assets.formats.partitions import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

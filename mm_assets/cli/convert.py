@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_assets.cli import losses, raw_layout
-from mm_assets.cli.arguments import location
+from mm_assets.cli.arguments import byte_size, location, process_count, share
+from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
 from mm_assets.terminal import fail
 
@@ -32,22 +33,22 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
     parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"), help=policy)
-    parser.add_argument("--max-loss", type=_share, help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
+    parser.add_argument("--max-loss", type=share, help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
     mode = "of partitions that are there already, from another source: replace them, write nothing (default), or leave them alone"
     parser.add_argument("--mode", default="error", choices=("overwrite", "error", "ignore"), help=mode)
     parser.add_argument("--dry-run", action="store_true", help="list what would be written, and write nothing")
-    parser.add_argument("--max-batch-bytes", type=_size, help="bytes of a batch in memory, e.g. 64MiB")
-    parser.add_argument("--workers", type=_count, default=0, help="worker processes (default: one per core)")
+    parser.add_argument("--max-batch-bytes", type=byte_size, help="bytes of a batch in memory, e.g. 64MiB")
+    parser.add_argument("--workers", type=process_count, default=0, help="worker processes (default: one per core)")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
-    from mm_assets.cli.unique_ids import settle
-    from mm_assets.formats.claims import Claims
+    from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.error_lines import error_line, told_in_words
     from mm_assets.formats.error_places import located
+    from mm_assets.formats.existing_partitions import ExistingPartitions
     from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.output_folder import refuse_unwritable
     from mm_assets.formats.registry import other_formats
@@ -64,20 +65,20 @@ def run(options: argparse.Namespace) -> int:
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
     with told_in_words(), located(options.dst):
-        claims = Claims(writer, {conversion.partition.name: conversion.partition.files for conversion in conversions})
+        existing = ExistingPartitions(writer, {conversion.partition.name: conversion.partition.files for conversion in conversions})
         if options.dry_run:
-            return _print_plan(claims, writer)
-        left_alone = claims.left_alone()
+            return print_plan(existing, writer)
+        skipped = existing.skipped()
         if others := other_formats(options.dst, options.to):
             warn_user(f"{options.dst}: holds {' and '.join(others)}, too: who reads the folder has to name the files of one")
-        conversions = [conversion for conversion in conversions if conversion.partition.name not in left_alone]
+        conversions = [conversion for conversion in conversions if conversion.partition.name not in skipped]
         sweep_output(options.dst)
         sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
-        conversions, failures = settle(conversions, pool)
+        conversions, failures = resolve_duplicates(conversions, pool)
         with Progress(len(conversions)) as progress:
-            jobs = [_Job(conversion, claims.note_of(conversion.partition.name)) for conversion in conversions]
+            jobs = [_Job(conversion, existing.note_of(conversion.partition.name)) for conversion in conversions]
             for (conversion, _), result in pool.map(partial(_convert, max_loss=_max_loss(options)), jobs):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
@@ -96,27 +97,17 @@ def run(options: argparse.Namespace) -> int:
         failures.append(error_line(error))
         reports = []
     with told_in_words(), located(options.dst):
-        claims.confirm([report.partition for report in reports])
+        existing.note_landed([report.partition for report in reports])
     losses.publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
-    _print(report, time.monotonic() - started)
-    if left_alone:
-        print(f"  left alone, as they are from another source: {len(left_alone)} partitions")
+    print_report(report, time.monotonic() - started)
+    if skipped:
+        print(f"  left alone, as they are from another source: {len(skipped)} partitions")
     if report.losses:
         print(f"  lost items are listed in {losses.folder(writer)}")
     for message, count in Counter(failures).items():
         fail(f"{' '.join(message.split())}{f' ({count} partitions)' if count > 1 else ''}")
     return 1 if failures else 0
-
-
-def _print_plan(claims: Any, writer: Any) -> int:
-    """Print what would become of each partition; the exit code is that of a conversion that is refused."""
-    foreign = set(claims.foreign())
-    verbs = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}
-    for partition, state in claims.states.items():
-        verb = verbs[writer.mode] if partition in foreign else "write" if state == "new" else "replace"
-        print(f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})")
-    return 1 if foreign and writer.mode == "error" else 0
 
 
 def _named(conversion: Any, message: str) -> str:
@@ -213,56 +204,3 @@ def _raw_roots() -> list[str]:
     from mm_assets.formats.raw_shards import RawLocations
 
     return RawLocations(os.environ.get("MM_RAW_SHARDS", "")).roots()
-
-
-def _print(report: Any, seconds: float) -> None:
-    print(
-        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, {report.images} images, "
-        f"{report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
-    )
-    for line in losses.summary(report.losses):
-        print(f"  {line}")
-    kinds: dict[str, int] = {}
-    for error in report.errors:
-        kinds[error.outcome] = kinds.get(error.outcome, 0) + 1
-    for outcome, count in kinds.items():
-        print(f"  items with errors, {outcome}: {count}")
-    if report.dropped_columns:
-        print(f"  columns left out: {', '.join(report.dropped_columns)}")
-    for part in report.partitions:
-        for file, notes in part.notes.items():
-            for name, what in _NOTES.items():
-                if found := notes.get(name):
-                    print(f"  {file}: {len(found)} {what}: {', '.join(found[:3])}{'…' if found[3:] else ''}")
-
-
-_NOTES = {
-    "unreferenced_members": "members that are no part of any sample",
-    "unreferenced_frames": "TIFFs with more frames than references",
-    "skipped_members": "members that are no files",
-}
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
-    return int(text)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"not a share from 0 to 1: {text!r}")
-    return share
-
-
-def _size(text: str) -> int:
-    from mm_assets.formats.partitions import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

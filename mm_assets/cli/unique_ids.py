@@ -55,7 +55,7 @@ class SetAsideTaken:
         return tuple(losses)
 
 
-def settle(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Conversion], list[str]]:
+def resolve_duplicates(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Conversion], list[str]]:
     """The conversions, in their order, that make an output without repeated sample ids, and why others are left out.
 
     Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets those samples aside.
@@ -69,7 +69,7 @@ def settle(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Co
     found = {conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)}
     repeated = _repeated(found)
     keepers: dict[str, Partition] = {}
-    settled: list[Conversion] = []
+    resolved: list[Conversion] = []
     complaints: list[str] = []
     for conversion in conversions:
         partition = conversion.partition
@@ -82,8 +82,8 @@ def settle(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Co
         if taken:
             step = SetAsideTaken({sample_id: keeper.name for sample_id, keeper in taken.items()})
             conversion = replace(conversion, steps=(step, *conversion.steps))
-        settled.append(conversion)
-    return settled, complaints
+        resolved.append(conversion)
+    return resolved, complaints
 
 
 def sample_ids(conversion: Conversion) -> pa.Array:

@@ -66,10 +66,9 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
     print(_proof_line(result, keys))
     failed = sum(not e.passed and e.partition is not None for e in result.get_asset_check_evaluations())
-    print(
-        f"raw shards: {raw}; shards failed: {len(_failed_shards(result))}; "
-        f"members and items lost: {loss_share(result):.0%}; checks failed: {failed}"
-    )
+    bad = len(_failed_shards(result))
+    lost = f"members and items lost{' of the others' if bad else ''}: {loss_share(result):.0%}"
+    print(f"raw shards: {raw}; shards failed: {bad}; {lost}; checks failed: {failed}")
 
 
 def is_proven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> bool:
@@ -93,9 +92,9 @@ def _proof_line(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> str
     proven = len(keys) - len(unproven)
     if not unproven:
         return f"proven: every item of {proven} shards is in {len(OUTPUTS)} outputs as it was written (proof/proof.json)"
-    named = "; ".join(f"{key}: {why}" for key, why in list(unproven.items())[:_NAMED])
+    named = "; ".join(f"{key} {why}" for key, why in list(unproven.items())[:_NAMED])
     more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
-    return f"NOT PROVEN: of {len(keys)} shards {proven} are in {len(OUTPUTS)} outputs as they were written; not so {named}{more}"
+    return f"NOT PROVEN: {proven} of {len(keys)} shards in all {len(OUTPUTS)} outputs; the others: {named}{more}"
 
 
 def _unproven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 from mm_assets.formats.absent_content import absent_content
-from mm_assets.formats.claims import MODES, Claims
 from mm_assets.formats.error_lines import cause_line
+from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.origins import at_once
 from mm_assets.formats.reader import InterleavedReader, ShardError
@@ -123,13 +123,13 @@ class InterleavedWriter(ABC):
 
     def existing(self, partitions: Iterable[str]) -> set[str]:
         """Those of some partitions that have an output."""
-        uris = {partition: self._present(self.uri_of(partition)) for partition in partitions}
+        uris = {partition: self.file_of(partition) for partition in partitions}
         found = at_once(lambda uri: exists(uri, self.storage_options), uris.values(), self.path)
         return {partition for partition, is_there in zip(uris, found, strict=True) if is_there}
 
-    def _present(self, uri: str) -> str:
-        """The file that makes an output one."""
-        return uri
+    def file_of(self, partition: str) -> str:
+        """The file that makes a partition's output one."""
+        return self.uri_of(partition)
 
     @abstractmethod
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink: ...
@@ -140,16 +140,16 @@ class InterleavedWriter(ABC):
         names = Counter(stream.partition for stream in streams)
         if twice := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first")
-        claims = Claims(self, {stream.partition: stream.files for stream in streams})
-        left_alone = claims.left_alone()
-        streams = [stream for stream in streams if stream.partition not in left_alone]
+        existing = ExistingPartitions(self, {stream.partition: stream.files for stream in streams})
+        skipped = existing.skipped()
+        streams = [stream for stream in streams if stream.partition not in skipped]
         writer = self.prepared([stream.schema for stream in streams])
         reports: list[PartitionReport] = []
         for stream in streams:
-            note = claims.note_of(stream.partition)
+            note = existing.note_of(stream.partition)
             reports.append(writer.write_partition(stream, None if note is None else lambda _, note=note: note.write()))  # type: ignore[misc]
         writer.finish(reports)
-        claims.confirm([report.partition for report in reports])
+        existing.note_landed([report.partition for report in reports])
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:

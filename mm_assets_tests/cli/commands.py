@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,16 @@ def lines(done: subprocess.CompletedProcess[str]) -> Sequence[str]:
     assert done.returncode == 1, done
     assert all(line.startswith("mm-assets: ") for line in done.stderr.splitlines()), done.stderr
     return sorted(line.removeprefix("mm-assets: ") for line in done.stderr.splitlines())
+
+
+def interrupt(process: subprocess.Popen[str], started: Path) -> tuple[int, str]:
+    """Ctrl-C for the whole group as soon as the file ``started`` is there; exit code and stderr of the process."""
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
 
 
 def visible(folder: Path) -> list[str]:

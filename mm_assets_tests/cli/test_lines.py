@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import REPOSITORY, environment, lines, only_line, run
+from mm_assets_tests.cli.commands import REPOSITORY, environment, interrupt, lines, only_line, run
 from mm_assets_tests.formats.raw_tars import make_tar
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
@@ -257,12 +255,7 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", restored, *command], env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    while not note.exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "mm-assets: interrupted; nothing half-written was published\n")
+    assert interrupt(process, note) == (130, "mm-assets: interrupted; nothing half-written was published\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -37,8 +37,8 @@ class InterleavedArrowCacheWriter(InterleavedWriter):
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink:
         return ArrowCacheSink(self.uri_of(partition), schema, partition, self.storage_options)
 
-    def _present(self, uri: str) -> str:
-        return join(uri, METADATA_FILE)
+    def file_of(self, partition: str) -> str:
+        return join(self.uri_of(partition), METADATA_FILE)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Remove what killed builders left beside the caches."""

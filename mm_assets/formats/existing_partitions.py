@@ -1,4 +1,4 @@
-"""The partitions that are about to be written: which of them are there already, from which source, and what becomes of those."""
+"""Which of the partitions to be written exist already, from which source, and what becomes of those."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ MODES = ("overwrite", "error", "ignore")
 
 NEW, SAME = "new", "from the same source"
 OTHER, UNKNOWN = "from another source", "from a source that is not recorded"
-_SHOWN = 3
 
 
 class PartitionsExist(ValueError):
     """Partitions are there already, from another source, and the mode is ``error``; the message names them."""
 
 
-class Claims:
-    """The partitions (by name, with the files they are read from) that a writer is about to write.
+class ExistingPartitions:
+    """What a writer's output has of the partitions that are to be written (``sources``: name -> files it is read from).
 
     ``states`` says of each whether it is new, or where it came from. An output without a note was written by an older version, from batches
     that came from no file, or by somebody else.
@@ -38,27 +37,34 @@ class Claims:
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}
         self._before = self._notes.read(self._names.values())
-        self._origins = {partition: Origin.of(files) if files else None for partition, files in sources.items()}
+        self._in_place: set[str] = set()  # written where they are read: they stay what they came from
+        self._origins: dict[str, Origin | None] = {}
+        for partition, files in sources.items():
+            origin = Origin.of(files) if files else None
+            if origin is not None and origin.is_same(Origin.of([writer.file_of(partition)])):
+                self._in_place.add(partition)
+                origin = self._before.get(self._names[partition])
+            self._origins[partition] = origin
         existing = writer.existing(sources)
         self.states = {name: self._state(name) if name in existing else NEW for name in sources}
 
-    def foreign(self) -> list[str]:
+    def conflicts(self) -> list[str]:
         """Partitions that are there already, and not known to be from the same source (without a mode: known to be from another)."""
-        foreign = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
-        return [partition for partition, state in self.states.items() if state in foreign]
+        conflicting = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
+        return [partition for partition, state in self.states.items() if state in conflicting]
 
-    def left_alone(self) -> set[str]:
+    def skipped(self) -> set[str]:
         """Partitions that are not to be written. Raises `PartitionsExist` if there are some that the mode refuses to replace."""
-        foreign = self.foreign()
-        if foreign and self._writer.mode in (None, "error"):
-            raise PartitionsExist(self._complaint(foreign))
-        return set(foreign) if self._writer.mode == "ignore" else set()
+        conflicts = self.conflicts()
+        if conflicts and self._writer.mode in (None, "error"):
+            raise PartitionsExist(self._refusal(conflicts))
+        return set(conflicts) if self._writer.mode == "ignore" else set()
 
     def note_of(self, partition: str) -> Note | None:
         """The note to write, in whatever process, before the partition is published; None where that has to wait."""
         return None if self.states[partition] in (OTHER, UNKNOWN) else self._note(partition)
 
-    def confirm(self, landed: Collection[str]) -> None:
+    def note_landed(self, landed: Collection[str]) -> None:
         """Note the sources of those that had to wait, and have landed."""
         for partition in landed:
             if self.note_of(partition) is None:
@@ -72,15 +78,15 @@ class Claims:
 
     def _state(self, partition: str) -> str:
         before, now = self._before.get(self._names[partition]), self._origins[partition]
-        if now is not None and now.is_same(Origin.of([self._writer.uri_of(partition)])):  # written where it was read
+        if partition in self._in_place:
             return SAME
         if before is None or now is None:
             return UNKNOWN
         return SAME if before.is_same(now) else OTHER
 
-    def _complaint(self, foreign: Sequence[str]) -> str:
-        first = foreign[0]
-        others = f", and so are {len(foreign) - 1} more" if len(foreign) > 1 else ""
+    def _refusal(self, conflicts: Sequence[str]) -> str:
+        first = conflicts[0]
+        others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
         return (
             f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; nothing was written "
             "(--mode, mode=: overwrite replaces, ignore leaves alone)"

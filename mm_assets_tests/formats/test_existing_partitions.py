@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats.claims import Claims, PartitionsExist
+from mm_assets.formats.existing_partitions import ExistingPartitions, PartitionsExist
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 
@@ -75,6 +75,9 @@ def test_an_output_may_be_written_where_it_was_read(tmp_path: Path, mode: str | 
     batches = [batch.with_data(batch.data.slice(0, 2)) for batch in reader_for("parquet", str(out))]
     write("parquet", out, batches, mode=mode)
     assert texts("parquet", out) == ["a"]
+    write("parquet", out, source(tmp_path / "in" / "p.parquet", "c"), mode="error")  # still its source
+    with pytest.raises(PartitionsExist):
+        write("parquet", out, source(tmp_path / "other" / "p.parquet", "d"), mode="error")
 
 
 def test_what_is_killed_before_it_lands_changes_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +102,8 @@ def test_two_at_the_same_time_do_not_both_land(tmp_path: Path) -> None:
     one, other = source(tmp_path / "one" / "p.parquet", "a"), source(tmp_path / "other" / "p.parquet", "b")
     files = {reader: reader.partitions()[0].files for reader in (one, other)}
     writer = writer_for("parquet", str(tmp_path / "out"), mode="error")
-    claims = {reader: Claims(writer, {"p": files[reader]}) for reader in (one, other)}
-    first, second = (claims[reader].note_of("p") for reader in (one, other))
+    existing = {reader: ExistingPartitions(writer, {"p": files[reader]}) for reader in (one, other)}
+    first, second = (existing[reader].note_of("p") for reader in (one, other))
     assert first is not None and second is not None
     first.write()
     with pytest.raises(ValueError, match="another conversion, from another source, writes it at the same time"):

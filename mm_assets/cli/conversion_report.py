@@ -1,0 +1,50 @@
+"""What a conversion did, or would do, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mm_assets.cli import losses
+
+if TYPE_CHECKING:  # commands start faster without pyarrow
+    from mm_assets.formats.existing_partitions import ExistingPartitions
+    from mm_assets.formats.reports import WriteReport
+    from mm_assets.formats.writer import InterleavedWriter
+
+_NOTES = {
+    "unreferenced_members": "members that are no part of any sample",
+    "unreferenced_frames": "TIFFs with more frames than references",
+    "skipped_members": "members that are no files",
+}
+
+
+def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
+    """Print what would become of each partition; the exit code is that of a conversion that is refused."""
+    conflicts = set(existing.conflicts())
+    verb_of_conflict = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}[writer.mode or "error"]
+    for partition, state in existing.states.items():
+        verb = verb_of_conflict if partition in conflicts else "write" if state == "new" else "replace"
+        print(f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})")
+    return 1 if conflicts and writer.mode == "error" else 0
+
+
+def print_report(report: WriteReport, seconds: float) -> None:
+    """Print what was written, and what of the input was not."""
+    print(
+        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, {report.images} images, "
+        f"{report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+    )
+    for line in losses.summary(report.losses):
+        print(f"  {line}")
+    kinds: dict[str, int] = {}
+    for error in report.errors:
+        kinds[error.outcome] = kinds.get(error.outcome, 0) + 1
+    for outcome, count in kinds.items():
+        print(f"  items with errors, {outcome}: {count}")
+    if report.dropped_columns:
+        print(f"  columns left out: {', '.join(report.dropped_columns)}")
+    for part in report.partitions:
+        for file, notes in part.notes.items():
+            for name, what in _NOTES.items():
+                if found := notes.get(name):
+                    print(f"  {file}: {len(found)} {what}: {', '.join(found[:3])}{'…' if found[3:] else ''}")
