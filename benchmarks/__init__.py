@@ -1,1 +1,3 @@
-"""Speed and memory of the project, beside NeMo Curator and beside raw reading and writing: ``python -m benchmarks``."""
+"""Speed and memory of the project, beside NeMo Curator and beside raw reading and writing: ``python -m
+benchmarks``.
+"""

@@ -26,7 +26,9 @@ def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("accounting", help="share of ledger and proof in the CPU of a conversion")
     parser.add_argument("--shards", type=int, default=4)
-    parser.add_argument("--samples", type=int, default=128, help="in all shards, of 1.45 MB each (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=128, help="in all shards, of 1.45 MB each (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.set_defaults(run=run)
 

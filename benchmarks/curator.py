@@ -1,6 +1,8 @@
-"""The peer's side: NeMo Curator's own stages in the measured process, one partition after the other, without an executor.
+"""The peer's side: NeMo Curator's own stages in the measured process, one partition after the other, without
+an executor.
 
-That is its best case: Ray alone costs it more CPU than the work on sets this small. Runs in ``.venv-clients``.
+That is its best case: Ray alone costs it more CPU than the work on sets this small. Runs in
+``.venv-clients``.
 """
 
 from __future__ import annotations
@@ -23,8 +25,17 @@ def version() -> str:
     return found[0].name.removeprefix("nemo_curator-").removesuffix(".dist-info")
 
 
-def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up: Sequence[str], is_filtered: bool = True) -> Work:
-    """Convert ``files`` of format ``source`` into a folder; ``warm_up`` are small ones that load every module before."""
+def prepare(
+    source: str,
+    target: str,
+    files: Sequence[str],
+    output: str,
+    warm_up: Sequence[str],
+    is_filtered: bool = True,
+) -> Work:
+    """Convert ``files`` of format ``source`` into a folder; ``warm_up`` are small ones that load every module
+    before.
+    """
     from loguru import logger
 
     logger.remove()
@@ -66,11 +77,19 @@ def _pipeline(source: str, target: str, files: Sequence[str], output: str, is_fi
     pipeline = Pipeline(name="benchmark")
     arguments: dict[str, Any] = {"file_paths": list(files), "files_per_partition": 1}
     if source == "webdataset":  # fetched on read, as in Curator's own benchmark and tutorial
-        pipeline.add_stage(InterleavedWebdatasetReader(**arguments, materialize_on_read=True, per_image_fields=PER_IMAGE_FIELDS))
+        pipeline.add_stage(
+            InterleavedWebdatasetReader(
+                **arguments, materialize_on_read=True, per_image_fields=PER_IMAGE_FIELDS
+            )
+        )
     else:
         pipeline.add_stage(InterleavedParquetReader(**arguments))
     if is_filtered:
-        pipeline.add_stage(InterleavedAspectRatioFilterStage(min_aspect_ratio=MIN_ASPECT_RATIO, max_aspect_ratio=MAX_ASPECT_RATIO))
+        pipeline.add_stage(
+            InterleavedAspectRatioFilterStage(
+                min_aspect_ratio=MIN_ASPECT_RATIO, max_aspect_ratio=MAX_ASPECT_RATIO
+            )
+        )
     writer = InterleavedParquetWriterStage if target == "parquet" else InterleavedWebdatasetWriterStage
     pipeline.add_stage(writer(path=output, mode="overwrite", on_materialize_error="error"))
     return pipeline

@@ -19,7 +19,9 @@ _COUNTS = (4, 8, 16, 32)
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("growth", help="CPU of 4, 8, 16, 32 shards")
-    parser.add_argument("--samples", type=int, default=16, help="of each shard, of 1.45 MB each (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=16, help="of each shard, of 1.45 MB each (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.set_defaults(run=run)
 

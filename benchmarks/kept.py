@@ -21,7 +21,9 @@ Kept = dict[str, tuple[Item, ...]]
 
 
 def kept(folder: Path, target: str, with_bytes: bool) -> Kept:
-    """The texts and images of an output; ``with_bytes``: images by their bytes too, where neither program encodes them anew."""
+    """The texts and images of an output; ``with_bytes``: images by their bytes too, where neither program
+    encodes them anew.
+    """
     samples: Kept = {}
     for file in sorted(folder.glob("*.parquet" if target == "parquet" else "*.tar")):
         for sample_id, items in (_parquet_samples if target == "parquet" else _tar_samples)(file, with_bytes):
@@ -40,7 +42,9 @@ def check_same(ours: Kept, theirs: Kept) -> None:
     """Raises ``ValueError`` naming the first sample in which two outputs differ."""
     for sample_id in sorted({*ours, *theirs}):
         if ours.get(sample_id) != theirs.get(sample_id):
-            raise ValueError(f"not the same was kept of sample {sample_id}: {ours.get(sample_id)} and {theirs.get(sample_id)}")
+            raise ValueError(
+                f"not the same was kept of sample {sample_id}: {ours.get(sample_id)} and {theirs.get(sample_id)}"
+            )
 
 
 def _parquet_samples(file: Path, with_bytes: bool) -> Iterator[tuple[str, tuple[Item, ...]]]:

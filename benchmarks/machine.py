@@ -35,11 +35,15 @@ def machine_facts() -> dict[str, Any]:
 def _commit() -> str:
     if shutil.which("git") is None:
         return "unknown"
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"
 
 
 def _first(path: str, name: str) -> str:
     """The first value that a file of ``name: value`` lines has for a name."""
     lines = Path(path).read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "0")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name), "0"
+    )

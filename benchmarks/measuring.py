@@ -25,8 +25,9 @@ Work = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a task cost: ``cpu`` user and system seconds of the process and of children it waited for, ``wall`` seconds, ``peak`` MiB of
-    resident memory of the process above what it had after its preparation. ``result`` is what the task returned.
+    """What a task cost: ``cpu`` user and system seconds of the process and of children it waited for,
+    ``wall`` seconds, ``peak`` MiB of resident memory of the process above what it had after its preparation.
+    ``result`` is what the task returned.
     """
 
     cpu: float
@@ -39,13 +40,23 @@ class TaskFailed(RuntimeError):
     """The task's process ended with an error; the message is the end of what it said."""
 
 
-def measure(task: str, *, python: Path | None = None, environment: Mapping[str, str] | None = None, **arguments: Any) -> Measurement:
+def measure(
+    task: str, *, python: Path | None = None, environment: Mapping[str, str] | None = None, **arguments: Any
+) -> Measurement:
     """Run ``task`` (``module:function``) in a fresh interpreter and measure it.
 
-    The function takes ``arguments`` (JSON values), imports and prepares what it needs and returns the work, which alone is measured.
+    The function takes ``arguments`` (JSON values), imports and prepares what it needs and returns the work,
+    which alone is measured.
     """
     command = [str(python or sys.executable), "-m", __name__, task, json.dumps(arguments)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **(environment or {})}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise TaskFailed(f"{task}: exit {done.returncode}: {done.stderr[-4000:]}")
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))  # a library may have printed before

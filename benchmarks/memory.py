@@ -19,13 +19,18 @@ LIMIT = 256
 _MANY = 5000
 _BIG_SAMPLE = 25_000_000  # bytes: more than a batch, so each passes alone
 _TIMES = 4
-_ROUTES = {"members": (*ROUTES, Route("parquet", "lance", {})), "tiff": ROUTES[:2]}  # rows are rows, whatever they were read from
+_ROUTES = {
+    "members": (*ROUTES, Route("parquet", "lance", {})),
+    "tiff": ROUTES[:2],
+}  # rows are rows, whatever they were read from
 
 
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("memory", help="peak memory on one big shard, and on one four times as big")
-    parser.add_argument("--megabytes", type=int, default=250, help="of the smaller shard (default: %(default)s)")
+    parser.add_argument(
+        "--megabytes", type=int, default=250, help="of the smaller shard (default: %(default)s)"
+    )
     parser.add_argument("--full", action="store_true", help="2 GB and 8 GB; needs 30 GB of disk")
     parser.set_defaults(run=run)
 
@@ -61,6 +66,10 @@ def _shapes(layout: Layout, nbytes: int, times: int) -> dict[str, Shape]:
     """A shard of ``nbytes * times`` bytes of each kind: the sample stays the same, their number grows."""
     big = max(nbytes // _BIG_SAMPLE, 1)
     return {
-        f"samples of {_BIG_SAMPLE // 1_000_000} MB ({big:,} and {big * _TIMES:,})": Shape(layout, 1, big * times, _BIG_SAMPLE, (40, 60)),
-        f"small samples ({_MANY:,} and {_MANY * _TIMES:,})": Shape(layout, 1, _MANY * times, nbytes // _MANY, (1, 3)),
+        f"samples of {_BIG_SAMPLE // 1_000_000} MB ({big:,} and {big * _TIMES:,})": Shape(
+            layout, 1, big * times, _BIG_SAMPLE, (40, 60)
+        ),
+        f"small samples ({_MANY:,} and {_MANY * _TIMES:,})": Shape(
+            layout, 1, _MANY * times, nbytes // _MANY, (1, 3)
+        ),
     }

@@ -1,4 +1,6 @@
-"""What Dagster adds to a shard: all assets for many small shards in one run, beside the same conversions by the bare library."""
+"""What Dagster adds to a shard: all assets for many small shards in one run, beside the same conversions by
+the bare library.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,26 @@ _SAMPLES = 2  # of a shard: next to nothing, so that what is left is what a shar
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("orchestration", help="seconds and CPU per shard that Dagster adds")
-    parser.add_argument("--shards", type=int, nargs="+", default=[10, 100], help="of each run (default: 10 100; published: 10 100 1000)")
+    parser.add_argument(
+        "--shards",
+        type=int,
+        nargs="+",
+        default=[10, 100],
+        help="of each run (default: 10 100; published: 10 100 1000)",
+    )
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--postgres", metavar="URL", help="an empty database instead of SQLite; needs dagster-postgres")
+    parser.add_argument(
+        "--postgres", metavar="URL", help="an empty database instead of SQLite; needs dagster-postgres"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the graph once for each number of shards."""
     storage = "postgres" if options.postgres else "sqlite"
-    results = Results(f"orchestration-{storage}-{max(options.shards)}", f"What Dagster adds to a shard, {storage}")
+    results = Results(
+        f"orchestration-{storage}-{max(options.shards)}", f"What Dagster adds to a shard, {storage}"
+    )
     results.say(
         f"Shards of {_SAMPLES} samples, all assets in one run, {options.workers} workers; milliseconds a shard. Orchestrator: CPU of the "
         "process that runs Dagster, which is what orchestration adds. Jobs: CPU of the work in the workers, with survey, ledger and proof. "
@@ -44,7 +56,16 @@ def run(options: argparse.Namespace) -> int:
         rows.append(_row(count, graph, bare))
         figures.append({"shards": count, "graph": graph.__dict__, "bare": bare.__dict__})
         print(f"{count} shards: {graph.wall:.1f} s", flush=True)
-    header = ("wall", "orchestrator, CPU", "jobs, CPU", "start of workers, CPU", "bare library, CPU", "bare library, wall", "events", "MiB")
+    header = (
+        "wall",
+        "orchestrator, CPU",
+        "jobs, CPU",
+        "start of workers, CPU",
+        "bare library, CPU",
+        "bare library, wall",
+        "events",
+        "MiB",
+    )
     results.table(("shards", *header), rows)
     results.keep({"workers": options.workers, "runs": figures})
     results.publish()
@@ -56,7 +77,12 @@ def _row(count: int, graph: Measurement, bare: Measurement) -> tuple[str, ...]:
     jobs = sum(job["cpu"] for job in found["jobs"].values())
     start = graph.cpu - found["orchestrator"] - jobs
     seconds = (graph.wall, found["orchestrator"], jobs, start, bare.cpu, bare.wall)
-    return (str(count), *(f"{1000 * each / count:.1f}" for each in seconds), f"{found['events'] / count:.1f}", f"{graph.peak:.0f}")
+    return (
+        str(count),
+        *(f"{1000 * each / count:.1f}" for each in seconds),
+        f"{found['events'] / count:.1f}",
+        f"{graph.peak:.0f}",
+    )
 
 
 def _small_shards(count: int) -> Path:
@@ -72,13 +98,22 @@ def _measure_graph(raw: Path, output: Path, workers: int, postgres: str | None) 
     home = output.with_name("home")
     home.mkdir()
     storage = {"storage": {"postgres": {"postgres_url": postgres}}} if postgres else {}
-    (home / "dagster.yaml").write_text(json.dumps({"telemetry": {"enabled": False}, **storage}))  # JSON is YAML
-    environment = {"DAGSTER_HOME": str(home), "MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(output), "MM_WORKERS": str(workers)}
+    (home / "dagster.yaml").write_text(
+        json.dumps({"telemetry": {"enabled": False}, **storage})
+    )  # JSON is YAML
+    environment = {
+        "DAGSTER_HOME": str(home),
+        "MM_RAW_SHARDS": str(raw),
+        "MM_STORAGE": str(output),
+        "MM_WORKERS": str(workers),
+    }
     return measure("benchmarks.orchestration:prepare_graph", environment=environment)
 
 
 def prepare_graph() -> Work:
-    """Materialize all assets for all raw shards but the first in one run, as the environment says; that one warms up."""
+    """Materialize all assets for all raw shards but the first in one run, as the environment says; that one
+    warms up.
+    """
     import dagster as dg
 
     from benchmarks.timed_jobs import timed_jobs
@@ -125,7 +160,12 @@ def prepare_bare(raw: str, output: str) -> Work:
 
 
 def _convert_all(tars: list[str], output: str) -> None:
-    curated = [report.uri or "" for report in project.convert("webdataset", "parquet", tars, f"{output}/curated", is_filtered=False)]
-    filtered = [report.uri or "" for report in project.convert("parquet", "parquet", curated, f"{output}/filtered")]
+    curated = [
+        report.uri or ""
+        for report in project.convert("webdataset", "parquet", tars, f"{output}/curated", is_filtered=False)
+    ]
+    filtered = [
+        report.uri or "" for report in project.convert("parquet", "parquet", curated, f"{output}/filtered")
+    ]
     project.convert("parquet", "webdataset", filtered, f"{output}/webdataset", is_filtered=False)
     project.convert("parquet", "lance", filtered, f"{output}/lance", is_filtered=False)

@@ -49,7 +49,10 @@ def make_tars(folder: Path, sizes: Sizes) -> Tars:
         for shard in range(_SHARDS):
             members = _members(sizes, shard)
             for modality, extension in _EXTENSIONS.items():
-                _write(made / modality / f"{shard:04d}.tar", [one for one in members if one[0].endswith(extension)])
+                _write(
+                    made / modality / f"{shard:04d}.tar",
+                    [one for one in members if one[0].endswith(extension)],
+                )
             _write(made / "together" / f"{shard:04d}.tar", members)
         made.rename(target)
     paths = {name: sorted(map(str, (target / name).glob("*.tar"))) for name in (*_EXTENSIONS, "together")}

@@ -25,7 +25,9 @@ _PUBLISHED = (80, 6818)  # shards, samples of Curator's own benchmark
 
 @dataclass
 class Case:
-    """One route over one kind of input: shards of a shape, as tars or as the Parquet that ``maker`` makes of them, ``nbytes`` in all."""
+    """One route over one kind of input: shards of a shape, as tars or as the Parquet that ``maker`` makes of
+    them, ``nbytes`` in all.
+    """
 
     shape: Shape
     route: Route
@@ -38,14 +40,22 @@ class Case:
     @property
     def input(self) -> str:
         """The kind of input, in words."""
-        return f"Parquet by {self.maker.name}, {self.shape.layout}" if self.route.source == "parquet" else self.shape.layout
+        return (
+            f"Parquet by {self.maker.name}, {self.shape.layout}"
+            if self.route.source == "parquet"
+            else self.shape.layout
+        )
 
 
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
-    parser = commands.add_parser("peer", help="four routes, two layouts, beside NeMo Curator and a raw copy (2 minutes)")
+    parser = commands.add_parser(
+        "peer", help="four routes, two layouts, beside NeMo Curator and a raw copy (2 minutes)"
+    )
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=32, help="in all shards, of 1.45 MB each (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=32, help="in all shards, of 1.45 MB each (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--full",
@@ -91,20 +101,26 @@ def _compare(case: Case, number: int) -> None:
         with fresh_output() as output:
             case.runs[program.name].append(program.convert(route.source, route.target, case.source, output))
             if number == 0:
-                is_encoded_anew = case.shape.layout == "tiff" and route.source == "webdataset"  # by Curator: frames of a TIFF
+                is_encoded_anew = (
+                    case.shape.layout == "tiff" and route.source == "webdataset"
+                )  # by Curator: frames of a TIFF
                 outputs[program] = kept(output, route.target, with_bytes=not is_encoded_anew)
     if number == 0:
         check_same(outputs[OURS], outputs[THEIRS])
         case.images_kept = images_of(outputs[OURS])
     written = case.runs[OURS.name][-1].result["nbytes"]
     with fresh_output() as output:
-        floor = measure("benchmarks.raw_copy:prepare", files=warm(case.source.files), output=str(output), nbytes=written)
+        floor = measure(
+            "benchmarks.raw_copy:prepare", files=warm(case.source.files), output=str(output), nbytes=written
+        )
         case.runs[_FLOOR].append(floor)
 
 
 def _report(results: Results, cases: list[Case], rounds: int) -> None:
     shape = cases[0].shape
-    volume = " and ".join(f"{case.nbytes / 1e6:,.0f} MB ({case.shape.layout})" for case in cases if case.route == ROUTES[0])
+    volume = " and ".join(
+        f"{case.nbytes / 1e6:,.0f} MB ({case.shape.layout})" for case in cases if case.route == ROUTES[0]
+    )
     results.say(
         f"{shape.shards} shards, {shape.samples} samples, {volume}; images of width/height 1.0 to 2.0 are kept. {rounds} rounds, the "
         "programs in turns, each time in a process of its own: CPU seconds of the work, user and system, median (least–greatest). "
@@ -112,21 +128,52 @@ def _report(results: Results, cases: list[Case], rounds: int) -> None:
         f"The floor reads the same bytes and writes as many as {OURS.name} does."
     )
     results.table(
-        ("route", "input", f"{THEIRS.name}, CPU s", f"{OURS.name}, CPU s", "times less", "goal", "floor, CPU s", "× floor"),
+        (
+            "route",
+            "input",
+            f"{THEIRS.name}, CPU s",
+            f"{OURS.name}, CPU s",
+            "times less",
+            "goal",
+            "floor, CPU s",
+            "× floor",
+        ),
         [_cpu_row(case) for case in cases],
     )
-    results.say("Medians of wall seconds and samples/s, and the greatest peak memory above that after imports and the first tiny shard.")
+    results.say(
+        "Medians of wall seconds and samples/s, and the greatest peak memory above that after imports and the first tiny shard."
+    )
     programs = (THEIRS.name, OURS.name)
     columns = [f"{program}, {what}" for what in ("wall s", "samples/s", "MiB") for program in programs]
-    results.table(("route", "input", *columns, "floor, wall s"), [_other_row(case, programs) for case in cases])
-    results.keep({"rounds": rounds, "shards": shape.shards, "samples": shape.samples, "cases": [_figures(case) for case in cases]})
+    results.table(
+        ("route", "input", *columns, "floor, wall s"), [_other_row(case, programs) for case in cases]
+    )
+    results.keep(
+        {
+            "rounds": rounds,
+            "shards": shape.shards,
+            "samples": shape.samples,
+            "cases": [_figures(case) for case in cases],
+        }
+    )
 
 
 def _cpu_row(case: Case) -> tuple[str, ...]:
-    theirs, ours, floor = ([run.cpu for run in case.runs[program]] for program in (THEIRS.name, OURS.name, _FLOOR))
+    theirs, ours, floor = (
+        [run.cpu for run in case.runs[program]] for program in (THEIRS.name, OURS.name, _FLOOR)
+    )
     times, goal = median(theirs) / median(ours), case.route.goals[case.shape.layout]
     over = f"{median(ours) / median(floor):.1f}"
-    return (case.route.name, case.input, spread(theirs), spread(ours), f"{times:.1f}×", f"{goal:g}×", spread(floor), over)
+    return (
+        case.route.name,
+        case.input,
+        spread(theirs),
+        spread(ours),
+        f"{times:.1f}×",
+        f"{goal:g}×",
+        spread(floor),
+        over,
+    )
 
 
 def _other_row(case: Case, programs: tuple[str, ...]) -> tuple[str, ...]:

@@ -34,7 +34,9 @@ class Photographs:
 
 
 def draw_size(rng: np.random.Generator, area: float) -> tuple[int, int]:
-    """Width and height of about ``area`` pixels; 45 of 100 photographs are outside of width/height 1.0 to 2.0."""
+    """Width and height of about ``area`` pixels; 45 of 100 photographs are outside of width/height 1.0 to
+    2.0.
+    """
     kind = rng.random()
     if kind < 0.08:
         ratio = rng.uniform(0.12, 0.45)
@@ -55,7 +57,9 @@ def _texture(rng: np.random.Generator) -> Pixels:
         grid = Image.fromarray(rng.standard_normal((cells, cells)).astype(np.float32))
         light += np.asarray(grid.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) * amplitude
     tints = zip(rng.uniform(0.7, 1.2, 3), rng.uniform(-25, 25, 3), strict=True)
-    return np.stack([np.clip(128 + light * gain + shift, 0, 255).astype(np.int16) for gain, shift in tints], -1)
+    return np.stack(
+        [np.clip(128 + light * gain + shift, 0, 255).astype(np.int16) for gain, shift in tints], -1
+    )
 
 
 def _window(rng: np.random.Generator, texture: Pixels, width: int, height: int) -> Pixels:

@@ -13,7 +13,9 @@ from benchmarks.workbench import warm
 
 @dataclass(frozen=True)
 class Source:
-    """``files`` to convert, and tiny ones of the same format that warm a process up: lazy imports are no part of the work."""
+    """``files`` to convert, and tiny ones of the same format that warm a process up: lazy imports are no part
+    of the work.
+    """
 
     files: list[Path]
     warm_up: list[Path]
@@ -28,10 +30,19 @@ class Program:
     python: Path | None = None
 
     def convert(self, kind: str, target: str, source: Source, output: Path, **more: Any) -> Measurement:
-        """Convert files of format ``kind``, which the kernel has in its cache, into a folder of format ``target``, and measure that."""
+        """Convert files of format ``kind``, which the kernel has in its cache, into a folder of format
+        ``target``, and measure that.
+        """
         warm_up = [str(file) for file in source.warm_up]
         return measure(
-            self.task, python=self.python, source=kind, target=target, files=warm(source.files), output=str(output), warm_up=warm_up, **more
+            self.task,
+            python=self.python,
+            source=kind,
+            target=target,
+            files=warm(source.files),
+            output=str(output),
+            warm_up=warm_up,
+            **more,
         )
 
 

@@ -1,4 +1,6 @@
-"""This project's side: conversions composed as ``mm-assets convert`` composes them, in the measured process itself."""
+"""This project's side: conversions composed as ``mm-assets convert`` composes them, in the measured process
+itself.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,24 @@ if TYPE_CHECKING:  # imports are part of a task's preparation
     from mm_assets.interleaved.steps import Step
 
 
-def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up: Sequence[str], is_filtered: bool = True) -> Work:
-    """Convert ``files`` of format ``source`` into a folder; ``warm_up`` are small ones that load every module before."""
+def prepare(
+    source: str,
+    target: str,
+    files: Sequence[str],
+    output: str,
+    warm_up: Sequence[str],
+    is_filtered: bool = True,
+) -> Work:
+    """Convert ``files`` of format ``source`` into a folder; ``warm_up`` are small ones that load every module
+    before.
+    """
     convert(source, target, warm_up, f"{output}.warm-up", is_filtered)
     return lambda: counts(convert(source, target, files, output, is_filtered))
 
 
-def convert(source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True) -> list[PartitionReport]:
+def convert(
+    source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
+) -> list[PartitionReport]:
     """Plan, convert one partition after the other, finish."""
     from mm_assets.cli import losses
 
@@ -33,7 +46,9 @@ def convert(source: str, target: str, files: Sequence[str], output: str, is_filt
     return reports
 
 
-def plan(source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True) -> list[Conversion]:
+def plan(
+    source: str, target: str, files: Sequence[str], output: str, is_filtered: bool = True
+) -> list[Conversion]:
     """The conversions of all files."""
     from mm_assets.filters.aspect_ratio import AspectRatioFilter
     from mm_assets.filters.readable import ReadableImages
@@ -55,4 +70,6 @@ def plan(source: str, target: str, files: Sequence[str], output: str, is_filtere
 
 def counts(reports: Sequence[PartitionReport]) -> dict[str, Any]:
     """What was written in all."""
-    return {name: sum(getattr(report, name) for report in reports) for name in ("samples", "images", "nbytes")}
+    return {
+        name: sum(getattr(report, name) for report in reports) for name in ("samples", "images", "nbytes")
+    }

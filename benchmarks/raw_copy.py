@@ -12,12 +12,16 @@ _BLOCK = 1 << 20
 
 
 def prepare(files: Sequence[str], output: str, nbytes: int) -> Work:
-    """Read ``files`` whole and write ``nbytes`` of what was read into a folder, a file for each, synced as the project syncs its own."""
+    """Read ``files`` whole and write ``nbytes`` of what was read into a folder, a file for each, synced as
+    the project syncs its own.
+    """
     share = -(-nbytes // len(files))
 
     def work() -> dict[str, Any]:
         os.makedirs(output)
-        return {"nbytes": sum(_copy(file, os.path.join(output, os.path.basename(file)), share) for file in files)}
+        return {
+            "nbytes": sum(_copy(file, os.path.join(output, os.path.basename(file)), share) for file in files)
+        }
 
     return work
 

@@ -14,12 +14,17 @@ FOLDER = ROOT / "benchmarks" / "results"
 
 
 class Results:
-    """The results of one benchmark at one size: paragraphs and tables of Markdown, and the figures they were made from."""
+    """The results of one benchmark at one size: paragraphs and tables of Markdown, and the figures they were
+    made from.
+    """
 
     def __init__(self, name: str, title: str) -> None:
         self._name = name
         self._facts = machine_facts()
-        self._parts = [f"# {title}", ", ".join(f"{name} {value}" for name, value in self._facts.items()) + "."]
+        self._parts = [
+            f"# {title}",
+            ", ".join(f"{name} {value}" for name, value in self._facts.items()) + ".",
+        ]
         self._figures: dict[str, Any] = {}
 
     def say(self, text: str) -> None:
@@ -50,7 +55,9 @@ def _json_lines(figures: Mapping[str, Any]) -> str:
     for name, value in figures.items():
         text = json.dumps(value, ensure_ascii=False)
         if isinstance(value, list):
-            text = "[\n  " + ",\n  ".join(json.dumps(element, ensure_ascii=False) for element in value) + "\n ]"
+            text = (
+                "[\n  " + ",\n  ".join(json.dumps(element, ensure_ascii=False) for element in value) + "\n ]"
+            )
         entries.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(entries) + "\n}\n"
 

@@ -18,7 +18,9 @@ _SHORT = {"webdataset": "WDS", "parquet": "Parquet", "lance": "Lance"}
 
 @dataclass(frozen=True)
 class Route:
-    """From one format to another; ``goals`` are how many times less CPU than the peer is aimed at, for each layout of the raw shards."""
+    """From one format to another; ``goals`` are how many times less CPU than the peer is aimed at, for each
+    layout of the raw shards.
+    """
 
     source: str
     target: str

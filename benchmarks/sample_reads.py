@@ -1,4 +1,5 @@
-"""The same interleaved samples in several formats, read in order and at random: what a training loop waits for.
+"""The same interleaved samples in several formats, read in order and at random: what a training loop waits
+for.
 
 A sample is its texts and the bytes of its images, in order. Nothing is decoded: that costs the same in all.
 """
@@ -41,8 +42,12 @@ class ParquetSamples:
     def __init__(self, folder: str) -> None:
         import pyarrow.parquet as pq
 
-        self._files = [pq.ParquetFile(path, memory_map=True) for path in sorted(glob.glob(f"{folder}/*.parquet"))]
-        self._places: list[tuple[int, int, int, int]] = []  # file, row group, first row in it, row behind the last
+        self._files = [
+            pq.ParquetFile(path, memory_map=True) for path in sorted(glob.glob(f"{folder}/*.parquet"))
+        ]
+        self._places: list[
+            tuple[int, int, int, int]
+        ] = []  # file, row group, first row in it, row behind the last
         for at, file in enumerate(self._files):
             for group in range(file.num_row_groups):
                 ids = file.read_row_group(group, columns=["sample_id"]).column(0).to_pylist()
@@ -53,7 +58,9 @@ class ParquetSamples:
 
     def __getitem__(self, number: int) -> Sample:
         file, group, start, end = self._places[number]
-        return next(_samples(self._files[file].read_row_group(group, columns=_COLUMNS).slice(start, end - start)))
+        return next(
+            _samples(self._files[file].read_row_group(group, columns=_COLUMNS).slice(start, end - start))
+        )
 
     def __iter__(self) -> Iterator[Sample]:
         for file in self._files:
@@ -89,7 +96,9 @@ class TarSamples:
 
         with open(f"{folder}/index.json") as file:
             shards = json.load(file)["shardlist"]
-        self._dataset = wds.WebDataset([os.path.join(folder, shard["url"]) for shard in shards], shardshuffle=False)
+        self._dataset = wds.WebDataset(
+            [os.path.join(folder, shard["url"]) for shard in shards], shardshuffle=False
+        )
         self._count = sum(shard["nsamples"] for shard in shards)
 
     def __len__(self) -> int:
@@ -103,14 +112,17 @@ class TarSamples:
             document = json.loads(sample["json"])
             items: list[str | bytes] = []
             for text, image in zip(document["texts"], document["images"], strict=True):
-                items += [part for part in (text, None if image is None else sample[image]) if part is not None]
+                items += [
+                    part for part in (text, None if image is None else sample[image]) if part is not None
+                ]
             yield document["sample_id"], items
 
 
 class CacheSamples:
     """Our Arrow cache by `InterleavedArrowDataset`, which gives the metadata of sample and items as well.
 
-    Its shards are checked before, which is done once: the workers of a DataLoader know what the process that starts them has checked.
+    Its shards are checked before, which is done once: the workers of a DataLoader know what the process that
+    starts them has checked.
     """
 
     def __init__(self, folder: str) -> None:
@@ -143,7 +155,13 @@ class CacheRows:
         self._places = [
             (at, *span)
             for at, cache in enumerate(self._caches)
-            for span in _spans([sample_id for batch in cache.batches() for sample_id in batch.column("sample_id").to_pylist()])
+            for span in _spans(
+                [
+                    sample_id
+                    for batch in cache.batches()
+                    for sample_id in batch.column("sample_id").to_pylist()
+                ]
+            )
         ]
 
     def __len__(self) -> int:
@@ -190,7 +208,10 @@ READERS: dict[str, Callable[[str], Samples]] = {
 
 
 def prepare(reader: str, folder: str, order: Sequence[int] | None = None) -> Work:
-    """Read samples of these numbers, or all in order. What has to be known of the rows before is no part of the work."""
+    """Read samples of these numbers, or all in order.
+
+    What has to be known of the rows before is no part of the work.
+    """
     samples = READERS[reader](folder)
 
     def work() -> dict[str, Any]:

@@ -20,14 +20,18 @@ SAMPLE_BYTES = 1_550_000
 """Of images in a sample, roughly: 6,818 of them make the 9.9 GB of the published benchmark."""
 
 _SEED = 20_261
-_DIFFERENT_BYTES = 150_000_000  # of images; samples beyond have the same ones again, under other names and with other texts
+_DIFFERENT_BYTES = (
+    150_000_000  # of images; samples beyond have the same ones again, under other names and with other texts
+)
 _SYLLABLES = "ta ri mo den sul ke pra ni vor el ash tion mar is con que".split()
 _SHORT = "the of and to in a café naïve 数据 Größe — Σ".split()
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``samples`` in all, spread over the shards as evenly as they go; ``images`` are the fewest and the most of one sample."""
+    """``samples`` in all, spread over the shards as evenly as they go; ``images`` are the fewest and the most
+    of one sample.
+    """
 
     layout: Layout
     shards: int
@@ -46,7 +50,10 @@ class Shape:
 
 
 def make_shards(folder: Path, shape: Shape) -> list[Path]:
-    """The shards of this shape below ``folder``, made unless they are there. The same shape gives the same bytes."""
+    """The shards of this shape below ``folder``, made unless they are there.
+
+    The same shape gives the same bytes.
+    """
     target = folder / shape.name
     if not target.exists():
         made = folder / f"{shape.name}.unfinished"
@@ -66,13 +73,17 @@ def _write_shard(path: Path, shape: Shape, shard: int, documents: list[Document]
         for number in range(shape.samples_of(shard)):
             key = hashlib.sha256(repr((_SEED, astuple(shape), shard, number)).encode()).hexdigest()[:32]
             rng = np.random.default_rng([_SEED, 2, shard, number])
-            for name, data in _members(key, documents[(shard + number) % len(documents)], shape.layout, rng, words):
+            for name, data in _members(
+                key, documents[(shard + number) % len(documents)], shape.layout, rng, words
+            ):
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
 
 
-def _members(key: str, document: Document, layout: Layout, rng: np.random.Generator, words: list[str]) -> Iterator[tuple[str, bytes]]:
+def _members(
+    key: str, document: Document, layout: Layout, rng: np.random.Generator, words: list[str]
+) -> Iterator[tuple[str, bytes]]:
     texts: list[str | None] = []
     images: list[str | None] = []
     details: list[dict[str, Any]] = []
@@ -80,11 +91,17 @@ def _members(key: str, document: Document, layout: Layout, rng: np.random.Genera
         if is_image:
             width, height = document.sizes[len(details)]
             page, xref = position // 4, int(rng.integers(5, 400))
-            details.append({"height": height, "page": page, "sha256": rng.bytes(32).hex(), "width": width, "xref": xref})
-            images.append(f"{key}.{position}.jpg" if layout == "members" else f"page_{page}_image_{xref}_{position}")
+            details.append(
+                {"height": height, "page": page, "sha256": rng.bytes(32).hex(), "width": width, "xref": xref}
+            )
+            images.append(
+                f"{key}.{position}.jpg" if layout == "members" else f"page_{page}_image_{xref}_{position}"
+            )
             texts.append(None)
         else:
-            texts.append(" ".join(words[at] for at in rng.integers(0, len(words), int(rng.integers(40, 220)))))
+            texts.append(
+                " ".join(words[at] for at in rng.integers(0, len(words), int(rng.integers(40, 220))))
+            )
             images.append(None)
     payload = {
         "bff_contained_ngram_count_before_dedupe": int(rng.integers(0, 40)),
@@ -103,5 +120,8 @@ def _members(key: str, document: Document, layout: Layout, rng: np.random.Genera
 
 def _vocabulary() -> list[str]:
     rng = np.random.default_rng(_SEED)
-    made = ("".join(_SYLLABLES[at] for at in rng.integers(0, len(_SYLLABLES), int(rng.integers(1, 5)))) for _ in range(4000))
+    made = (
+        "".join(_SYLLABLES[at] for at in rng.integers(0, len(_SYLLABLES), int(rng.integers(1, 5))))
+        for _ in range(4000)
+    )
     return [*_SHORT, *made]

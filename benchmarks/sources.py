@@ -1,4 +1,6 @@
-"""Files to convert: raw shards of a shape, or the Parquet that a program makes of them. They are kept for the next time."""
+"""Files to convert: raw shards of a shape, or the Parquet that a program makes of them. They are kept for the
+next time.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,17 @@ def forget(shape: Shape) -> None:
 
 
 def _parquet(maker: Program, tars: Sequence[Path], warm_up: Sequence[Path]) -> list[Path]:
-    """All rows of the shards, none filtered. This project's are made anew in every process: an older version may have written others."""
+    """All rows of the shards, none filtered.
+
+    This project's are made anew in every process: an older version may have written others.
+    """
     folder = tars[0].parent.with_name(f"{tars[0].parent.name}-{maker.name.replace(' ', '-')}")
     if maker == OURS:
         shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
         with fresh_output() as output:
-            maker.convert("webdataset", "parquet", Source(list(tars), list(warm_up)), output, is_filtered=False)
+            maker.convert(
+                "webdataset", "parquet", Source(list(tars), list(warm_up)), output, is_filtered=False
+            )
             output.rename(folder)
     return sorted(folder.glob("*.parquet"))

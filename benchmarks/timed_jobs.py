@@ -30,7 +30,9 @@ def timed_jobs() -> Iterator[dict[str, list[float]]]:
     seconds: dict[str, list[float]] = defaultdict(list)
     plain = WorkerPool.map
 
-    def timing(self: WorkerPool, fn: Callable[[Any], Any], jobs: Iterable[Any]) -> Generator[tuple[Any, Any], None, None]:
+    def timing(
+        self: WorkerPool, fn: Callable[[Any], Any], jobs: Iterable[Any]
+    ) -> Generator[tuple[Any, Any], None, None]:
         with closing(plain(self, _Timed(fn), jobs)) as answers:
             for job, answer in answers:
                 if isinstance(answer, WorkerFailure):

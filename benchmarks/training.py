@@ -1,4 +1,6 @@
-"""What a training loop waits for: paired tars beside plain webdataset; interleaved samples of all formats, in order and at random."""
+"""What a training loop waits for: paired tars beside plain webdataset; interleaved samples of all formats, in
+order and at random.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,18 @@ _NAMES = {
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser(
-        "training", help="paired tars beside webdataset; cache, Lance, Parquet and datasets in order and at random"
+        "training",
+        help="paired tars beside webdataset; cache, Lance, Parquet and datasets in order and at random",
     )
-    parser.add_argument("--samples", type=int, default=1000, help="interleaved ones of 300 KB, in four shards (default: %(default)s)")
-    parser.add_argument("--paired", type=int, default=2000, help="samples of 153 KB in paired tars (default: %(default)s)")
+    parser.add_argument(
+        "--samples",
+        type=int,
+        default=1000,
+        help="interleaved ones of 300 KB, in four shards (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--paired", type=int, default=2000, help="samples of 153 KB in paired tars (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.set_defaults(run=run)
 
@@ -47,7 +57,9 @@ def run(options: argparse.Namespace) -> int:
     """Measure paired tars, then all formats."""
     curator.version()  # the clients' environment has datasets: say at once that it is missing
     results = Results(f"training-{options.samples}", "Training reads")
-    results.say(f"One process, files in the page cache; medians of {options.rounds} rounds in turns. Bytes are read, nothing is decoded.")
+    results.say(
+        f"One process, files in the page cache; medians of {options.rounds} rounds in turns. Bytes are read, nothing is decoded."
+    )
     results.keep({"paired": _paired(results, options), "samples": _samples(results, options)})
     results.publish()
     return 0
@@ -66,9 +78,14 @@ def _paired(results: Results, options: argparse.Namespace) -> list[dict[str, Any
         found: dict[str, list[Measurement]] = {name: [] for name in ways}
         for _ in range(options.rounds):
             for name, (task, arguments) in ways.items():
-                found[name].append(measure(f"benchmarks.paired_reads:{task}", environment=_ONE_THREAD, **arguments))
+                found[name].append(
+                    measure(f"benchmarks.paired_reads:{task}", environment=_ONE_THREAD, **arguments)
+                )
         read = [found[name][0].result for name in list(ways)[:2]]
-        if read != [{"samples": sizes.samples, "payload": sizes.samples * (sizes.images + sizes.embeddings)}] * 2:
+        if (
+            read
+            != [{"samples": sizes.samples, "payload": sizes.samples * (sizes.images + sizes.embeddings)}] * 2
+        ):
             raise ValueError(f"not the same was read: {read}")
         what = f"{sizes.images / 1000:g} KB + {sizes.embeddings / 1000:g} KB"
         for name, done in found.items():
@@ -95,13 +112,25 @@ def _samples(results: Results, options: argparse.Namespace) -> list[dict[str, An
             "environment": {**_ONE_THREAD, "HF_HOME": str(output / "home"), "HF_HUB_OFFLINE": "1"},
         }
         files = [str(file) for file in source.files]
-        measure("benchmarks.sample_reads:make_hugging_face", files=files, folder=folders["datasets"], **hugging_face)
+        measure(
+            "benchmarks.sample_reads:make_hugging_face",
+            files=files,
+            folder=folders["datasets"],
+            **hugging_face,
+        )
         folders |= {"cache": folders["arrow_cache"], "cache rows": folders["arrow_cache"]}
-        warm(Path(folder, name) for path in folders.values() for folder, _, names in os.walk(path) for name in names)
+        warm(
+            Path(folder, name)
+            for path in folders.values()
+            for folder, _, names in os.walk(path)
+            for name in names
+        )
 
         def read(task: str, reader: str, order: list[int] | None) -> Measurement:
             more: dict[str, Any] = hugging_face if reader == "datasets" else {"environment": _ONE_THREAD}
-            return measure(f"benchmarks.sample_reads:{task}", reader=reader, folder=folders[reader], order=order, **more)
+            return measure(
+                f"benchmarks.sample_reads:{task}", reader=reader, folder=folders[reader], order=order, **more
+            )
 
         for name, order in orders.items():
             readers = [reader for reader in _NAMES if order is None or reader != "webdataset"]

@@ -16,7 +16,9 @@ DATA = _FOLDER / "data"
 
 @contextmanager
 def fresh_output() -> Iterator[Path]:
-    """A path where nothing is, while the kernel owes the disk no writes; what is in its folder is removed afterwards."""
+    """A path where nothing is, while the kernel owes the disk no writes; what is in its folder is removed
+    afterwards.
+    """
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_FOLDER, prefix="output-") as folder:
         os.sync()

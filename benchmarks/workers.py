@@ -25,7 +25,9 @@ _POOL = Program("mm_assets", "benchmarks.workers:prepare")
 def add_to(commands: Any) -> None:
     """Declare the benchmark and its options."""
     parser = commands.add_parser("workers", help="two shards on two cores with one and with two workers")
-    parser.add_argument("--samples", type=int, default=340, help="in both shards, of 1.45 MB each (default: %(default)s)")
+    parser.add_argument(
+        "--samples", type=int, default=340, help="in both shards, of 1.45 MB each (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.set_defaults(run=run)
 
@@ -45,8 +47,19 @@ def run(options: argparse.Namespace) -> int:
             for _ in range(options.rounds):
                 for processes, found in walls.items():
                     with fresh_output() as output:
-                        found.append(_POOL.convert(route.source, route.target, source, output, processes=processes).wall)
-            rows.append((route.name, layout, *map(spread, walls.values()), f"{median(walls[_CORES]) / median(walls[1]):.0%}"))
+                        found.append(
+                            _POOL.convert(
+                                route.source, route.target, source, output, processes=processes
+                            ).wall
+                        )
+            rows.append(
+                (
+                    route.name,
+                    layout,
+                    *map(spread, walls.values()),
+                    f"{median(walls[_CORES]) / median(walls[1]):.0%}",
+                )
+            )
             figures.append({"route": route.name, "layout": layout, "walls": walls})
     results.table(("route", "raw shards", "1 worker, wall s", "2 workers, wall s", "2 of 1"), rows)
     results.keep({"cases": figures})
@@ -54,7 +67,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up: Sequence[str], processes: int) -> Work:
+def prepare(
+    source: str, target: str, files: Sequence[str], output: str, warm_up: Sequence[str], processes: int
+) -> Work:
     """Convert files in a pool of worker processes that have imported all they need, on two cores."""
     from mm_assets.formats.conversion import Conversion
     from mm_assets.formats.reports import PartitionReport
@@ -72,7 +87,13 @@ def prepare(source: str, target: str, files: Sequence[str], output: str, warm_up
         conversions[0].writer.finish(sorted(reports, key=lambda report: report.partition))
 
     # As many at once as there are workers, so that each of them starts.
-    convert([conversion for number in range(processes) for conversion in project.plan(source, target, warm_up, f"{output}.{number}")])
+    convert(
+        [
+            conversion
+            for number in range(processes)
+            for conversion in project.plan(source, target, warm_up, f"{output}.{number}")
+        ]
+    )
 
     def work() -> dict[str, Any]:
         convert(project.plan(source, target, files, output))

@@ -26,7 +26,8 @@ def main() -> None:
     cuda = sorted(
         distribution.name
         for distribution in importlib.metadata.distributions()
-        if distribution.name.startswith(("nvidia-", "cuda-")) or distribution.name in ("triton", "pytorch-triton")
+        if distribution.name.startswith(("nvidia-", "cuda-"))
+        or distribution.name in ("triton", "pytorch-triton")
     )
     if cuda:
         sys.exit(f"clients: CUDA packages got in: {', '.join(cuda)}")

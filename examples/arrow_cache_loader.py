@@ -3,8 +3,8 @@
     python examples/arrow_cache_loader.py STORAGE/arrow_cache --seed 7 --epochs 2
     python examples/arrow_cache_loader.py STORAGE/arrow_cache --sample 0a1b2c
 
-The files are mapped, so all workers of a machine share one copy of them in its memory. On several nodes, set RANK and WORLD_SIZE (torchrun
-does): each has its share of every epoch.
+The files are mapped, so all workers of a machine share one copy of them in its memory. On several nodes, set
+RANK and WORLD_SIZE (torchrun does): each has its share of every epoch.
 """
 
 import argparse
@@ -23,9 +23,11 @@ from mm_assets.formats import InterleavedArrowDataset
 
 
 class Shuffled:
-    """This node's share of all numbers below ``length``, each on one node only, in another order in each epoch.
+    """This node's share of all numbers below ``length``, each on one node only, in another order in each
+    epoch.
 
-    Nodes may get one number more or less. Where all need as many, torch's DistributedSampler gives some twice.
+    Nodes may get one number more or less. Where all need as many, torch's DistributedSampler gives some
+    twice.
     """
 
     def __init__(self, length: int, seed: int) -> None:
@@ -62,7 +64,9 @@ def train_step(samples: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="of all caches, or of one")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
@@ -83,7 +87,8 @@ def main(arguments: list[str] | None = None) -> None:
         sampler=sampler,
         num_workers=options.workers,
         collate_fn=collate,
-        persistent_workers=options.workers > 0,  # a worker reads a shard for its digest once: new ones would do it in each epoch
+        persistent_workers=options.workers
+        > 0,  # a worker reads a shard for its digest once: new ones would do it in each epoch
     )
     for epoch in range(options.epochs):
         sampler.epoch = epoch

@@ -2,8 +2,8 @@
 
     python examples/lance_loader.py STORAGE/lance/items.lance --seed 7 --epochs 2
 
-The table has a row for each item; those of a sample lie together, in order. One pass over ids (no pictures) tells where samples begin;
-then a batch is one ``take`` of rows. A sample costs the same wherever it lies.
+The table has a row for each item; those of a sample lie together, in order. One pass over ids (no pictures)
+tells where samples begin; then a batch is one ``take`` of rows. A sample costs the same wherever it lies.
 """
 
 import argparse
@@ -63,7 +63,10 @@ def first_rows(table: lance.LanceDataset) -> np.ndarray[Any, np.dtype[np.int64]]
 
 
 def interleaved(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Texts and pictures of a sample in the order of its rows. Its other fields are columns, too: ask for those you need."""
+    """Texts and pictures of a sample in the order of its rows.
+
+    Its other fields are columns, too: ask for those you need.
+    """
     items: list[str | Image.Image] = []
     for row in rows:
         if row["modality"] == "text":
@@ -78,7 +81,9 @@ def train_step(samples: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="the table: …/items.lance")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
@@ -94,7 +99,9 @@ def main(arguments: list[str] | None = None) -> None:
         num_workers=options.workers,
         collate_fn=list,
         persistent_workers=options.workers > 0,
-        multiprocessing_context="spawn" if options.workers else None,  # Lance has threads, which do not survive a fork
+        multiprocessing_context="spawn"
+        if options.workers
+        else None,  # Lance has threads, which do not survive a fork
     )
     for epoch in range(options.epochs):
         count, started = 0, time.perf_counter()

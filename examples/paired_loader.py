@@ -1,9 +1,11 @@
-"""Train from modalities in separate tars: ``FOLDER/images/*.tar``, ``FOLDER/texts/*.tar``, ``FOLDER/embeddings/*.tar``.
+"""Train from modalities in separate tars: ``FOLDER/images/*.tar``, ``FOLDER/texts/*.tar``,
+``FOLDER/embeddings/*.tar``.
 
     python examples/paired_loader.py FOLDER --seed 7 --epochs 2
 
-Tars of the same name are joined by key. A key's items say their place in the document: ``KEY.0.jpg``, ``KEY.1.txt``, ``KEY.2.jpg``;
-its embedding is ``KEY.emb.npy``. On several nodes, set RANK and WORLD_SIZE (torchrun does). docs/paired_tars.md has all about it.
+Tars of the same name are joined by key. A key's items say their place in the document: ``KEY.0.jpg``,
+``KEY.1.txt``, ``KEY.2.jpg``; its embedding is ``KEY.emb.npy``. On several nodes, set RANK and WORLD_SIZE
+(torchrun does). docs/paired_tars.md has all about it.
 """
 
 import argparse
@@ -24,12 +26,20 @@ MODALITIES = ("images", "texts", "embeddings")
 
 def interleaved(sample: dict[str, Any]) -> dict[str, Any]:
     """Texts and pictures by the number in their extension (10 comes after 9), and the embedding."""
-    places = {int(number): extension for extension in sample if (number := extension.partition(".")[0]).isdecimal()}
+    places = {
+        int(number): extension for extension in sample if (number := extension.partition(".")[0]).isdecimal()
+    }
     items: list[str | Image.Image] = []
     for _, extension in sorted(places.items()):
         data = sample[extension]
-        items.append(data.decode() if extension.endswith(".txt") else Image.open(io.BytesIO(data)).convert("RGB"))
-    return {"sample_id": sample["__key__"], "items": items, "embedding": np.load(io.BytesIO(sample["emb.npy"]))}
+        items.append(
+            data.decode() if extension.endswith(".txt") else Image.open(io.BytesIO(data)).convert("RGB")
+        )
+    return {
+        "sample_id": sample["__key__"],
+        "items": items,
+        "embedding": np.load(io.BytesIO(sample["emb.npy"])),
+    }
 
 
 def make_loader(folder: Path, workers: int, batch_size: int, seed: int) -> DataLoader[Any]:
@@ -44,7 +54,9 @@ def make_loader(folder: Path, workers: int, batch_size: int, seed: int) -> DataL
         empty_check=False,  # there may be more workers than tars
     ).map(interleaved)
     # Persistent workers: new ones would begin with the order of the first pass again.
-    return DataLoader(dataset, batch_size=batch_size, num_workers=workers, collate_fn=list, persistent_workers=workers > 0)
+    return DataLoader(
+        dataset, batch_size=batch_size, num_workers=workers, collate_fn=list, persistent_workers=workers > 0
+    )
 
 
 def train_step(samples: list[dict[str, Any]]) -> None:
@@ -52,7 +64,9 @@ def train_step(samples: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)

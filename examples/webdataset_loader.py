@@ -1,12 +1,16 @@
-"""Train from the tars of ``final_tars`` with plain webdataset: every sample exactly once an epoch, and resumable.
+"""Train from the tars of ``final_tars`` with plain webdataset: every sample exactly once an epoch, and
+resumable.
 
     python examples/webdataset_loader.py STORAGE/webdataset --seed 7 --position run/position --stop-after 1000
-    python examples/webdataset_loader.py STORAGE/webdataset --seed 7 --position run/position      # exactly the rest
+    python examples/webdataset_loader.py STORAGE/webdataset --seed 7 --position run/position      # exactly
+    the rest
 
-On several nodes start it once on each, with RANK and WORLD_SIZE set (torchrun does) and one ``--position`` folder for all.
+On several nodes start it once on each, with RANK and WORLD_SIZE set (torchrun does) and one ``--position``
+folder for all.
 
-The position says of each shard which of its samples the training loop has had. It is counted where samples are used, so what
-workers have read ahead is not lost. It holds for any number of workers and nodes: a run may resume on other ones.
+The position says of each shard which of its samples the training loop has had. It is counted where samples
+are used, so what workers have read ahead is not lost. It holds for any number of workers and nodes: a run may
+resume on other ones.
 """
 
 import argparse
@@ -24,7 +28,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 SHUFFLE_BUFFER = 100  # samples
-Position = dict[str, dict[str, Any]]  # shard: {"before": its first samples, so many of them, "beyond": numbers of others}
+Position = dict[
+    str, dict[str, Any]
+]  # shard: {"before": its first samples, so many of them, "beyond": numbers of others}
 
 
 def has_had(position: Position, shard: str, number: int) -> bool:
@@ -34,7 +40,10 @@ def has_had(position: Position, shard: str, number: int) -> bool:
 
 
 def advance(position: Position, shard: str, number: int) -> None:
-    """Note a sample. A shuffle buffer brings some forward: they wait in ``beyond`` until those before them have come."""
+    """Note a sample.
+
+    A shuffle buffer brings some forward: they wait in ``beyond`` until those before them have come.
+    """
     seen = position.setdefault(shard, {"before": 0, "beyond": []})
     seen["beyond"].append(number)
     while seen["before"] in seen["beyond"]:
@@ -43,7 +52,10 @@ def advance(position: Position, shard: str, number: int) -> None:
 
 
 def load_position(folder: Path, epoch: int) -> Position:
-    """What all nodes together had of this epoch. Each file knows what the files of earlier runs said: the one that is ahead is right."""
+    """What all nodes together had of this epoch.
+
+    Each file knows what the files of earlier runs said: the one that is ahead is right.
+    """
     position: Position = {}
     for file in sorted(folder.glob(f"epoch-{epoch}-rank-*.json")):
         for shard, seen in json.loads(file.read_text()).items():
@@ -53,7 +65,8 @@ def load_position(folder: Path, epoch: int) -> Position:
 
 
 def save_position(folder: Path, epoch: int, position: Position) -> None:
-    """Each node has a file of its own for each epoch, so that one may still be finished when a later one has begun.
+    """Each node has a file of its own for each epoch, so that one may still be finished when a later one has
+    begun.
 
     Do this where you save the model.
     """
@@ -64,7 +77,9 @@ def save_position(folder: Path, epoch: int, position: Position) -> None:
     temporary.replace(file)
 
 
-def unfinished(shards: Iterable[dict[str, Any]], sizes: dict[str, int], position: Position) -> Iterator[dict[str, Any]]:
+def unfinished(
+    shards: Iterable[dict[str, Any]], sizes: dict[str, int], position: Position
+) -> Iterator[dict[str, Any]]:
     """Stage: leaves out shards of which nothing is left. They need not be opened."""
     for shard in shards:
         name = os.path.basename(shard["url"])
@@ -84,7 +99,10 @@ def unseen(samples: Iterable[dict[str, Any]], position: Position) -> Iterator[di
 
 
 def interleaved(sample: dict[str, Any]) -> dict[str, Any]:
-    """Texts and pictures of a sample in the order of the document. ``images[i]`` names the member that has the picture."""
+    """Texts and pictures of a sample in the order of the document.
+
+    ``images[i]`` names the member that has the picture.
+    """
     document = json.loads(sample["json"])
     items: list[str | Image.Image] = []
     for text, image in zip(document["texts"], document["images"], strict=True):
@@ -92,11 +110,20 @@ def interleaved(sample: dict[str, Any]) -> dict[str, Any]:
             items.append(text)
         if image is not None:
             items.append(Image.open(io.BytesIO(sample[image])).convert("RGB"))
-    return {"sample_id": document["sample_id"], "items": items, "shard": sample["shard"], "number": sample["number"]}
+    return {
+        "sample_id": document["sample_id"],
+        "items": items,
+        "shard": sample["shard"],
+        "number": sample["number"],
+    }
 
 
-def make_loader(folder: Path, position: Position, workers: int, batch_size: int, seed: str | None) -> DataLoader[Any]:
-    """Shards are split over nodes and workers before the position is looked at: so they are split alike, however far each of them is."""
+def make_loader(
+    folder: Path, position: Position, workers: int, batch_size: int, seed: str | None
+) -> DataLoader[Any]:
+    """Shards are split over nodes and workers before the position is looked at: so they are split alike,
+    however far each of them is.
+    """
     index = json.loads((folder / "index.json").read_text())
     sizes = {shard["url"]: shard["nsamples"] for shard in index["shardlist"]}
     dataset = wds.DataPipeline(
@@ -117,14 +144,20 @@ def train_step(samples: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="with the tars and their index.json")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, help="shuffle shards and samples")
     parser.add_argument("--epoch", type=int, default=0, help="each has another order")
-    parser.add_argument("--position", type=Path, help="folder where the position is kept, of each epoch its own")
-    parser.add_argument("--stop-after", type=int, help="samples of this node; the batch that reaches it is the last")
+    parser.add_argument(
+        "--position", type=Path, help="folder where the position is kept, of each epoch its own"
+    )
+    parser.add_argument(
+        "--stop-after", type=int, help="samples of this node; the batch that reaches it is the last"
+    )
     options = parser.parse_args(arguments)
 
     position = load_position(options.position, options.epoch) if options.position else {}

@@ -11,7 +11,15 @@ from mm_assets.io_managers.sharded import landed_checks
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets.sensors import new_shards
 
-SHARDED_ASSETS = [curated_parquet, quarantine, image_scores, filtered_parquet, final_tars, lance_table, arrow_cache]
+SHARDED_ASSETS = [
+    curated_parquet,
+    quarantine,
+    image_scores,
+    filtered_parquet,
+    final_tars,
+    lance_table,
+    arrow_cache,
+]
 
 
 def build_definitions() -> dg.Definitions:
@@ -21,7 +29,11 @@ def build_definitions() -> dg.Definitions:
         asset_checks=[raw_gate_checks(), *landed_checks(SHARDED_ASSETS), *zero_loss_checks()],
         jobs=[
             dg.define_asset_job("all_assets"),
-            dg.define_asset_job("prove", selection=dg.AssetSelection.checks(*proof_keys()), description="Read every output again."),
+            dg.define_asset_job(
+                "prove",
+                selection=dg.AssetSelection.checks(*proof_keys()),
+                description="Read every output again.",
+            ),
         ],
         sensors=[new_shards],
         resources=resources_from_environment(),

@@ -1,4 +1,6 @@
-"""The settings of the graph: one table of names, defaults and meanings, read from variables of the environment."""
+"""The settings of the graph: one table of names, defaults and meanings, read from variables of the
+environment.
+"""
 
 from __future__ import annotations
 
@@ -67,39 +69,70 @@ def _setting(default: Any, parse: Callable[[str], Any], meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class Settings:
-    """Every setting, with what holds where it is not set; ``MM_<NAME>`` is its variable. `describe` has what each means."""
+    """Every setting, with what holds where it is not set; ``MM_<NAME>`` is its variable. `describe` has what
+    each means.
+    """
 
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace")
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, _number(int), "worker processes of a run; 0: one for every core")
-    on_materialize_error: str = _setting("drop_sample", _one_of(*POLICIES), "what becomes of an item that cannot be had")
-    max_loss: float = _setting(
-        0.5, _number(float, 1), "share of a shard's members and items that may be quarantined, unreferenced or unreadable"
+    on_materialize_error: str = _setting(
+        "drop_sample", _one_of(*POLICIES), "what becomes of an item that cannot be had"
     )
-    min_aspect_ratio: float | None = _setting(None, _number(float), "least width/height that `filtered_parquet` keeps")
-    max_aspect_ratio: float | None = _setting(None, _number(float), "greatest width/height that `filtered_parquet` keeps")
+    max_loss: float = _setting(
+        0.5,
+        _number(float, 1),
+        "share of a shard's members and items that may be quarantined, unreferenced or unreadable",
+    )
+    min_aspect_ratio: float | None = _setting(
+        None, _number(float), "least width/height that `filtered_parquet` keeps"
+    )
+    max_aspect_ratio: float | None = _setting(
+        None, _number(float), "greatest width/height that `filtered_parquet` keeps"
+    )
     sample_id_field: str | None = _setting(None, str, "json field, or column, with the sample id")
-    sample_id_prefix: str | None = _setting(None, _one_of(*SAMPLE_ID_PREFIXES), "`shard`: the partition's name in front of each sample id")
+    sample_id_prefix: str | None = _setting(
+        None, _one_of(*SAMPLE_ID_PREFIXES), "`shard`: the partition's name in front of each sample id"
+    )
     texts_field: str = _setting(TEXTS, str, "json field, or column, with the list of texts")
     images_field: str = _setting(IMAGES, str, "json field, or column, with the list of images")
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
-    image_extensions: tuple[str, ...] = _setting(DEFAULT_IMAGE_EXTENSIONS, _names, "suffixes of image members")
-    json_extensions: tuple[str, ...] = _setting(DEFAULT_JSON_EXTENSIONS, _names, "suffixes of the members that are documents")
+    image_extensions: tuple[str, ...] = _setting(
+        DEFAULT_IMAGE_EXTENSIONS, _names, "suffixes of image members"
+    )
+    json_extensions: tuple[str, ...] = _setting(
+        DEFAULT_JSON_EXTENSIONS, _names, "suffixes of the members that are documents"
+    )
     per_image_fields: tuple[str, ...] = _setting((), _names, "json lists with one value per image")
     per_text_fields: tuple[str, ...] = _setting((), _names, "json lists with one value per text")
-    missing_keys: str = _setting("skip", _one_of(*MISSING_KEY_POLICIES), "of paired shards: a sample that a modality lacks")
-    decode_fraction: float = _setting(0.01, _number(float, 1), "share of the images that is decoded to the last pixel")
-    max_image_pixels: int = _setting(MAX_PIXELS, _number(int), "an image of more pixels is a decompression bomb")
-    max_member_bytes: str = _setting("1GiB", _size, "a larger member of a tar, or image in Parquet, is not read")
-    schema_changes: str = _setting("refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones")
+    missing_keys: str = _setting(
+        "skip", _one_of(*MISSING_KEY_POLICIES), "of paired shards: a sample that a modality lacks"
+    )
+    decode_fraction: float = _setting(
+        0.01, _number(float, 1), "share of the images that is decoded to the last pixel"
+    )
+    max_image_pixels: int = _setting(
+        MAX_PIXELS, _number(int), "an image of more pixels is a decompression bomb"
+    )
+    max_member_bytes: str = _setting(
+        "1GiB", _size, "a larger member of a tar, or image in Parquet, is not read"
+    )
+    schema_changes: str = _setting(
+        "refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
+    )
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
         """The settings as the environment has them; an empty variable counts as unset.
 
-        Raises ``ValueError`` in one line for a value that does not fit, and for a variable ``MM_…`` that is no setting.
+        Raises ``ValueError`` in one line for a value that does not fit, and for a variable ``MM_…`` that is
+        no setting.
         """
-        given = {name: text for name, text in (os.environ if environment is None else environment).items() if name.startswith(PREFIX)}
+        given = {
+            name: text
+            for name, text in (os.environ if environment is None else environment).items()
+            if name.startswith(PREFIX)
+        }
         known = {variable(f.name): f for f in fields(cls)}
         for name in given:
             if name not in known:
@@ -111,11 +144,15 @@ class Settings:
                 try:
                     values[setting.name] = setting.metadata["parse"](text)
                 except ValueError as error:
-                    raise ValueError(f"{name} {error}" if str(error).startswith("must") else f"{name}: {error}") from error
+                    raise ValueError(
+                        f"{name} {error}" if str(error).startswith("must") else f"{name}: {error}"
+                    ) from error
         settings = cls(**values)
         low, high = settings.min_aspect_ratio, settings.max_aspect_ratio
         if low is not None and high is not None and low > high:
-            raise ValueError(f"MM_MIN_ASPECT_RATIO is {low:g}, more than MM_MAX_ASPECT_RATIO, which is {high:g}")
+            raise ValueError(
+                f"MM_MIN_ASPECT_RATIO is {low:g}, more than MM_MAX_ASPECT_RATIO, which is {high:g}"
+            )
         return settings
 
     def raw_layout(self) -> dict[str, Any]:

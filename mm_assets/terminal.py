@@ -1,4 +1,6 @@
-"""What all commands do alike at a terminal: output in any encoding, one line for whatever goes wrong, an exit code."""
+"""What all commands do alike at a terminal: output in any encoding, one line for whatever goes wrong, an exit
+code.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ _EXPECTED_PACKAGES = frozenset({"pyarrow", "sqlalchemy"})
 def run_command(work: Callable[[], int]) -> int:
     """Carry out a command and return its exit code.
 
-    What data, paths, settings or the system do wrong is one line on stderr and exit code 1. An error of another kind is a fault of the
-    program, and is raised.
+    What data, paths, settings or the system do wrong is one line on stderr and exit code 1. An error of
+    another kind is a fault of the program, and is raised.
     """
     try:
         prepare_streams()
@@ -57,7 +59,9 @@ def fail(line: str) -> None:
 
 
 def prepare_streams() -> None:
-    """Output never fails for a letter that the terminal does not have: it is escaped. A stream that was closed leads nowhere."""
+    """Output never fails for a letter that the terminal does not have: it is escaped. A stream that was
+    closed leads nowhere.
+    """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -71,7 +75,9 @@ def prepare_streams() -> None:
 
 
 def _give_up_output() -> None:
-    """What is still to be printed on stdout goes nowhere, so that the interpreter's end does not fail at it again."""
+    """What is still to be printed on stdout goes nowhere, so that the interpreter's end does not fail at it
+    again.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -9,9 +9,11 @@ from typing import Any
 
 
 def show_warnings_as_lines() -> None:
-    """From now on print each distinct warning of this process once, as one line on stderr, without file and code.
+    """From now on print each distinct warning of this process once, as one line on stderr, without file and
+    code.
 
-    So are the log records of libraries from level WARNING on, as far as nobody has configured a handler for them.
+    So are the log records of libraries from level WARNING on, as far as nobody has configured a handler for
+    them.
     """
     shown: set[str] = set()
 

@@ -20,7 +20,8 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.free_memory import FreeMemory
 from mm_assets.warning_lines import show_warnings_as_lines
 
-# Sent by a worker when it begins a job. Without it a worker killed while idle would cost the next job given to it.
+# Sent by a worker when it begins a job. Without it a worker killed while idle would cost the next job given
+# to it.
 TAKEN = b"taken"
 
 _STDERR = 2
@@ -29,8 +30,8 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # numpy's: one spins for each core when 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Why a job has no result: `type` of the exception, a `message` of one line that a user can act on, and the `traceback` (empty for a
-    killed worker).
+    """Why a job has no result: `type` of the exception, a `message` of one line that a user can act on, and
+    the `traceback` (empty for a killed worker).
     """
 
     type: str
@@ -48,7 +49,9 @@ def failure_of(error: BaseException) -> WorkerFailure:
 
 @dataclass(eq=False)
 class Worker:
-    """A started process, its pipe, and the jobs that it was given; `words` is the read end of its stderr until its own code runs."""
+    """A started process, its pipe, and the jobs that it was given; `words` is the read end of its stderr
+    until its own code runs.
+    """
 
     process: BaseProcess
     pipe: Connection
@@ -70,10 +73,12 @@ class Worker:
 
 
 def start() -> Worker:
-    """Start one worker without importing this program's `__main__` in it. Raises ``OSError`` where the system allows none.
+    """Start one worker without importing this program's `__main__` in it. Raises ``OSError`` where the system
+    allows none.
 
-    Spawn runs the main module again in every child: under a console script of Dagster that imports all of Dagster (0.75 s CPU a
-    worker, against 0.05 s). It looks at `__file__` and `__spec__`, which are taken away for the moment of the start.
+    Spawn runs the main module again in every child: under a console script of Dagster that imports all of
+    Dagster (0.75 s CPU a worker, against 0.05 s). It looks at `__file__` and `__spec__`, which are taken away
+    for the moment of the start.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()
@@ -85,7 +90,9 @@ def start() -> Worker:
     os.environ.setdefault(_BLAS_THREADS, "1")
     try:
         with _stderr_piped() as (stderr, words):
-            process = context.Process(target=_work, args=(theirs, _Descriptor(stderr)), daemon=True, name="mm-assets-worker")
+            process = context.Process(
+                target=_work, args=(theirs, _Descriptor(stderr)), daemon=True, name="mm-assets-worker"
+            )
             process.start()
     except OSError:
         ours.close()
@@ -100,7 +107,8 @@ def start() -> Worker:
 
 @contextmanager
 def _stderr_piped() -> Iterator[tuple[int, int]]:
-    """A process started in the block has a pipe as its stderr; yields our stderr for it to take over, and the end to read from.
+    """A process started in the block has a pipe as its stderr; yields our stderr for it to take over, and the
+    end to read from.
 
     The pipe blocks nobody: what does not fit is lost.
     """
@@ -165,9 +173,10 @@ def _work(pipe: Connection, stderr: int) -> None:
 def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
     """Take in jobs while the main thread works, and end the process as soon as the parent is gone.
 
-    Reading at all times keeps the parent from blocking on a big job while this worker blocks on a big result. The end of file
-    comes even when the parent was killed by SIGKILL, so no worker outlives a run; `_exit` because the main thread may be
-    deep in C code. What it leaves behind is a temporary file, never a published one.
+    Reading at all times keeps the parent from blocking on a big job while this worker blocks on a big result.
+    The end of file comes even when the parent was killed by SIGKILL, so no worker outlives a run; `_exit`
+    because the main thread may be deep in C code. What it leaves behind is a temporary file, never a
+    published one.
     """
     while True:
         try:

@@ -1,9 +1,10 @@
 """A pool of worker processes in which one dead worker costs exactly one job.
 
-`concurrent.futures.ProcessPoolExecutor` gives up as a whole when one of its processes is killed: jobs of innocent shards are
-blamed with it, and no further job is taken. Shards are big and hostile (an image decoder may crash, the kernel may kill for
-memory), so here every worker has a pipe of its own: when it closes, the job at its head is the culprit, the job waiting
-behind it goes back to the queue, and a new worker takes its place.
+`concurrent.futures.ProcessPoolExecutor` gives up as a whole when one of its processes is killed: jobs of
+innocent shards are blamed with it, and no further job is taken. Shards are big and hostile (an image decoder
+may crash, the kernel may kill for memory), so here every worker has a pipe of its own: when it closes, the
+job at its head is the culprit, the job waiting behind it goes back to the queue, and a new worker takes its
+place.
 
 No Dagster import: the command line uses the same pool.
 """
@@ -28,9 +29,11 @@ __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
 J = TypeVar("J")
 R = TypeVar("R")
 
-# One job in work and one waiting in the worker: it goes on while the parent logs the events of the one before.
+# One job in work and one waiting in the worker: it goes on while the parent logs the events of the one
+# before.
 AHEAD = 2
-# Workers that die one after the other without ever taking a job cannot start at all; further ones would fare alike.
+# Workers that die one after the other without ever taking a job cannot start at all; further ones would fare
+# alike.
 START_ATTEMPTS = 3
 
 
@@ -44,7 +47,8 @@ def available_cores() -> int:
 
 
 class WorkerPool:
-    """`processes` spawned workers (0: one for every core), started when there is work and kept warm between `map` calls.
+    """`processes` spawned workers (0: one for every core), started when there is work and kept warm between
+    `map` calls.
 
     Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
     """
@@ -75,15 +79,19 @@ class WorkerPool:
             worker.process.join()
             worker.close()
 
-    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """Run `fn(job)` for every job in the workers; yield `(job, result)` in the order in which they finish.
+    def map(
+        self, fn: Callable[[J], R], jobs: Iterable[J]
+    ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
+        """Run `fn(job)` for every job in the workers; yield `(job, result)` in the order in which they
+        finish.
 
-        `fn` is a function of a module (workers import it), `job` and result are picklable. `jobs` is read only a few ahead of the
-        work (at most 3 per worker), so it may be long or lazy. A job that raises, kills its worker or cannot be
-        pickled yields a `WorkerFailure` and disturbs no other. An exception in this process, an interrupt, or a consumer
-        that stops early kills every worker before it goes on.
+        `fn` is a function of a module (workers import it), `job` and result are picklable. `jobs` is read
+        only a few ahead of the work (at most 3 per worker), so it may be long or lazy. A job that raises,
+        kills its worker or cannot be pickled yields a `WorkerFailure` and disturbs no other. An exception in
+        this process, an interrupt, or a consumer that stops early kills every worker before it goes on.
 
-        Raises `WorkerStartError` if workers die before they take a job, `RuntimeError` if another `map` is under way.
+        Raises `WorkerStartError` if workers die before they take a job, `RuntimeError` if another `map` is
+        under way.
         """
         if self._mapping:
             raise RuntimeError("this pool is in the middle of another map()")
@@ -138,7 +146,8 @@ class WorkerPool:
     def _free_worker(self, waiting: int) -> Worker | None:
         """The worker to take the next job, or None if all have enough.
 
-        The second job of a worker is sent only while enough others wait: the last jobs stay here for whoever is free first.
+        The second job of a worker is sent only while enough others wait: the last jobs stay here for whoever
+        is free first.
         """
         idle = min(self._workers, key=lambda w: len(w.jobs), default=None)
         if idle is not None and not idle.jobs:
@@ -155,7 +164,10 @@ class WorkerPool:
         return idle if idle is not None and len(idle.jobs) < AHEAD and waiting >= self.processes else None
 
     def _wait(self, busy: list[Worker]) -> list[Worker]:
-        """Workers with an answer, or dead. Asked once a second, too: a forked child of a dead worker may hold its pipe open."""
+        """Workers with an answer, or dead.
+
+        Asked once a second, too: a forked child of a dead worker may hold its pipe open.
+        """
         of: dict[Any, Worker] = {w.pipe: w for w in busy}
         while True:
             if ready := connection.wait(list(of), timeout=1.0):
@@ -190,7 +202,8 @@ def _send(pipe: Connection, message: Any) -> None:
     try:
         pipe.send_bytes(message)
     except (BrokenPipeError, ConnectionResetError):
-        # The worker has died. Its end of file is handled where answers are read, so that a result it sent before still counts.
+        # The worker has died. Its end of file is handled where answers are read, so that a result it sent
+        # before still counts.
         return
 
 

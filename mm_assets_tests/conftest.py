@@ -2,7 +2,9 @@
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported, here and in hundreds of child processes: its threads spin
+os.environ.setdefault(
+    "OPENBLAS_NUM_THREADS", "1"
+)  # before numpy is imported, here and in hundreds of child processes: its threads spin
 
 from hypothesis import settings
 

@@ -32,7 +32,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = _run([sys.executable, "-m", "mm_assets.demo"], folder)
     rows = [line.split() for line in done.stdout.splitlines() if "demo/storage" in line]
     assert [(row[0], row[1]) for row in rows] == [
-        (asset, "5") for asset in ("curated_parquet", "image_scores", "filtered_parquet", "arrow_cache", "final_tars", "lance_table")
+        (asset, "5")
+        for asset in (
+            "curated_parquet",
+            "image_scores",
+            "filtered_parquet",
+            "arrow_cache",
+            "final_tars",
+            "lance_table",
+        )
     ]
     assert "checks failed: 0" in done.stdout
     return folder
@@ -47,7 +55,9 @@ def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^make ([\w-]+)", "\n".join(_blocks("sh")), re.MULTILINE) + re.findall(r"`make ([\w-]+)`", README)
+    targets = re.findall(r"^make ([\w-]+)", "\n".join(_blocks("sh")), re.MULTILINE) + re.findall(
+        r"`make ([\w-]+)`", README
+    )
     assert {"demo", "test", "ui", "check", "test-clients"} <= set(targets)
     for target in set(targets):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -56,14 +66,18 @@ def test_make_targets_exist() -> None:
 def test_command_lines_work_in_the_order_given(folder: Path) -> None:
     lines = [line for block in _blocks("sh") for line in block.splitlines() if line.startswith("mm-assets ")]
     assert len(lines) == 6
-    (lost, *_) = pq.read_table(folder / "demo/storage/ledger/items/filtered_parquet/web-00000.parquet").to_pylist()
+    (lost, *_) = pq.read_table(
+        folder / "demo/storage/ledger/items/filtered_parquet/web-00000.parquet"
+    ).to_pylist()
     words = [shlex.split(line.replace("SAMPLE_ID", lost["sample_id"]), comments=True) for line in lines]
     outputs = [_run([sys.executable, "-m", "mm_assets.cli", *line[1:]], folder).stdout for line in words]
     said = {line.split()[1]: output for line, output in zip(lines, outputs, strict=True)}
     assert "5 partitions, 60 samples" in outputs[0]
     assert "lance, 5 partitions, 60 samples" in said["inspect"]
     assert said["verify"].splitlines()[-1] == "equal"
-    (row,) = [line for line in said["explain"].splitlines() if line.split()[:2] == [str(lost["position"]), "image"]]
+    (row,) = [
+        line for line in said["explain"].splitlines() if line.split()[:2] == [str(lost["position"]), "image"]
+    ]
     assert "filtered by aspect_ratio" in row
     assert (folder / "out" / "tars" / "index.json").exists()
 
@@ -74,10 +88,23 @@ def test_sql_works_in_duckdb(folder: Path) -> None:
     balance, filtered, quarantined = [statement for statement in block.split(";") if statement.strip()]
     code = "import duckdb, json, sys; print(json.dumps(duckdb.sql(sys.argv[1]).fetchall()))"
     python = str(clients_bin("python"))
-    entries = {(asset, entry): items for asset, entry, _, items in json.loads(_run([python, "-c", code, balance], folder).stdout)}
-    assert entries["curated_parquet", "in"] == entries["curated_parquet", "out"] == entries["filtered_parquet", "in"]
-    assert entries["filtered_parquet", "in"] == entries["filtered_parquet", "out"] + entries["filtered_parquet", "filtered"]
-    assert len(json.loads(_run([python, "-c", code, filtered], folder).stdout)) == entries["filtered_parquet", "filtered"]
+    entries = {
+        (asset, entry): items
+        for asset, entry, _, items in json.loads(_run([python, "-c", code, balance], folder).stdout)
+    }
+    assert (
+        entries["curated_parquet", "in"]
+        == entries["curated_parquet", "out"]
+        == entries["filtered_parquet", "in"]
+    )
+    assert (
+        entries["filtered_parquet", "in"]
+        == entries["filtered_parquet", "out"] + entries["filtered_parquet", "filtered"]
+    )
+    assert (
+        len(json.loads(_run([python, "-c", code, filtered], folder).stdout))
+        == entries["filtered_parquet", "filtered"]
+    )
     # The demo has nothing in quarantine: an empty table of the same columns stands for a shard's.
     (folder / "demo/storage/quarantine").mkdir(exist_ok=True)
     pq.write_table(QUARANTINE_SCHEMA.empty_table(), folder / "demo/storage/quarantine/none.parquet")

@@ -25,15 +25,21 @@ def test_shards_that_are_named_have_partitions_and_what_holds_none_is_told(tmp_p
         assert isinstance(found, dg.SensorResult) and found.dynamic_partitions_requests is not None
         assert [list(request.partition_keys) for request in found.dynamic_partitions_requests] == [["a", "b"]]
         instance.add_dynamic_partitions("shards", ["a", "b"])
-        assert evaluate(instance, locations) == dg.SkipReason(f"all 2 raw shards are known; {tmp_path}/gone/*.tar: no such file")
+        assert evaluate(instance, locations) == dg.SkipReason(
+            f"all 2 raw shards are known; {tmp_path}/gone/*.tar: no such file"
+        )
 
 
 def test_where_nothing_is_found_the_reason_is_one_line(tmp_path: Path) -> None:
     with dg.instance_for_test() as instance:
-        assert evaluate(instance, f"{tmp_path}/gone") == dg.SkipReason(f"no raw shards: {tmp_path}/gone: no such file")
+        assert evaluate(instance, f"{tmp_path}/gone") == dg.SkipReason(
+            f"no raw shards: {tmp_path}/gone: no such file"
+        )
 
 
-def test_a_store_that_cannot_be_asked_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_cannot_be_asked_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it is asked for a folder, or for the file that is named."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -42,19 +48,25 @@ def test_a_store_that_cannot_be_asked_is_one_line_too(tmp_path: Path, monkeypatc
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     hint = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     with dg.instance_for_test() as instance:
-        assert evaluate(instance, "s3://no-bucket/a") == dg.SkipReason(f"no raw shards: s3://no-bucket/a: {hint}")
+        assert evaluate(instance, "s3://no-bucket/a") == dg.SkipReason(
+            f"no raw shards: s3://no-bucket/a: {hint}"
+        )
         assert evaluate(instance, "s3://no-bucket/b.tar") == dg.SkipReason(f"s3://no-bucket/b.tar: {hint}")
 
 
 def test_locations_that_are_none_are_one_line(tmp_path: Path) -> None:
     with dg.instance_for_test() as instance:
         found = evaluate(instance, f"{tmp_path}/s-{{0..999999999999}}.tar")
-        assert isinstance(found, dg.SkipReason) and "the braces stand for 1,000,000,000,000 names" in str(found.skip_message)
+        assert isinstance(found, dg.SkipReason) and "the braces stand for 1,000,000,000,000 names" in str(
+            found.skip_message
+        )
         found = evaluate(instance, "odd://x/a.tar")
         assert found == dg.SkipReason("odd://x/a.tar: Protocol not known: odd")
 
 
-def test_new_shards_come_with_a_warning_about_the_rest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_new_shards_come_with_a_warning_about_the_rest(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "a.tar").write_bytes(b"")
     with dg.instance_for_test() as instance:
         evaluate(instance, f"{tmp_path} {tmp_path}/gone")

@@ -38,8 +38,16 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
         ("MM_MAX_LOSS", "1.5", "MM_MAX_LOSS must be at most 1, not 1.5"),
         ("MM_MAX_LOSS", "nan", "MM_MAX_LOSS must not be negative: nan"),
         ("MM_SAMPLE_ID_PREFIX", "file", "MM_SAMPLE_ID_PREFIX must be one of shard, not 'file'"),
-        ("MM_ON_MATERIALIZE_ERROR", "skip", "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'skip'"),
-        ("MM_MAX_MEMBER_BYTES", "big", "MM_MAX_MEMBER_BYTES: not a size in bytes: 'big' (write 1048576, '64MiB' or '1GB')"),
+        (
+            "MM_ON_MATERIALIZE_ERROR",
+            "skip",
+            "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'skip'",
+        ),
+        (
+            "MM_MAX_MEMBER_BYTES",
+            "big",
+            "MM_MAX_MEMBER_BYTES: not a size in bytes: 'big' (write 1048576, '64MiB' or '1GB')",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str) -> None:
@@ -48,7 +56,9 @@ def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str
 
 
 def test_bounds_the_wrong_way_round() -> None:
-    with pytest.raises(ValueError, match="MM_MIN_ASPECT_RATIO is 2, more than MM_MAX_ASPECT_RATIO, which is 1"):
+    with pytest.raises(
+        ValueError, match="MM_MIN_ASPECT_RATIO is 2, more than MM_MAX_ASPECT_RATIO, which is 1"
+    ):
         Settings.from_environment({"MM_MIN_ASPECT_RATIO": "2", "MM_MAX_ASPECT_RATIO": "1"})
 
 

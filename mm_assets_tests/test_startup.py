@@ -12,7 +12,11 @@ HEAVY = ("lance", "torch", "ray", "cv2", "pandas", "PIL")
 
 def _loaded_by(statement: str) -> set[str]:
     code = f"import sys; {statement}; print(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+    )
 
 
 def test_code_location_loads_nothing_heavy() -> None:
@@ -25,7 +29,9 @@ def test_package_loads_nothing_at_all() -> None:
 
 def test_data_model_and_cli_load_no_dagster() -> None:
     assert _loaded_by("import mm_assets.interleaved").isdisjoint({*HEAVY, "dagster"})
-    everything = "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.io_managers.shard_work"
+    everything = (
+        "from mm_assets.interleaved import *; import mm_assets.cli.convert, mm_assets.io_managers.shard_work"
+    )
     assert "dagster" not in _loaded_by(everything)
 
 
@@ -33,7 +39,9 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
     definitions = build_definitions()
     dg.Definitions.validate_loadable(definitions)
     specs = {spec.key.to_user_string(): spec for spec in definitions.resolve_all_asset_specs()}
-    parents = {name: sorted(dep.asset_key.to_user_string() for dep in spec.deps) for name, spec in specs.items()}
+    parents = {
+        name: sorted(dep.asset_key.to_user_string() for dep in spec.deps) for name, spec in specs.items()
+    }
     assert parents == {
         "raw_shards": [],
         "curated_parquet": ["raw_shards"],

@@ -74,7 +74,9 @@ def test_killed_worker_costs_its_own_job_only(pool: WorkerPool) -> None:
         ("signal", signal.SIGSEGV): "worker killed by signal 11 (SIGSEGV)",
         ("exit", 3): "worker ended with exit status 3 in the middle of its job",
     }
-    assert [result for job, result in sorted(found.items(), key=str) if job[0] == "echo"] == sorted(range(30), key=str)
+    assert [result for job, result in sorted(found.items(), key=str) if job[0] == "echo"] == sorted(
+        range(30), key=str
+    )
 
 
 def test_follower_of_a_killed_job_is_done_by_another_worker() -> None:
@@ -100,7 +102,10 @@ def test_death_is_seen_although_a_child_holds_the_pipe(pool: WorkerPool, tmp_pat
     note = tmp_path / "child"
     found = results(pool, [("hold pipe and die", str(note)), ("echo", 1)])
     os.kill(int(note.read_text()), signal.SIGKILL)
-    assert str(found["hold pipe and die", str(note)]) == "worker ended with exit status 7 in the middle of its job"
+    assert (
+        str(found["hold pipe and die", str(note)])
+        == "worker ended with exit status 7 in the middle of its job"
+    )
 
 
 def test_system_exit_in_a_job_is_its_failure(pool: WorkerPool) -> None:
@@ -116,7 +121,9 @@ def test_big_jobs_and_big_results_do_not_block_each_other() -> None:
 
 def test_job_that_cannot_be_pickled_fails_alone(pool: WorkerPool) -> None:
     bad = ("echo", RefusesPickling())
-    outcome = {str(job[1])[-2:]: str(result) for job, result in pool.map(act, [("echo", "aa"), bad, ("echo", "bb")])}
+    outcome = {
+        str(job[1])[-2:]: str(result) for job, result in pool.map(act, [("echo", "aa"), bad, ("echo", "bb")])
+    }
     assert outcome.pop("aa") == "aa" and outcome.pop("bb") == "bb"
     assert list(outcome.values()) == ["RuntimeError: cannot be pickled"]
 
@@ -201,7 +208,9 @@ def test_consumer_that_stops_early_leaves_no_process(pool: WorkerPool) -> None:
     assert results(pool, [("echo", 2)]) == {("echo", 2): 2}
 
 
-def test_workers_that_cannot_start_are_not_blamed_on_jobs(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_cannot_start_are_not_blamed_on_jobs(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start = workers._start
 
     def stillborn() -> Any:
@@ -251,7 +260,9 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str
 
 
 def test_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
-    program = script(tmp_path, [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")])
+    program = script(
+        tmp_path, [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")]
+    )
     out, _ = program.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
         "('modules', 'colorsys') []",

@@ -1,8 +1,10 @@
-"""The schema contract: one type a column for all raw shards, so that outputs agree whichever shard is made first.
+"""The schema contract: one type a column for all raw shards, so that outputs agree whichever shard is made
+first.
 
-It is derived anew from what is known of every shard, never stored: two runs at once have nothing to corrupt. Until a shard that has a
-column is published, its type is what all surveyed shards need, as if they were one. From then on it only grows: null to any type, a number
-or text to a wider one, integers to float64 if all are exact. What would take more is refused, or becomes JSON text if the user says so.
+It is derived anew from what is known of every shard, never stored: two runs at once have nothing to corrupt.
+Until a shard that has a column is published, its type is what all surveyed shards need, as if they were one.
+From then on it only grows: null to any type, a number or text to a wider one, integers to float64 if all are
+exact. What would take more is refused, or becomes JSON text if the user says so.
 """
 
 from __future__ import annotations
@@ -36,9 +38,10 @@ class Published:
 class Admission:
     """What the contract says to one shard.
 
-    ``fields`` are the shard's own columns in the contract's types and order; without ``refused`` it may be written in them. ``added`` are
-    those that no landed shard has, ``absent`` those of other shards that it lacks. ``promoted`` are changes of a published type that this
-    shard brings, ``adapted`` its own columns written in another type than its values alone need; both as ``"int64 -> double"``.
+    ``fields`` are the shard's own columns in the contract's types and order; without ``refused`` it may be
+    written in them. ``added`` are those that no landed shard has, ``absent`` those of other shards that it
+    lacks. ``promoted`` are changes of a published type that this shard brings, ``adapted`` its own columns
+    written in another type than its values alone need; both as ``"int64 -> double"``.
     """
 
     fields: pa.Schema
@@ -60,7 +63,9 @@ class _Group:
 
 @dataclass
 class ContractColumn:
-    """One column over all shards: what it needs, what it was ``published`` with (None: no landed shard has it), how many shards have it."""
+    """One column over all shards: what it needs, what it was ``published`` with (None: no landed shard has
+    it), how many shards have it.
+    """
 
     name: str
     need: Need = field(default_factory=lambda: Need(pa.field("", pa.null())))
@@ -87,8 +92,11 @@ class ContractColumn:
         if self.published is None or pa.types.is_null(self.published.field.type):
             self.need = reduce(Need.join, surveyed if self.published is None else [self.published, *surveyed])
             return
-        # Who needs no change goes first, so that a change for one shard never shuts out another that fits as things are.
-        self.need = reduce(Need.join, [need for need in surveyed if self.published.holds(need)], self.published)
+        # Who needs no change goes first, so that a change for one shard never shuts out another that fits as
+        # things are.
+        self.need = reduce(
+            Need.join, [need for need in surveyed if self.published.holds(need)], self.published
+        )
         for need in surveyed:
             joined = self.need.join(need)
             if widen or not is_json(joined.field):
@@ -97,7 +105,9 @@ class ContractColumn:
     def conflict(self, need: Need) -> str:
         """One line on why a shard's need is refused, naming the shards on the other side."""
         for groups in (self._landed, self._surveyed):
-            others = [group for group in groups.values() if self.need.holds(group.need) and group.need.clashes(need)]
+            others = [
+                group for group in groups.values() if self.need.holds(group.need) and group.need.clashes(need)
+            ]
             if others:
                 break
         more = sum(group.count for group in others) - 1
@@ -111,14 +121,19 @@ _HOW_TO_WIDEN = "MM_SCHEMA_CHANGES=widen makes the column that, in all shards"
 
 
 class SchemaContract:
-    """The columns of all shards, by name: published ones first, then as first met in the order of partition keys."""
+    """The columns of all shards, by name: published ones first, then as first met in the order of partition
+    keys.
+    """
 
     def __init__(self, columns: Mapping[str, ContractColumn]) -> None:
         self.columns = columns
 
     @classmethod
-    def derive(cls, shards: Mapping[str, ShardColumns], published: Mapping[str, Published], widen: bool = False) -> SchemaContract:
-        """The contract over all surveyed ``shards`` and all ``published`` ones, by partition; their order does not matter.
+    def derive(
+        cls, shards: Mapping[str, ShardColumns], published: Mapping[str, Published], widen: bool = False
+    ) -> SchemaContract:
+        """The contract over all surveyed ``shards`` and all ``published`` ones, by partition; their order
+        does not matter.
 
         ``widen``: a column that would refuse a shard becomes JSON text instead.
         """
@@ -131,16 +146,23 @@ class SchemaContract:
         for partition in sorted(shards):
             counted = published[partition].schema.names if partition in published else ()
             for name, need in shards[partition].needs().items():
-                columns.setdefault(name, ContractColumn(name)).add(partition, need, landed=False, again=name in counted)
+                columns.setdefault(name, ContractColumn(name)).add(
+                    partition, need, landed=False, again=name in counted
+                )
         for contract in columns.values():
             contract.settle(widen)
         return cls(columns)
 
     def admit(self, partition: str, shard: ShardColumns) -> Admission:
-        """What the contract says to a shard that it was derived with. Raises ``ValueError`` for a column it does not know."""
+        """What the contract says to a shard that it was derived with.
+
+        Raises ``ValueError`` for a column it does not know.
+        """
         own = shard.needs()
         if unknown := [name for name in own if name not in self.columns]:
-            raise ValueError(f"shard {partition!r}: column {unknown[0]!r} is not in the contract: derive it with this shard")
+            raise ValueError(
+                f"shard {partition!r}: column {unknown[0]!r} is not in the contract: derive it with this shard"
+            )
         present = [column for name, column in self.columns.items() if name in own]
         refused = {c.name: c.conflict(own[c.name]) for c in present if not c.need.holds(own[c.name])}
         admitted = [c for c in present if c.name not in refused]
@@ -149,14 +171,20 @@ class SchemaContract:
         return Admission(
             pa.schema([c.need.field for c in admitted]),
             tuple(c.name for c in present if c.published is None),
-            {c.name: f"{type_name(c.published.field)} -> {type_name(c.need.field)}" for c in grown if c.published},
+            {
+                c.name: f"{type_name(c.published.field)} -> {type_name(c.need.field)}"
+                for c in grown
+                if c.published
+            },
             {c.name: f"{type_name(own[c.name].field)} -> {type_name(c.need.field)}" for c in adapted},
             tuple(name for name in self.columns if name not in own),
             refused,
         )
 
     def describe(self) -> list[dict[str, Any]]:
-        """A row a column for display: its type, the type published so far (None: none), how many shards have it, and the first."""
+        """A row a column for display: its type, the type published so far (None: none), how many shards have
+        it, and the first.
+        """
         return [
             {
                 "column": column.name,

@@ -1,4 +1,6 @@
-"""Which shards of an output should be there, by everything that the storage knows of them but the output itself."""
+"""Which shards of an output should be there, by everything that the storage knows of them but the output
+itself.
+"""
 
 from __future__ import annotations
 
@@ -33,28 +35,35 @@ class Evidence:
         self._options = options
 
     def of(self, asset: str) -> dict[str, list[str]]:
-        """The shards of an asset that were landed once, by what tells so: records, ledger, proofs, and records of what was made of them.
+        """The shards of an asset that were landed once, by what tells so: records, ledger, proofs, and
+        records of what was made of them.
 
-        A file whose name does not say which shard it is of, and whose content cannot be read, stands under its name.
+        A file whose name does not say which shard it is of, and whose content cannot be read, stands under
+        its name.
         """
         found: dict[str, list[str]] = {}
         for folder, (suffix, what) in _TRACES.items():
             for partition in self._partitions(join(self._root, folder, partition_filename(asset)), suffix):
                 found.setdefault(partition, []).append(what)
         for output in made_from(asset):
-            for partition in self._partitions(join(self._root, "ledger", partition_filename(output.asset)), ".json"):
+            for partition in self._partitions(
+                join(self._root, "ledger", partition_filename(output.asset)), ".json"
+            ):
                 found.setdefault(partition, []).append(f"the record of {output.asset}")
         return found
 
     def unmade(self, asset: str) -> list[str]:
-        """Shards that landed in what the asset is made from and of which nothing tells in the asset itself: they were never made."""
+        """Shards that landed in what the asset is made from and of which nothing tells in the asset itself:
+        they were never made.
+        """
         source = BY_ASSET[asset].source
         if source is None:
             return []
         return sorted(set(ShardRecords(self._root).keys(source)).difference(self.of(asset)))
 
     def unknown_files(self, asset: str, known: Iterable[str]) -> list[str]:
-        """Files in the folder of an output, as readers of the folder would find them, that are of none of these shards.
+        """Files in the folder of an output, as readers of the folder would find them, that are of none of
+        these shards.
 
         Paths are relative to the root. A Lance table has no files of single shards.
         """
@@ -63,7 +72,9 @@ class Evidence:
             return []
         folder = join(self._root, output.folder)
         try:
-            files = expand_paths(folder, TAR_SUFFIXES if output.suffix in TAR_SUFFIXES else (output.suffix,), self._options)
+            files = expand_paths(
+                folder, TAR_SUFFIXES if output.suffix in TAR_SUFFIXES else (output.suffix,), self._options
+            )
         except FileNotFoundError:
             return []
         named = {output.uri(self._root, partition) for partition in known}
@@ -77,13 +88,22 @@ class Evidence:
         except FileNotFoundError:
             return []
         names = {file: file.rpartition("/")[2] for file in files}
-        stems = {file: name.removesuffix(suffix) for file, name in names.items() if name.endswith(suffix) and not name.startswith(".")}
+        stems = {
+            file: name.removesuffix(suffix)
+            for file, name in names.items()
+            if name.endswith(suffix) and not name.startswith(".")
+        }
         # Names of more than 80 characters are digests: the file alone says which shard it is of.
-        return [_stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem) for file, stem in stems.items()]
+        return [
+            _stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem)
+            for file, stem in stems.items()
+        ]
 
 
 def _stated(data: bytes, suffix: str) -> str | None:
-    """The shard that a record, a proof or a table of the ledger says it is of; None for one that cannot be read."""
+    """The shard that a record, a proof or a table of the ledger says it is of; None for one that cannot be
+    read.
+    """
     try:
         if suffix == ".parquet":
             return str(pq.read_table(pa.BufferReader(data), columns=["partition"]).column(0)[0].as_py())

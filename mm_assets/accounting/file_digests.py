@@ -1,7 +1,8 @@
-"""The small files that the making of a shard leaves beside the data, ledger, scores and quarantine: whether they are as they were written.
+"""The small files that the making of a shard leaves beside the data, ledger, scores and quarantine: whether
+they are as they were written.
 
-What they held is in the shard's record, under ``files`` of its account: path below the storage root -> bytes and xxh3-128 of the file, or
-null where the shard had nothing to say and so has no file.
+What they held is in the shard's record, under ``files`` of its account: path below the storage root -> bytes
+and xxh3-128 of the file, or null where the shard had nothing to say and so has no file.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ _THREADS = 16  # object stores answer in ~50 ms
 FileDigest = Mapping[str, Any]
 
 
-def digest_files(root: str, uris: Iterable[str], options: StorageOptions | None = None) -> dict[str, FileDigest | None]:
-    """What files below ``root`` hold now, by their paths below it; None for one that is not there. Every byte is read."""
+def digest_files(
+    root: str, uris: Iterable[str], options: StorageOptions | None = None
+) -> dict[str, FileDigest | None]:
+    """What files below ``root`` hold now, by their paths below it; None for one that is not there. Every byte
+    is read.
+    """
     uris = list(uris)
     if is_remote(root):
         filesystem(root, options)[0].invalidate_cache()
@@ -32,22 +37,39 @@ def digest_files(root: str, uris: Iterable[str], options: StorageOptions | None 
 
 
 def files_of(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
-    """What the record of a shard says of its files, or of those among ``uris``; nothing, where an older version wrote it."""
+    """What the record of a shard says of its files, or of those among ``uris``; nothing, where an older
+    version wrote it.
+    """
     files: Mapping[str, FileDigest | None] = record.account.get(FILES, {})
-    return {path: digest for path, digest in files.items() if not uris or any(uri.endswith(f"/{path}") for uri in uris)}
+    return {
+        path: digest
+        for path, digest in files.items()
+        if not uris or any(uri.endswith(f"/{path}") for uri in uris)
+    }
 
 
-def file_problems(root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None) -> list[str]:
-    """A line for each file below ``root`` that is not as it was written (`files_of`): missing, cut, changed, or there without a reason."""
+def file_problems(
+    root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
+) -> list[str]:
+    """A line for each file below ``root`` that is not as it was written (`files_of`): missing, cut, changed,
+    or there without a reason.
+    """
     found = digest_files(root, [join(root, path) for path in written], options)
     return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]
 
 
-def shards_with_problems(root: str, records: Iterable[ShardRecord], options: StorageOptions | None = None) -> dict[str, list[str]]:
-    """The `file_problems` of some shards of an asset, by key, without those that have none; all files are asked for at once."""
+def shards_with_problems(
+    root: str, records: Iterable[ShardRecord], options: StorageOptions | None = None
+) -> dict[str, list[str]]:
+    """The `file_problems` of some shards of an asset, by key, without those that have none; all files are
+    asked for at once.
+    """
     written = {record.key: files_of(record) for record in records}
     found = digest_files(root, [join(root, path) for files in written.values() for path in files], options)
-    lines = {key: [_problem(path, digest, found[path]) for path, digest in files.items()] for key, files in written.items()}
+    lines = {
+        key: [_problem(path, digest, found[path]) for path, digest in files.items()]
+        for key, files in written.items()
+    }
     return {key: told for key, some in lines.items() if (told := [line for line in some if line])}
 
 

@@ -46,9 +46,16 @@ class ShardHistory:
         return next((item.locator for item in self.items if any(item.locator)), (None,) * len(_LOCATOR))
 
     def note(self, asset: str, row: Mapping[str, Any], fate: str) -> None:
-        """Enter what became of an item. Two items of one place are told apart by where they come from: an id may be there twice."""
+        """Enter what became of an item.
+
+        Two items of one place are told apart by where they come from: an id may be there twice.
+        """
         locator = tuple(row[name] for name in _LOCATOR)
-        open_items = [i for i in self.items if (i.position, i.modality) == (row["position"], row["modality"]) and asset not in i.fates]
+        open_items = [
+            i
+            for i in self.items
+            if (i.position, i.modality) == (row["position"], row["modality"]) and asset not in i.fates
+        ]
         known = next((i for i in open_items if i.locator == locator), None)
         known = known or next((i for i in open_items if not any(i.locator) or not any(locator)), None)
         if known is None:
@@ -60,18 +67,26 @@ class ShardHistory:
 
 
 def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
-    """The sample in each shard that has or had it, from the outputs and the ledger below a storage root; none for an unknown id.
+    """The sample in each shard that has or had it, from the outputs and the ledger below a storage root; none
+    for an unknown id.
 
-    Costs a look at the footer of every Parquet and ledger file; tars and caches are opened only for shards found there, and the Lance
-    table is asked by its index. No image is read.
+    Costs a look at the footer of every Parquet and ledger file; tars and caches are opened only for shards
+    found there, and the Lance table is asked by its index. No image is read.
     """
     ledger = Ledger(root, options)
     kept: dict[str, Mapping[Any, Rows]] = {
-        output.asset: in_parquet(join(root, output.folder), sample_id, options) for output in (CURATED, FILTERED)
+        output.asset: in_parquet(join(root, output.folder), sample_id, options)
+        for output in (CURATED, FILTERED)
     }
-    found = {output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names) for output in OUTPUTS}
+    found = {
+        output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names)
+        for output in OUTPUTS
+    }
     lost = {asset: [row for rows in files.values() for row in rows] for asset, files in found.items()}
-    partitions = sorted({p for files in kept.values() for p in files} | {row["partition"] for rows in lost.values() for row in rows})
+    partitions = sorted(
+        {p for files in kept.values() for p in files}
+        | {row["partition"] for rows in lost.values() for row in rows}
+    )
     kept[LANCE.asset] = in_lance(LANCE.uri(root, ""), sample_id, partitions, options)
     partitions += [p for p in kept[LANCE.asset] if p is not None and p not in partitions]
     kept[TARS.asset] = {p: in_tar(TARS.uri(root, p), sample_id, options) for p in partitions}
@@ -83,7 +98,9 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
             for row in rows:
                 error = row["materialize_error"]
                 fate = f"kept with an error: {error}" if error else "kept"
-                shards.setdefault(partition, ShardHistory(partition)).note(asset, row | locator_columns(row["source_ref"]), fate)
+                shards.setdefault(partition, ShardHistory(partition)).note(
+                    asset, row | locator_columns(row["source_ref"]), fate
+                )
     for asset, rows in lost.items():
         for row in rows:
             shards.setdefault(row["partition"], ShardHistory(row["partition"])).note(asset, row, _loss(row))
@@ -100,7 +117,11 @@ def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None
     """The raw shards in which the survey saw a sample, whether they have landed or not."""
     surveys = SurveyStore(root, options)
     wanted = pa.scalar(sample_id)
-    return [partition for partition, ids in surveys.sample_ids(surveys.partitions()) if pc.index(ids, wanted).as_py() >= 0]
+    return [
+        partition
+        for partition, ids in surveys.sample_ids(surveys.partitions())
+        if pc.index(ids, wanted).as_py() >= 0
+    ]
 
 
 def _loss(row: Mapping[str, Any]) -> str:
@@ -110,11 +131,16 @@ def _loss(row: Mapping[str, Any]) -> str:
     return f"filtered by {row['kind']}: {row['reason']}{score}"
 
 
-def _is_made(root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None) -> bool:
+def _is_made(
+    root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None
+) -> bool:
     """Whether an asset has dealt with a shard, be it that nothing of it was left to write."""
     if partition is None:
         return True
-    return any(exists(uri, options) for uri in (ledger.balance_uri(output.asset, partition), output.uri(root, partition)))
+    return any(
+        exists(uri, options)
+        for uri in (ledger.balance_uri(output.asset, partition), output.uri(root, partition))
+    )
 
 
 def _order(item: ItemHistory) -> tuple[int, int, int]:

@@ -40,13 +40,18 @@ class LandedOutputs:
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """The sample ids of these shards, each as often as it has items."""
-        return self._each(partitions, lambda file: file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string()))
+        return self._each(
+            partitions,
+            lambda file: file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string()),
+        )
 
     def published(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
         """The columns of these shards, and whether the integers in them are exact as floats."""
         return self._each(partitions, _published)
 
-    def _each(self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]) -> Iterator[tuple[str, T]]:
+    def _each(
+        self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]
+    ) -> Iterator[tuple[str, T]]:
         wanted = sorted(partitions)
         if not wanted:  # as it should be
             return
@@ -57,7 +62,11 @@ class LandedOutputs:
                 with open_parquet(record.uri, self._options) as file:
                     return read(file)
             except UNREADABLE as error:
-                if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+                if (
+                    isinstance(error, OSError)
+                    and error.errno is not None
+                    and not isinstance(error, FileNotFoundError)
+                ):
                     raise  # of the system, not of Arrow: what cannot be read now must not pass for damaged
                 log.warning("%s tells nothing of shard %r: %s", record.uri, record.key, error)
                 return None

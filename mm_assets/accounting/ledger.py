@@ -1,4 +1,6 @@
-"""The ledger: of every asset and shard, what went in, what came out, and each item that did not, as tables that any SQL engine reads."""
+"""The ledger: of every asset and shard, what went in, what came out, and each item that did not, as tables
+that any SQL engine reads.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +57,12 @@ _MODULUS = 1 << 128  # of `ContentDigest`
 
 @dataclass(frozen=True)
 class Balance:
-    """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is None when the input does not say.
+    """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is
+    None when the input does not say.
 
-    A damaged stretch holds nobody knows how many: its kind is listed with the items that are known, be it none. The digests are sums
-    over rows, in hex; None where they are not known. ``source_digest`` is of the rows that came out, in the types they came in with.
+    A damaged stretch holds nobody knows how many: its kind is listed with the items that are known, be it
+    none. The digests are sums over rows, in hex; None where they are not known. ``source_digest`` is of the
+    rows that came out, in the types they came in with.
     """
 
     items_in: int | None
@@ -75,12 +79,19 @@ class Balance:
     def of(cls, report: PartitionReport, in_digest: str | None = None) -> Balance:
         """What a report says; ``in_digest`` is that of the input's rows."""
         filtered, quarantined = _items_by_kind(report.filtered), _items_by_kind(report.quarantined)
-        digests = (in_digest, report.digest or None, report.source_digest or report.digest or None, report.lost_digest or None)
+        digests = (
+            in_digest,
+            report.digest or None,
+            report.source_digest or report.digest or None,
+            report.lost_digest or None,
+        )
         return cls(report.items, report.rows, filtered, quarantined, report.samples, *digests)
 
     @property
     def difference(self) -> int | None:
-        """Items in, less all that are accounted for: above 0 some vanished, below 0 some came from nowhere. None: not known."""
+        """Items in, less all that are accounted for: above 0 some vanished, below 0 some came from nowhere.
+        None: not known.
+        """
         if self.items_in is None:
             return None
         return self.items_in - self.items_out - sum(self.filtered.values()) - sum(self.quarantined.values())
@@ -91,7 +102,10 @@ class Balance:
 
     @property
     def digests_agree(self) -> bool | None:
-        """Whether the rows that came out and those that were taken out are the very rows that went in. None: not known."""
+        """Whether the rows that came out and those that were taken out are the very rows that went in.
+
+        None: not known.
+        """
         if not self.in_digest or not self.source_digest:
             return None
         total = int(self.source_digest, 16) + int(self.lost_digest or "0", 16)
@@ -101,10 +115,11 @@ class Balance:
 class Ledger:
     """The tables below a storage root (folder or URL).
 
-    ``ledger/items/<asset>/<partition>.parquet`` has one row per lost item (`ITEMS_SCHEMA`); there is no file where none was lost.
-    ``ledger/balance/<asset>/<partition>.parquet`` has one row per entry (`BALANCE_SCHEMA`): ``in``, ``out``, ``filtered`` and
-    ``quarantined`` by kind. The entry ``lost`` has the digest of all rows taken out, whose items the others count.
-    All files of a table have the same columns and types. A file that would not change is not touched.
+    ``ledger/items/<asset>/<partition>.parquet`` has one row per lost item (`ITEMS_SCHEMA`); there is no file
+    where none was lost. ``ledger/balance/<asset>/<partition>.parquet`` has one row per entry
+    (`BALANCE_SCHEMA`): ``in``, ``out``, ``filtered`` and ``quarantined`` by kind. The entry ``lost`` has the
+    digest of all rows taken out, whose items the others count. All files of a table have the same columns and
+    types. A file that would not change is not touched.
     """
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
@@ -122,25 +137,43 @@ class Ledger:
         return join(self._root, "balance", partition_filename(asset), _file_name(partition))
 
     def write(
-        self, asset: str, partition: str, account: PartitionReport | tuple[Balance, Sequence[Loss]], in_digest: str | None = None
+        self,
+        asset: str,
+        partition: str,
+        account: PartitionReport | tuple[Balance, Sequence[Loss]],
+        in_digest: str | None = None,
     ) -> Balance:
         """Record what became of one shard in place of what was recorded before; each file appears whole.
 
-        ``account`` is a writer's report (``in_digest`` as in `Balance.of`), or a balance with the losses that it counts.
+        ``account`` is a writer's report (``in_digest`` as in `Balance.of`), or a balance with the losses that
+        it counts.
         """
-        balance, losses = account if isinstance(account, tuple) else (Balance.of(account, in_digest), account.losses)
+        balance, losses = (
+            account if isinstance(account, tuple) else (Balance.of(account, in_digest), account.losses)
+        )
         publish_losses(self.items_uri(asset, partition), items_table(asset, partition, losses), self._options)
-        publish_table(self.balance_uri(asset, partition), balance_table(asset, partition, balance, losses), self._options)
+        publish_table(
+            self.balance_uri(asset, partition),
+            balance_table(asset, partition, balance, losses),
+            self._options,
+        )
         return balance
 
     def items(self, asset: str, partition: str) -> pa.Table:
-        """The lost items of a shard; no rows when it lost none, or was never recorded. Raises `UnreadableFile`."""
+        """The lost items of a shard; no rows when it lost none, or was never recorded. Raises
+        `UnreadableFile`.
+        """
         return self._read(self.items_uri(asset, partition), ITEMS_SCHEMA)
 
     def recorded_items(self, asset: str, partition: str, record: ShardRecord | None) -> pa.Table:
-        """The `items` of a shard, if they are still those that its record knows of. Raises `UnreadableFile` for any others."""
+        """The `items` of a shard, if they are still those that its record knows of.
+
+        Raises `UnreadableFile` for any others.
+        """
         uri = self.items_uri(asset, partition)
-        if record is not None and (line := "; ".join(file_problems(self._storage, files_of(record, uri), self._options))):
+        if record is not None and (
+            line := "; ".join(file_problems(self._storage, files_of(record, uri), self._options))
+        ):
             raise UnreadableFile(line)
         return self.items(asset, partition)
 
@@ -173,7 +206,9 @@ def publish_losses(uri: str, items: pa.Table, options: StorageOptions | None = N
 def items_table(asset: str, partition: str, losses: Iterable[Loss]) -> pa.Table:
     """One row per loss, in `ITEMS_SCHEMA`."""
     rows = [_row(asset, partition, loss) for loss in losses]
-    return pa.Table.from_arrays([_column([row[f.name] for row in rows], f.type) for f in ITEMS_SCHEMA], schema=ITEMS_SCHEMA)
+    return pa.Table.from_arrays(
+        [_column([row[f.name] for row in rows], f.type) for f in ITEMS_SCHEMA], schema=ITEMS_SCHEMA
+    )
 
 
 def balance_table(asset: str, partition: str, balance: Balance, losses: Iterable[Loss]) -> pa.Table:
@@ -181,15 +216,23 @@ def balance_table(asset: str, partition: str, balance: Balance, losses: Iterable
     samples = _samples_by_kind(losses)
     entries: list[dict[str, Any]] = [
         {"entry": "in", "items": balance.items_in, "digest": balance.in_digest},
-        {"entry": "out", "items": balance.items_out, "samples": balance.samples_out, "digest": balance.out_digest},
+        {
+            "entry": "out",
+            "items": balance.items_out,
+            "samples": balance.samples_out,
+            "digest": balance.out_digest,
+        },
     ]
     for entry, kinds in (("filtered", balance.filtered), ("quarantined", balance.quarantined)):
         entries += [
-            {"entry": entry, "kind": kind, "items": items, "samples": samples.get((entry, kind))} for kind, items in sorted(kinds.items())
+            {"entry": entry, "kind": kind, "items": items, "samples": samples.get((entry, kind))}
+            for kind, items in sorted(kinds.items())
         ]
     if balance.lost_digest is not None:
         entries.append({"entry": "lost", "digest": balance.lost_digest})
-    return pa.Table.from_pylist([{"asset": asset, "partition": partition, **entry} for entry in entries], schema=BALANCE_SCHEMA)
+    return pa.Table.from_pylist(
+        [{"asset": asset, "partition": partition, **entry} for entry in entries], schema=BALANCE_SCHEMA
+    )
 
 
 def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
@@ -200,7 +243,9 @@ def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
 
 
 def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
-    """How many samples lost something, by outcome and kind; None where a stretch holds an unknown number of them."""
+    """How many samples lost something, by outcome and kind; None where a stretch holds an unknown number of
+    them.
+    """
     ids: dict[tuple[str, str], set[str | None]] = {}
     for loss in losses:
         ids.setdefault((loss.outcome, loss.kind), set()).add(loss.sample_id if loss.is_item else None)
@@ -208,7 +253,9 @@ def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None
 
 
 def locator_columns(source_ref: str | None) -> dict[str, Any]:
-    """The columns ``source member byte_offset byte_size frame_index`` of a locator; what is not as it should be is null."""
+    """The columns ``source member byte_offset byte_size frame_index`` of a locator; what is not as it should
+    be is null.
+    """
     try:
         ref: Mapping[str, Any] = parse_source_ref(source_ref)
     except (TypeError, ValueError):
@@ -233,11 +280,15 @@ def _text(value: object) -> str | None:
 
 def _number(value: object, bits: int) -> int | None:
     """Locators come with the data: what is no number of bytes is none."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None
+    return (
+        value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None
+    )
 
 
 def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type_)
     except UnicodeEncodeError:  # a lone surrogate in what bad data said of itself
-        return pa.array([None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values], type_)
+        return pa.array(
+            [None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values], type_
+        )

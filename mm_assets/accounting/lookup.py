@@ -33,10 +33,14 @@ _OFFSET = np.dtype("<u8")
 _COPIED = 16 << 20  # bytes of a sample in memory at a time
 
 
-def in_parquet(folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS) -> dict[str, Rows]:
-    """Rows of a sample by partition, from all Parquet files below a folder (none when there is no such folder).
+def in_parquet(
+    folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS
+) -> dict[str, Rows]:
+    """Rows of a sample by partition, from all Parquet files below a folder (none when there is no such
+    folder).
 
-    Reads each file's footer; of row groups whose statistics leave room for the id its ``sample_id``, of those that have it ``columns``.
+    Reads each file's footer; of row groups whose statistics leave room for the id its ``sample_id``, of those
+    that have it ``columns``.
     """
     try:
         files = expand_paths(folder, (".parquet",), options)
@@ -48,7 +52,9 @@ def in_parquet(folder: str, sample_id: str, options: StorageOptions | None = Non
 
 
 def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
-    """Rows of a sample in one tar of ours; none when the tar does not exist. No other sample's images are read."""
+    """Rows of a sample in one tar of ours; none when the tar does not exist. No other sample's images are
+    read.
+    """
     from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
     if not exists(uri, options):
@@ -56,11 +62,15 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
     with _tar_of(uri, sample_id, options) as tar:
         if tar is None:
             return []
-        return _projected(InterleavedWebdatasetReader(tar, materialize=False, storage_options=options), tar, sample_id)
+        return _projected(
+            InterleavedWebdatasetReader(tar, materialize=False, storage_options=options), tar, sample_id
+        )
 
 
 def in_arrow_cache(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
-    """Rows of a sample in one cache, by the URI of its metadata; none when there is no cache. No image is read."""
+    """Rows of a sample in one cache, by the URI of its metadata; none when there is no cache. No image is
+    read.
+    """
     from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
 
     if not exists(uri, options):
@@ -68,8 +78,11 @@ def in_arrow_cache(uri: str, sample_id: str, options: StorageOptions | None = No
     return _projected(InterleavedArrowCacheReader(uri, storage_options=options), uri, sample_id)
 
 
-def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None) -> dict[str | None, Rows]:
-    """Rows of a sample in a Lance table, by the partition they were committed with (None: a table of others); none without a table.
+def in_lance(
+    uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None
+) -> dict[str | None, Rows]:
+    """Rows of a sample in a Lance table, by the partition they were committed with (None: a table of others);
+    none without a table.
 
     ``partitions`` are looked at first: the records of all the others are read only when it is none of them.
     """
@@ -87,7 +100,11 @@ def in_lance(uri: str, sample_id: str, partitions: Iterable[str], options: Stora
 
 def _projected(reader: InterleavedReader, file: str, sample_id: str) -> Rows:
     _, tables = reader.project(Partition("", (file,)), COLUMNS)
-    return [row for table in tables for row in table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()]
+    return [
+        row
+        for table in tables
+        for row in table.filter(pc.equal(table.column("sample_id"), sample_id)).to_pylist()
+    ]
 
 
 def _in_file(
@@ -110,7 +127,11 @@ def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) ->
         ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
         found = pc.equal(ids, sample_id)
         if pc.any(found).as_py():
-            rows += parquet.read_row_group(group, columns=list(columns), use_threads=False).filter(found).to_pylist()
+            rows += (
+                parquet.read_row_group(group, columns=list(columns), use_threads=False)
+                .filter(found)
+                .to_pylist()
+            )
     return rows
 
 
@@ -129,7 +150,9 @@ def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.Parqu
 def _possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]:
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        column = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "sample_id")
+        column = next(
+            c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "sample_id"
+        )
         bounds = column.statistics if column.is_stats_set else None
         if bounds is None or not bounds.has_min_max or bounds.min <= sample_id <= bounds.max:
             yield number
@@ -144,14 +167,19 @@ def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str, Rows]:
 
 @contextmanager
 def _tar_of(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
-    """A tar that has the sample if ``uri`` has it: its members alone, cut out by the index beside the tar; without one the tar itself."""
+    """A tar that has the sample if ``uri`` has it: its members alone, cut out by the index beside the tar;
+    without one the tar itself.
+    """
     if not exists(f"{uri}.idx", options):
         yield uri
         return
     with open_binary(f"{uri}.idx", options) as file:
         starts = np.frombuffer(file.read(), _OFFSET).tolist()
     prefix = f"{sample_key(sample_id)}.".encode()
-    with open_fetcher(uri, uri, options) as fetcher, tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
+    with (
+        open_fetcher(uri, uri, options) as fetcher,
+        tempfile.TemporaryDirectory(prefix="mm-assets-") as folder,
+    ):
         headers = _ranges(fetcher, [(start, BLOCK) for start in starts[:-1]])
         at = next((number for number, header in enumerate(headers) if header.startswith(prefix)), None)
         if at is None:
@@ -173,7 +201,9 @@ def _ranges(fetcher: Fetcher, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
     return results  # type: ignore[return-value]
 
 
-def _owner(dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None) -> str | None:
+def _owner(
+    dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None
+) -> str | None:
     from mm_assets.formats.lance.location import Location
     from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
     from mm_assets.formats.lance.reader import lance_options
@@ -184,6 +214,13 @@ def _owner(dataset: Any, uri: str, sample_id: str, partitions: Iterable[str], op
 
     def having(found: Mapping[str, list[PartitionRecord]]) -> str | None:
         live = {partition: snapshot.live(entries) for partition, entries in found.items()}
-        return next((p for p, record in live.items() if record and pc.index(record.sample_ids(), sample_id).as_py() >= 0), None)
+        return next(
+            (
+                p
+                for p, record in live.items()
+                if record and pc.index(record.sample_ids(), sample_id).as_py() >= 0
+            ),
+            None,
+        )
 
     return having(records.of(list(partitions))) or having(records.all())

@@ -19,17 +19,23 @@ from mm_assets.interleaved.source_ref import parse_source_ref
 
 _NAMED = 8  # fields, or classes of fault
 _LONGEST = 200  # characters of a reason
-_NO_ITEM, _NO_IMAGE, _NOTHING = "no sample has a text or an image", "no sample has an image", "nothing of it can be read"
+_NO_ITEM, _NO_IMAGE, _NOTHING = (
+    "no sample has a text or an image",
+    "no sample has an image",
+    "nothing of it can be read",
+)
 
 
 @dataclass(frozen=True)
 class LossShare:
-    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined or kept with an error, and members and frames
-    that no sample names; ``kept`` are the other items, ``samples`` the samples that can be read.
+    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined or kept with an
+    error, and members and frames that no sample names; ``kept`` are the other items, ``samples`` the samples
+    that can be read.
 
-    ``lack`` says what makes the shard one of which nothing is recognized: no sample has a text or an image, there are images and none of
-    them is a sample's, or nothing could be read of a damaged file. ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar.
-    ``examples`` has a reason for each class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
+    ``lack`` says what makes the shard one of which nothing is recognized: no sample has a text or an image,
+    there are images and none of them is a sample's, or nothing could be read of a damaged file.
+    ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar. ``examples`` has a reason for each
+    class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
     """
 
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -48,11 +54,17 @@ class LossShare:
         unreferenced = [loss for notes in report.notes.values() for loss in notes.get("strays", ())]
         items = [loss for loss in report.quarantined if loss.is_item]
         stretches = [loss for loss in report.quarantined if not loss.is_item]
-        content = report.texts + report.images + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
+        content = (
+            report.texts
+            + report.images
+            + sum(loss.modality != "metadata" for loss in (*items, *report.filtered))
+        )
         images = report.images + sum(loss.modality == "image" for loss in (*items, *report.filtered))
         unused = sum(map(_is_image, unreferenced))
         lack = ""
-        is_of_others = any(notes.get("of_others") for notes in report.notes.values())  # in data of ours nothing is to be recognized
+        is_of_others = any(
+            notes.get("of_others") for notes in report.notes.values()
+        )  # in data of ours nothing is to be recognized
         found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
         if not report.samples:
             lack = _NOTHING if stretches and not found else ""
@@ -64,7 +76,12 @@ class LossShare:
         for error in errors:
             examples.setdefault(fault_of(error.message), error.message[:_LONGEST])
         return cls(
-            Counter([*(loss.kind for loss in (*items, *unreferenced)), *(fault_of(error.message) for error in errors)]),
+            Counter(
+                [
+                    *(loss.kind for loss in (*items, *unreferenced)),
+                    *(fault_of(error.message) for error in errors),
+                ]
+            ),
             report.rows + len(report.filtered) - len(errors),
             report.samples,
             lack,
@@ -77,12 +94,16 @@ class LossShare:
 
     @classmethod
     def of_survey(cls, survey: ShardSurvey, taken: Mapping[str, str]) -> LossShare:
-        """What is known before a shard is read. ``taken``: its sample ids that other shards have, with the shard of each.
+        """What is known before a shard is read. ``taken``: its sample ids that other shards have, with the
+        shard of each.
 
-        References that lead nowhere, images that cannot be decoded and samples without content are known once the shard was read.
+        References that lead nowhere, images that cannot be decoded and samples without content are known once
+        the shard was read.
         """
         others = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
-        stretches = [loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first]
+        stretches = [
+            loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first
+        ]
         items = int(pc.sum(survey.samples.column("items")).as_py() or 0)
         repeated = survey.samples.filter(pc.is_in(survey.sample_ids, pa.array(list(taken), pa.string())))
         duplicates = int(pc.sum(repeated.column("items")).as_py() or 0)
@@ -112,7 +133,9 @@ class LossShare:
 
     @property
     def share(self) -> float:
-        """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without any content is lost."""
+        """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without
+        any content is lost.
+        """
         if self.lack:
             return 1.0
         return max(sum(self.lost.values()) / max(self.total, 1), self.unreadable_bytes / max(self.nbytes, 1))
@@ -121,13 +144,17 @@ class LossShare:
         """Why a shard of which at most the share ``most`` may be lost is not taken; None for one that is."""
         if self.share <= most:
             return None
-        return f"{self.share:.0%} of it would be lost, and MM_MAX_LOSS is {most:g}: {'; '.join(self._causes())}"
+        return (
+            f"{self.share:.0%} of it would be lost, and MM_MAX_LOSS is {most:g}: {'; '.join(self._causes())}"
+        )
 
     def _causes(self) -> list[str]:
         causes = []
         if self.unreadable_bytes:
             reason = next(iter(self.examples.values()), "")
-            causes.append(f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}")
+            causes.append(
+                f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}"
+            )
         elif self.lack == _NOTHING:
             causes.append(f"{_NOTHING}: {next(iter(self.examples.values()), '')}")
         unreferenced = self.lost.get(UNREFERENCED_MEMBER, 0)
@@ -136,15 +163,25 @@ class LossShare:
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:
                 hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
-                causes.append(f"{count} items are of samples whose id is taken ({self.examples.get(kind, '')}): {hint}")
+                causes.append(
+                    f"{count} items are of samples whose id is taken ({self.examples.get(kind, '')}): {hint}"
+                )
             elif kind not in (UNREFERENCED_MEMBER, UNREFERENCED_FRAME):
                 causes.append(f"{kind} {count}: {self.examples.get(kind, '')}")
         return causes
 
     def _unrecognized(self, unreferenced: int) -> str:
-        named = ", ".join(self.fields[:_NAMED]) + (", …" if self.fields[_NAMED:] else "") if self.fields else "none"
+        named = (
+            ", ".join(self.fields[:_NAMED]) + (", …" if self.fields[_NAMED:] else "")
+            if self.fields
+            else "none"
+        )
         content = self.lack or f"{self.samples} samples can be read"
-        found = f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; " if unreferenced else ""
+        found = (
+            f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; "
+            if unreferenced
+            else ""
+        )
         return f"{found}{content}; fields seen: {named}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
 
 
@@ -160,5 +197,7 @@ def _examples(losses: Iterable[Loss]) -> dict[str, str]:
     """The first reason of each class."""
     found: dict[str, str] = {}
     for loss in losses:
-        found.setdefault(loss.kind, loss.reason if len(loss.reason) <= _LONGEST else f"{loss.reason[:_LONGEST]}…")
+        found.setdefault(
+            loss.kind, loss.reason if len(loss.reason) <= _LONGEST else f"{loss.reason[:_LONGEST]}…"
+        )
     return found

@@ -1,4 +1,6 @@
-"""The outputs of the graph: where each lies below the storage root, in which format, and what it is made from."""
+"""The outputs of the graph: where each lies below the storage root, in which format, and what it is made
+from.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,11 @@ from mm_assets.formats.webdataset.keys import partition_filename
 
 @dataclass(frozen=True)
 class Output:
-    """One asset of interleaved rows. ``kind`` is its format, ``source`` the output that it is made from (None: raw shards).
+    """One asset of interleaved rows. ``kind`` is its format, ``source`` the output that it is made from
+    (None: raw shards).
 
-    It lies in a ``folder`` of one file a shard, each with ``suffix``, or (no suffix) in one table. Of a cache, which is a folder itself,
-    the suffix names the file in it that tells of the others.
+    It lies in a ``folder`` of one file a shard, each with ``suffix``, or (no suffix) in one table. Of a
+    cache, which is a folder itself, the suffix names the file in it that tells of the others.
     """
 
     asset: str
@@ -24,7 +27,11 @@ class Output:
 
     def uri(self, root: str, partition: str) -> str:
         """The file of a shard, or the one table."""
-        return join(root, self.folder, f"{partition_filename(partition)}{self.suffix}") if self.suffix else join(root, self.folder)
+        return (
+            join(root, self.folder, f"{partition_filename(partition)}{self.suffix}")
+            if self.suffix
+            else join(root, self.folder)
+        )
 
 
 CURATED = Output("curated_parquet", "parquet", "curated", ".parquet")

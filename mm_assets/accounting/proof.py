@@ -1,7 +1,9 @@
-"""The proof of zero loss: what each output holds by a canonical reader's account, against what was written, rolled up over all shards.
+"""The proof of zero loss: what each output holds by a canonical reader's account, against what was written,
+rolled up over all shards.
 
-    proof/<asset>/<partition>.json   one shard of one output, as last examined
-    proof/proof.json                 all of them: counts, digests, versions, configuration; derived, so it can always be made again
+proof/<asset>/<partition>.json   one shard of one output, as last examined
+proof/proof.json                 all of them: counts, digests, versions, configuration; derived, so it can
+always be made again
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class ShardProof:
-    """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest), ``derived`` what a canonical
-    reader (``reader``) finds there; ``problems`` has one line for each difference. ``config`` identifies code and options, ``stat`` tells
-    whether the output is still the one that was examined, ``examined_at`` when that was (UTC, ISO 8601). Those problems that are
-    ``beside`` the output are of index files, ledger, scores and quarantine, which the next run mends by itself.
+    """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest),
+    ``derived`` what a canonical reader (``reader``) finds there; ``problems`` has one line for each
+    difference. ``config`` identifies code and options, ``stat`` tells whether the output is still the one
+    that was examined, ``examined_at`` when that was (UTC, ISO 8601). Those problems that are ``beside`` the
+    output are of index files, ledger, scores and quarantine, which the next run mends by itself.
     """
 
     asset: str
@@ -87,9 +90,10 @@ class Proofs:
     ) -> dict[str, Any]:
         """Bring ``proof.json`` up to date with these proofs, publish it, and return what it says.
 
-        Entries of other shards, which say when they were examined, are taken from it, or, if it does not have each shard that has a proof,
-        made again from all proofs. ``unmade`` are shards that an asset does not have though its source does, ``unknown`` files that no
-        shard has written; assets that are not named keep theirs, without the shards that were examined now.
+        Entries of other shards, which say when they were examined, are taken from it, or, if it does not have
+        each shard that has a proof, made again from all proofs. ``unmade`` are shards that an asset does not
+        have though its source does, ``unknown`` files that no shard has written; assets that are not named
+        keep theirs, without the shards that were examined now.
         """
         paths = self._paths()
         before = self._rolled_up()
@@ -104,8 +108,13 @@ class Proofs:
                 if kept is not None:
                     shards.setdefault(kept.partition, {})[kept.asset] = _entry(kept)
         made = {(proof.asset, proof.partition) for proof in examined}
-        still_unmade = {asset: [key for key in keys if (asset, key) not in made] for asset, keys in before.get("unmade", {}).items()}
-        summary = summarize(shards, still_unmade | dict(unmade or {}), before.get("unknown_files", {}) | dict(unknown or {}))
+        still_unmade = {
+            asset: [key for key in keys if (asset, key) not in made]
+            for asset, keys in before.get("unmade", {}).items()
+        }
+        summary = summarize(
+            shards, still_unmade | dict(unmade or {}), before.get("unknown_files", {}) | dict(unknown or {})
+        )
         if summary != before:
             self._publish(join(self._folder, SUMMARY), summary)
         return summary
@@ -125,7 +134,11 @@ class Proofs:
         """Of the proofs of all shards: they are one folder deep, and hidden names are temporary."""
         self._fs.invalidate_cache()
         names = [path[len(self._path) :].strip("/") for path in self._fs.find(self._path, maxdepth=2)]
-        return sorted(f"{self._path}/{name}" for name in names if name.count("/") == 1 and name.endswith(".json") and "/." not in name)
+        return sorted(
+            f"{self._path}/{name}"
+            for name in names
+            if name.count("/") == 1 and name.endswith(".json") and "/." not in name
+        )
 
     def _uri(self, asset: str, partition: str) -> str:
         return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
@@ -137,23 +150,44 @@ class Proofs:
             file.publish()
 
 
-def damaged_shards(root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None) -> set[str]:
-    """Those partitions of an asset of which the last proof found that what lies there is not what was written."""
+def damaged_shards(
+    root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
+) -> set[str]:
+    """Those partitions of an asset of which the last proof found that what lies there is not what was
+    written.
+    """
     proofs = Proofs(root, options)
     partitions = list(partitions)
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda partition: proofs.read(asset, partition), partitions)
-        return {partition for partition, proof in zip(partitions, found, strict=True) if proof is not None and proof.is_damaged}
+        return {
+            partition
+            for partition, proof in zip(partitions, found, strict=True)
+            if proof is not None and proof.is_damaged
+        }
 
 
 def summarize(
-    shards: Mapping[str, Mapping[str, Mapping[str, Any]]], unmade: Mapping[str, Sequence[str]], unknown: Mapping[str, Sequence[str]]
+    shards: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    unmade: Mapping[str, Sequence[str]],
+    unknown: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """What ``proof.json`` says: the entries of ``shards`` (partition -> asset -> entry), and their sums per asset."""
+    """What ``proof.json`` says: the entries of ``shards`` (partition -> asset -> entry), and their sums per
+    asset.
+    """
     assets: dict[str, dict[str, Any]] = {}
     for entries in shards.values():
         for asset, entry in entries.items():
-            total = assets.setdefault(asset, {"shards": 0, "is_equal": True, **dict.fromkeys(_SUMMED, 0), "reader": set(), "config": set()})
+            total = assets.setdefault(
+                asset,
+                {
+                    "shards": 0,
+                    "is_equal": True,
+                    **dict.fromkeys(_SUMMED, 0),
+                    "reader": set(),
+                    "config": set(),
+                },
+            )
             total["shards"] += 1
             total["is_equal"] &= entry["is_equal"]
             for name in _COUNTS:
@@ -196,6 +230,8 @@ def _parsed(data: bytes) -> ShardProof | None:
         fields = unseal(data)
         if fields.pop("format") != FORMAT:
             return None
-        return ShardProof(**{**fields, "problems": tuple(fields["problems"]), "beside": tuple(fields.get("beside", ()))})
+        return ShardProof(
+            **{**fields, "problems": tuple(fields["problems"]), "beside": tuple(fields.get("beside", ()))}
+        )
     except (ValueError, TypeError, LookupError, AttributeError):
         return None

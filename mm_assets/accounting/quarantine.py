@@ -44,13 +44,16 @@ _OF_NOBODY = "it has no bytes of its own, and the document of its sample is not 
 def quarantine_table(
     losses: pa.Table, raw_files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
 ) -> pa.Table:
-    """One record per quarantined item that is itself at fault, and per damaged stretch, in `QUARANTINE_SCHEMA`.
+    """One record per quarantined item that is itself at fault, and per damaged stretch, in
+    `QUARANTINE_SCHEMA`.
 
-    ``losses`` are the ledger's items of one shard, ``raw_files`` the shard's files, ``roots`` the folders that locators are relative to.
-    ``raw`` is what lies at the item's place: the JSON text, the image (the whole TIFF of a frame), the first bytes of a damaged stretch;
-    for an item without a place of its own, such as a missing member, the JSON of its sample, which ``byte_offset`` and ``byte_size`` then
-    locate; of a row of a Parquet file, and of its items, the values of the row as JSON. Where that cannot be had (see `RawFiles.read` for
-    the bounds) it is null, and ``raw_note`` says why. No other file is read, whatever a locator names.
+    ``losses`` are the ledger's items of one shard, ``raw_files`` the shard's files, ``roots`` the folders
+    that locators are relative to. ``raw`` is what lies at the item's place: the JSON text, the image (the
+    whole TIFF of a frame), the first bytes of a damaged stretch; for an item without a place of its own, such
+    as a missing member, the JSON of its sample, which ``byte_offset`` and ``byte_size`` then locate; of a row
+    of a Parquet file, and of its items, the values of the row as JSON. Where that cannot be had (see
+    `RawFiles.read` for the bounds) it is null, and ``raw_note`` says why. No other file is read, whatever a
+    locator names.
     """
     quarantined = losses.filter(pc.equal(losses.column("outcome"), "quarantined"))
     records = quarantined.filter(quarantined.column("is_cause")).to_pylist()
@@ -59,7 +62,9 @@ def quarantine_table(
         record["source"] = record["source"] or files.only_name
     documents = _documents(quarantined)
     places: list[Place | None] = []
-    first_of: dict[Place, int] = {}  # the position of the first faulty frame of a TIFF, or item of a row, whose record holds what all share
+    first_of: dict[
+        Place, int
+    ] = {}  # the position of the first faulty frame of a TIFF, or item of a row, whose record holds what all share
     for record in records:
         place, record["raw_note"] = _place(record, documents, files)
         if place is not None and place.row is not None:
@@ -67,7 +72,10 @@ def quarantine_table(
                 place, record["raw_note"] = None, f"the same row as of position {first}: see there"
         elif place is not None and (record["frame_index"] is None or record["byte_offset"] is None):
             record |= {"source": place.source, "byte_offset": place.offset, "byte_size": place.size}
-        elif place is not None and (first := first_of.setdefault(place, record["position"])) != record["position"]:
+        elif (
+            place is not None
+            and (first := first_of.setdefault(place, record["position"])) != record["position"]
+        ):
             place, record["raw_note"] = None, f"a frame of the same file as position {first}: see there"
         places.append(place)
     found = files.read(places)
@@ -76,25 +84,32 @@ def quarantine_table(
         if isinstance(result, str):
             record["raw_note"] = result
     raw = pa.chunked_array([_raw_array(result) for result in found], pa.large_binary())
-    columns = [raw if f.name == "raw" else pa.array([r[f.name] for r in records], f.type) for f in QUARANTINE_SCHEMA]
+    columns = [
+        raw if f.name == "raw" else pa.array([r[f.name] for r in records], f.type) for f in QUARANTINE_SCHEMA
+    ]
     return pa.Table.from_arrays(columns, schema=QUARANTINE_SCHEMA)
 
 
 def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
-    """Publish the records of a shard in one atomic step and return the bytes of the file; without any, remove it and return 0."""
+    """Publish the records of a shard in one atomic step and return the bytes of the file; without any, remove
+    it and return 0.
+    """
     if table.num_rows == 0:
         remove(uri, options)
         return 0
     sizes = pc.fill_null(pc.binary_length(table.column("raw")), 0).to_pylist()
     with staged(uri, options) as file:
-        with pq.ParquetWriter(file.path, QUARANTINE_SCHEMA, compression="zstd", use_dictionary=["partition", "kind"]) as writer:
+        with pq.ParquetWriter(
+            file.path, QUARANTINE_SCHEMA, compression="zstd", use_dictionary=["partition", "kind"]
+        ) as writer:
             for rows in in_batches(range(table.num_rows), sizes.__getitem__):
                 writer.write_table(table.slice(rows[0], len(rows)))
         return file.publish()
 
 
 def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[tuple[Any, ...]]:
-    """What tells the published records of a shard from each other, whatever offsets a mended file has; none without a file.
+    """What tells the published records of a shard from each other, whatever offsets a mended file has; none
+    without a file.
 
     A damaged file is logged and counts as none: it is made again from the ledger.
     """
@@ -107,7 +122,9 @@ def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[t
         return frozenset()
 
 
-def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None], files: RawFiles) -> tuple[Place | None, str | None]:
+def _place(
+    record: Mapping[str, Any], documents: Mapping[str, Place | None], files: RawFiles
+) -> tuple[Place | None, str | None]:
     """Where the bytes of a record lie, and a remark on them."""
     if (row := files.row_place(record["source"], record["member"])) is not None:
         return row, _OF_ROW
@@ -121,10 +138,14 @@ def _place(record: Mapping[str, Any], documents: Mapping[str, Place | None], fil
 
 
 def _documents(quarantined: pa.Table) -> dict[str, Place | None]:
-    """Where the JSON of each sample lies that went into quarantine with an item of it; None for an id that several such have."""
+    """Where the JSON of each sample lies that went into quarantine with an item of it; None for an id that
+    several such have.
+    """
     documents: dict[str, Place | None] = {}
     for row in quarantined.filter(pc.equal(quarantined.column("position"), METADATA_POSITION)).to_pylist():
-        if row["is_cause"] and row["kind"] != FETCH_FAILED:  # no sample was made of it: who has its id is another
+        if (
+            row["is_cause"] and row["kind"] != FETCH_FAILED
+        ):  # no sample was made of it: who has its id is another
             continue
         if row["byte_offset"] is not None and row["byte_size"] is not None:
             place = _of(row)

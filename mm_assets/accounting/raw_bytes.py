@@ -1,4 +1,6 @@
-"""Bytes of raw shards at places that the data names: bounded, from the files of the shard only, and only where they still lie."""
+"""Bytes of raw shards at places that the data names: bounded, from the files of the shard only, and only
+where they still lie.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,12 @@ _NO_ROW = "the source has changed: it has no such row any more"
 
 @dataclass(frozen=True)
 class Place:
-    """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a ``stretch`` only the first are wanted.
+    """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a ``stretch``
+    only the first are wanted.
 
-    ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the same size. ``row`` is the
-    number of one of a Parquet file, whose values are wanted as JSON: it has no place in bytes.
+    ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the
+    same size. ``row`` is the number of one of a Parquet file, whose values are wanted as JSON: it has no
+    place in bytes.
     """
 
     source: str | None
@@ -51,9 +55,13 @@ class Place:
 
 
 class RawFiles:
-    """The files of one raw shard, under every name that a locator may have for them: their own, or the path below a root."""
+    """The files of one raw shard, under every name that a locator may have for them: their own, or the path
+    below a root.
+    """
 
-    def __init__(self, files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None) -> None:
+    def __init__(
+        self, files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
+    ) -> None:
         self._options = options
         self._by_name = {file: file for file in files}
         for root in (root.rstrip("/") + "/" for root in roots):
@@ -71,7 +79,8 @@ class RawFiles:
     def read(self, places: Sequence[Place | None]) -> list[memoryview | str | None]:
         """The bytes at each place, or why they cannot be had; None for None.
 
-        Takes at most `MAX_PLACE_BYTES` of a place and `MAX_SHARD_BYTES` in all: what is larger, or comes later, is refused.
+        Takes at most `MAX_PLACE_BYTES` of a place and `MAX_SHARD_BYTES` in all: what is larger, or comes
+        later, is refused.
         """
         found: list[memoryview | str | None] = [None] * len(places)
         by_file: dict[str, list[tuple[int, Place]]] = defaultdict(list)
@@ -105,11 +114,16 @@ class RawFiles:
             try:
                 values = rows_as_json(file, set(rows.values()), self._options)
             except Exception as error:  # noqa: BLE001  (file systems raise what they like; a quarantine without bytes is still one)
-                found[:] = [self._told(error, file, source) if index in rows else known for index, known in enumerate(found)]
+                found[:] = [
+                    self._told(error, file, source) if index in rows else known
+                    for index, known in enumerate(found)
+                ]
                 continue
             for index, row in rows.items():
                 size = len(values.get(row, b""))
-                found[index] = _NO_ROW if row not in values else _refused(size, held) or memoryview(values[row])
+                found[index] = (
+                    _NO_ROW if row not in values else _refused(size, held) or memoryview(values[row])
+                )
                 held += 0 if isinstance(found[index], str) else size
         return held
 
@@ -132,7 +146,9 @@ class RawFiles:
             return _CHANGED
         return Place(place.source, place.offset, size, place.is_member, place.is_stretch)
 
-    def _read_file(self, source: str, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]) -> None:
+    def _read_file(
+        self, source: str, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]
+    ) -> None:
         file = self._by_name[source]
         try:
             try:
@@ -179,9 +195,13 @@ def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> It
 def _fill(fetch: Fetch, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]) -> None:
     for batch in in_batches(wanted, lambda item: item[1].size or 0):
         before = [_HEADER if place.is_member else 0 for _, place in batch]
-        requests = [(None, p.offset - skip, (p.size or 0) + skip) for (_, p), skip in zip(batch, before, strict=True)]
+        requests = [
+            (None, p.offset - skip, (p.size or 0) + skip) for (_, p), skip in zip(batch, before, strict=True)
+        ]
         for (index, place), result in zip(batch, fetch(requests), strict=True):
-            found[index] = result if isinstance(result, str) else _payload(memoryview(result), place.is_member)
+            found[index] = (
+                result if isinstance(result, str) else _payload(memoryview(result), place.is_member)
+            )
 
 
 @contextmanager
@@ -194,12 +214,17 @@ def _salvaged(file: str, name: str, options: StorageOptions | None) -> Iterator[
         return [data if len(data) == size else _UNPACKABLE for data, size in results]
 
     limit = unpacked_limit(size_of(file, options))
-    with open_binary(file, options) as stream, local_tar(stream, name, max_bytes=limit, damaged=[]) as descriptor:
+    with (
+        open_binary(file, options) as stream,
+        local_tar(stream, name, max_bytes=limit, damaged=[]) as descriptor,
+    ):
         yield fetch
 
 
 def _payload(data: memoryview, is_member: bool) -> memoryview | str:
-    """The bytes after a tar header, if that is one of just so many: in a file that was replaced anything may lie there."""
+    """The bytes after a tar header, if that is one of just so many: in a file that was replaced anything may
+    lie there.
+    """
     if not is_member:
         return data
     header, data = bytes(data[:_HEADER]), data[_HEADER:]

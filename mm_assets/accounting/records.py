@@ -1,7 +1,8 @@
 """What is known of every published shard: one small JSON file each, beside the data.
 
-A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and how the file looked then
-(`stat`). With it a re-run can tell that nothing is to be done, whatever became of the database of the orchestrator.
+A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and
+how the file looked then (`stat`). With it a re-run can tell that nothing is to be done, whatever became of
+the database of the orchestrator.
 """
 
 import logging
@@ -30,9 +31,11 @@ _REMOTE_THREADS = 16
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One published shard. `metadata` and `checks` are what was reported with it, so that it can be reported again.
+    """One published shard. `metadata` and `checks` are what was reported with it, so that it can be reported
+    again.
 
-    `stat` is `stat_output(uri)` right after publication. `account` is what a proof needs to know: counts, digests, the options in force.
+    `stat` is `stat_output(uri)` right after publication. `account` is what a proof needs to know: counts,
+    digests, the options in force.
     """
 
     asset: str
@@ -49,7 +52,8 @@ class ShardRecord:
 class ShardRecords:
     """The records below `root` (a directory or a URL): `<root>/ledger/<asset>/<escaped partition>.json`.
 
-    URIs below the root are stored relative to it: records may be moved or published with the data, and no path of this machine with them.
+    URIs below the root are stored relative to it: records may be moved or published with the data, and no
+    path of this machine with them.
     """
 
     def __init__(self, root: str) -> None:
@@ -64,7 +68,8 @@ class ShardRecords:
     def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
         """The records of these shards, without those that do not exist.
 
-        An unreadable record is logged and counts as missing: its shard is made again, which also mends the record.
+        An unreadable record is logged and counts as missing: its shard is made again, which also mends the
+        record.
         """
         paths = {self.path(asset, key): key for key in keys}
         found: dict[str, ShardRecord] = {}
@@ -136,14 +141,22 @@ class ShardRecords:
 
 
 def own_folders(root: str, asset: str) -> list[str]:
-    """The local folders in which accounts of an asset are written: where a process that died may have left a temporary file."""
+    """The local folders in which accounts of an asset are written: where a process that died may have left a
+    temporary file.
+    """
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
     below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
-    return [*(os.path.join(ledger, folder) for folder in below), os.path.join(root, "proof"), os.path.join(root, "proof", name)]
+    return [
+        *(os.path.join(ledger, folder) for folder in below),
+        os.path.join(root, "proof"),
+        os.path.join(root, "proof", name),
+    ]
 
 
 def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """How each output looks now: size and modification time or etag, of a folder those of its files; None if it does not exist."""
+    """How each output looks now: size and modification time or etag, of a folder those of its files; None if
+    it does not exist.
+    """
     found: dict[str, dict[str, Any] | None] = {}
     remote: list[str] = []
     for uri in uris:
@@ -176,8 +189,14 @@ def _local_stat(path: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if S_ISDIR(stat.st_mode):
-        files = sorted((entry.name, entry.stat()) for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
-        return {"files": {name: {"size": found.st_size, "mtime_ns": found.st_mtime_ns} for name, found in files}}
+        files = sorted(
+            (entry.name, entry.stat())
+            for entry in os.scandir(path)
+            if entry.is_file() and not entry.name.startswith(".")
+        )
+        return {
+            "files": {name: {"size": found.st_size, "mtime_ns": found.st_mtime_ns} for name, found in files}
+        }
     return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
@@ -189,10 +208,19 @@ def _remote_stat(uri: str) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     if info.get("type") == "directory":
-        return {"files": {str(file["name"]).rpartition("/")[2]: _mark(file) for file in fs.ls(path, detail=True) if file["type"] == "file"}}
+        return {
+            "files": {
+                str(file["name"]).rpartition("/")[2]: _mark(file)
+                for file in fs.ls(path, detail=True)
+                if file["type"] == "file"
+            }
+        }
     return _mark(info)
 
 
 def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
-    mark = next((info[k] for k in ("ETag", "etag", "generation", "LastModified", "mtime", "created") if info.get(k)), None)
+    mark = next(
+        (info[k] for k in ("ETag", "etag", "generation", "LastModified", "mtime", "created") if info.get(k)),
+        None,
+    )
     return {"size": info.get("size"), "mark": str(mark)}

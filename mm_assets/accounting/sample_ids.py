@@ -21,13 +21,15 @@ def duplicates(
     faulty: Mapping[str, Collection[str]] | None = None,
     stuck: Collection[str] = (),
 ) -> dict[str, dict[str, str]]:
-    """For each partition of the ``run``, the sample ids it must leave out, each with the partition that keeps it.
+    """For each partition of the ``run``, the sample ids it must leave out, each with the partition that keeps
+    it.
 
-    A partition whose output has the id keeps it, unless the run makes that output anew from a raw shard without it; ``stuck`` are
-    partitions of the run of which no new output will come. Else the id is that of the partition whose key sorts first; ``faulty`` are
-    ids of samples that will hardly be published, by partition of the run: they yield to sound ones. ``landed`` are the partitions with an
-    output, ``known`` those that count: with a raw shard or an output. Raises ``ValueError`` for a partition of the run without a survey.
-    Files are read a few at a time: memory grows with the ids of the run only.
+    A partition whose output has the id keeps it, unless the run makes that output anew from a raw shard
+    without it; ``stuck`` are partitions of the run of which no new output will come. Else the id is that of
+    the partition whose key sorts first; ``faulty`` are ids of samples that will hardly be published, by
+    partition of the run: they yield to sound ones. ``landed`` are the partitions with an output, ``known``
+    those that count: with a raw shard or an output. Raises ``ValueError`` for a partition of the run without
+    a survey. Files are read a few at a time: memory grows with the ids of the run only.
     """
     weak = {partition: frozenset(ids) for partition, ids in (faulty or {}).items()}
     own = dict(store.sample_ids(run))
@@ -44,14 +46,18 @@ def duplicates(
 
     for partition, shared in _shared(store.published_ids(landed), ids):
         if partition in own and partition not in stuck and shared:
-            still = set(own[partition].filter(pc.is_in(own[partition], pa.array(shared, pa.string()))).to_pylist())
+            still = set(
+                own[partition].filter(pc.is_in(own[partition], pa.array(shared, pa.string()))).to_pylist()
+            )
             shared = [sample_id for sample_id in shared if sample_id in still]
         claim(partition, shared, is_kept=True)
     for partition, shared in _shared(store.sample_ids(set(known) - set(run)), ids):
         claim(partition, shared, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())
-    of_run = {partition: column.filter(pc.is_in(column, contested)).to_pylist() for partition, column in own.items()}
+    of_run = {
+        partition: column.filter(pc.is_in(column, contested)).to_pylist() for partition, column in own.items()
+    }
     for partition, shared in of_run.items():
         claim(partition, shared, is_kept=False)
     return {

@@ -33,4 +33,6 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 
 def _digest(fields: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode())
+    return xxhash.xxh3_128_hexdigest(
+        json.dumps(fields, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode()
+    )

@@ -22,9 +22,14 @@ class Need:
     def join(self, other: Need) -> Need:
         """What the values of both need: `unify_fields`, with JSON text where integers would not be exact."""
         joined = unify_fields(self.field, other.field)
-        if pa.types.is_floating(joined.type) and not all(n.is_exact for n in (self, other) if pa.types.is_integer(n.field.type)):
+        if pa.types.is_floating(joined.type) and not all(
+            n.is_exact for n in (self, other) if pa.types.is_integer(n.field.type)
+        ):
             joined = json_field(joined.name)
-        return Need(joined.with_nullable(self.field.nullable or other.field.nullable), self.is_exact and other.is_exact)
+        return Need(
+            joined.with_nullable(self.field.nullable or other.field.nullable),
+            self.is_exact and other.is_exact,
+        )
 
     def holds(self, other: Need) -> bool:
         """Whether values that need ``other`` can be written in this type without loss."""
@@ -42,9 +47,11 @@ class Need:
 
 @dataclass(frozen=True)
 class ShardColumns:
-    """The passthrough columns of one shard: ``tallies`` of the samples that state no types, the types that others ``declared``.
+    """The passthrough columns of one shard: ``tallies`` of the samples that state no types, the types that
+    others ``declared``.
 
-    ``declared_ints`` are the integers among the values of declared 64-bit columns; without them such integers pass for exact.
+    ``declared_ints`` are the integers among the values of declared 64-bit columns; without them such integers
+    pass for exact.
     """
 
     tallies: Mapping[str, FieldTally] = field(default_factory=dict)

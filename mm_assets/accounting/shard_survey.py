@@ -1,4 +1,6 @@
-"""What one raw shard holds, all its files together: samples, faults, the types of its fields. Found without reading any image."""
+"""What one raw shard holds, all its files together: samples, faults, the types of its fields. Found without
+reading any image.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ class Excerpt(Generic[T]):
 class ShardSurvey:
     """A raw shard in one ``version``, as read by one ``layout`` (`layout_digest`).
 
-    ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one entry a sample, and damaged
-    stretches, by class of fault; all else is that of `FileSurvey`.
+    ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one
+    entry a sample, and damaged stretches, by class of fault; all else is that of `FileSurvey`.
     """
 
     version: str
@@ -84,13 +86,17 @@ class ShardSurvey:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged, unreadable, repeated, missing or no file; a member that no sample names does no harm."""
+        """Whether nothing is damaged, unreadable, repeated, missing or no file; a member that no sample names
+        does no harm.
+        """
         return not (self.losses or self.unresolved.count or self.frame_counts.count or self.skipped.count)
 
 
 def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
     """Changes with everything but the shard itself that a survey depends on."""
-    settings = json.dumps({**asdict(layout), "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True)
+    settings = json.dumps(
+        {**asdict(layout), "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True
+    )
     return hashlib.sha256(settings.encode()).hexdigest()[:32]
 
 
@@ -104,22 +110,31 @@ def survey_shard(
     max_member_bytes: int,
     options: StorageOptions | None = None,
 ) -> ShardSurvey:
-    """Survey the files of one raw shard. Locators below ``relative_to`` are stored relative to it, as in the data."""
+    """Survey the files of one raw shard.
+
+    Locators below ``relative_to`` are stored relative to it, as in the data.
+    """
     surveys = []
     for file in files:
         source = ref_path(file, relative_to)
         if is_parquet(file):
             of_shard = Partition(partition, tuple(files))
-            survey = survey_parquet(file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options)
+            survey = survey_parquet(
+                file, layout, source, of_shard, max_member_bytes=max_member_bytes, options=options
+            )
         else:
             prefix = id_prefix(layout.sample_id_prefix, partition, files, file)
-            survey = survey_tar(file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix)
+            survey = survey_tar(
+                file, layout, source, max_member_bytes=max_member_bytes, options=options, id_prefix=prefix
+            )
         surveys.append((source, survey))
     return merge_files(surveys, version, layout_digest(layout, max_member_bytes))
 
 
 def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: str) -> ShardSurvey:
-    """The survey of a shard from those of its files, each with its ref path, in their order: the first sample of an id keeps it."""
+    """The survey of a shard from those of its files, each with its ref path, in their order: the first sample
+    of an id keeps it.
+    """
     samples: list[tuple[str, SampleFacts]] = []
     losses: list[Loss] = []
     ids = SampleIds()
@@ -146,7 +161,13 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
         _samples_table(samples),
         {kind: Excerpt.of([loss for loss in losses if loss.kind == kind]) for kind in kinds},
         Excerpt.of([entry for _, found in files for entry in found.unresolved]),
-        Excerpt.of([(name + member, frames, refs) for name, found in named for member, frames, refs in found.frame_counts]),
+        Excerpt.of(
+            [
+                (name + member, frames, refs)
+                for name, found in named
+                for member, frames, refs in found.frame_counts
+            ]
+        ),
         Excerpt.of([name + member for name, found in named for member in found.unreferenced]),
         Excerpt.of([name + member for name, found in named for member in found.skipped]),
         ShardColumns(tallies, declared, ints),
@@ -156,12 +177,18 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
 
 
 def findings(survey: ShardSurvey) -> dict[str, Any]:
-    """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20 as ``<kind>_first``."""
+    """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20
+    as ``<kind>_first``.
+    """
     found: dict[str, Any] = {"samples": survey.samples.num_rows}
     damage = [loss for kind in DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]
     found["damage"] = sum(survey.losses[kind].count for kind in DAMAGE if kind in survey.losses)
-    found["damage_first"] = [{"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage]
-    unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID)}
+    found["damage_first"] = [
+        {"kind": loss.kind, "offset": _place(loss)[1], "message": loss.reason} for loss in damage
+    ]
+    unreadable = {
+        kind: losses for kind, losses in survey.losses.items() if kind not in (*DAMAGE, DUPLICATE_ID)
+    }
     found["unreadable"] = sum(losses.count for losses in unreadable.values())
     for kind, losses in unreadable.items():
         found[kind] = losses.count
@@ -170,25 +197,41 @@ def findings(survey: ShardSurvey) -> dict[str, Any]:
     found["repeated_ids"] = repeated.count
     found["repeated_ids_first"] = [_sample_entry(loss) for loss in repeated.first]
     found["unresolved"] = survey.unresolved.count
-    found["unresolved_first"] = [dict(zip(("sample_id", "position", "message"), e, strict=True)) for e in survey.unresolved.first]
+    found["unresolved_first"] = [
+        dict(zip(("sample_id", "position", "message"), e, strict=True)) for e in survey.unresolved.first
+    ]
     found["frame_counts"] = survey.frame_counts.count
-    found["frame_counts_first"] = [dict(zip(("member", "frames", "references"), e, strict=True)) for e in survey.frame_counts.first]
+    found["frame_counts_first"] = [
+        dict(zip(("member", "frames", "references"), e, strict=True)) for e in survey.frame_counts.first
+    ]
     found["unreferenced"] = survey.unreferenced.count
     found["unreferenced_first"] = list(survey.unreferenced.first)
     found["skipped"] = survey.skipped.count
     found["skipped_first"] = list(survey.skipped.first)
-    return {name: value[:_SHOWN] if isinstance(value, list) else value for name, value in found.items() if value != []}
+    return {
+        name: value[:_SHOWN] if isinstance(value, list) else value
+        for name, value in found.items()
+        if value != []
+    }
 
 
 def _samples_table(samples: Iterable[tuple[str, SampleFacts]]) -> pa.Table:
-    rows = [(s.sample_id, s.member, source, s.byte_offset, s.byte_size, s.items, s.images) for source, s in samples]
+    rows = [
+        (s.sample_id, s.member, source, s.byte_offset, s.byte_size, s.items, s.images)
+        for source, s in samples
+    ]
     columns = zip(*rows, strict=True) if rows else [[]] * len(SAMPLES_SCHEMA)
-    return pa.table([pa.array(values, f.type) for values, f in zip(columns, SAMPLES_SCHEMA, strict=True)], schema=SAMPLES_SCHEMA)
+    return pa.table(
+        [pa.array(values, f.type) for values, f in zip(columns, SAMPLES_SCHEMA, strict=True)],
+        schema=SAMPLES_SCHEMA,
+    )
 
 
 def _repeated(sample: SampleFacts, source: str, reason: str) -> Loss:
     ref = build_source_ref(source, sample.member, sample.byte_offset, sample.byte_size)
-    return Loss(sample.sample_id, METADATA_POSITION, "metadata", "quarantined", DUPLICATE_ID, reason, source_ref=ref)
+    return Loss(
+        sample.sample_id, METADATA_POSITION, "metadata", "quarantined", DUPLICATE_ID, reason, source_ref=ref
+    )
 
 
 def _sample_entry(loss: Loss) -> dict[str, Any]:

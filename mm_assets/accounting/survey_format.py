@@ -1,4 +1,7 @@
-"""How surveys and publications are kept in files. Each says whose it is: a file that was moved or half written is not believed."""
+"""How surveys and publications are kept in files.
+
+Each says whose it is: a file that was moved or half written is not believed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ FORMAT = 1
 SURVEY_KEY = b"mm_assets:survey"  # of the Parquet file's metadata: what is no row of it, as JSON
 
 _IDS_SCHEMA = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
-# Pages with checksums, which are looked at when they are read: a changed value would decide about other shards.
+# Pages with checksums, which are looked at when they are read: a changed value would decide about other
+# shards.
 _WRITTEN = {"compression": "zstd", "write_page_checksum": True}
 
 
@@ -57,7 +61,10 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         rest["version"],
         rest["layout"],
         _read(file, SAMPLES_SCHEMA),
-        {kind: _excerpt_from_json(losses, lambda values: Loss(**values)) for kind, losses in rest["losses"].items()},
+        {
+            kind: _excerpt_from_json(losses, lambda values: Loss(**values))
+            for kind, losses in rest["losses"].items()
+        },
         _excerpt_from_json(rest["unresolved"], tuple),
         _excerpt_from_json(rest["frame_counts"], tuple),
         _excerpt_from_json(rest["unreferenced"], str),
@@ -75,7 +82,9 @@ def read_columns(partition: str, data: bytes) -> ShardColumns:
 
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
     """The sample ids of a survey alone. Raises as `read_survey`."""
-    return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column("sample_id")
+    return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column(
+        "sample_id"
+    )
 
 
 def stated_partition(data: bytes) -> str:
@@ -103,7 +112,9 @@ def read_published(partition: str, data: bytes) -> Published:
 def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
     """Write a local Parquet file: a row for each sample of an output."""
     ids = pa.array(sample_ids, pa.string())
-    pq.write_table(pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN)
+    pq.write_table(
+        pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN
+    )
 
 
 def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
@@ -120,7 +131,10 @@ def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str,
 
 
 def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
-    """These columns, if they have these types and all the rows that the file says it has. Raises one of `UNREADABLE`."""
+    """These columns, if they have these types and all the rows that the file says it has.
+
+    Raises one of `UNREADABLE`.
+    """
     table = file.read(columns=schema.names).select(schema.names)
     groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     if table.schema != schema or not table.num_rows == sum(groups) == file.metadata.num_rows:
@@ -160,8 +174,12 @@ def _columns_to_json(columns: ShardColumns) -> dict[str, Any]:
 
 
 def _columns_from_json(values: Mapping[str, Any]) -> ShardColumns:
-    ints = values.get("declared_ints", {})  # those of before are still read: what was published must not be forgotten
-    return ShardColumns(_tallies_from_json(values["tallies"]), schema_from_text(values["declared"]), _tallies_from_json(ints))
+    ints = values.get(
+        "declared_ints", {}
+    )  # those of before are still read: what was published must not be forgotten
+    return ShardColumns(
+        _tallies_from_json(values["tallies"]), schema_from_text(values["declared"]), _tallies_from_json(ints)
+    )
 
 
 def _tallies_to_json(tallies: Mapping[str, FieldTally]) -> dict[str, Any]:

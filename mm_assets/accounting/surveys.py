@@ -1,8 +1,9 @@
-"""The surveys of all raw shards, and what their outputs were published with: small files beside the data, one or two a shard.
+"""The surveys of all raw shards, and what their outputs were published with: small files beside the data, one
+or two a shard.
 
-    ledger/raw_shards/<partition>.parquet         a row a sample: what the raw shard holds, for any SQL engine
-    ledger/raw_shards/<partition>.published.json  what the shard's output was made with, from when it landed
-    ledger/sample_ids/<partition>.parquet         the sample ids of that output
+ledger/raw_shards/<partition>.parquet         a row a sample: what the raw shard holds, for any SQL engine
+ledger/raw_shards/<partition>.published.json  what the shard's output was made with, from when it landed
+ledger/sample_ids/<partition>.parquet         the sample ids of that output
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ _AT_ONCE = 64  # files held in memory
 class SurveyStore:
     """The surveys below ``root`` (a folder or a URL), and what was published of ``asset``.
 
-    A survey that is unreadable is logged and counts as absent: its shard is surveyed again. What the notes on a landed output do not say,
-    because they are lost or unreadable, the output itself tells.
+    A survey that is unreadable is logged and counts as absent: its shard is surveyed again. What the notes on
+    a landed output do not say, because they are lost or unreadable, the output itself tells.
     """
 
-    def __init__(self, root: str, options: StorageOptions | None = None, asset: str = "curated_parquet") -> None:
+    def __init__(
+        self, root: str, options: StorageOptions | None = None, asset: str = "curated_parquet"
+    ) -> None:
         self._folder = join(root, "ledger", "raw_shards")
         self._options = options
         self._ids_folder = join(root, "ledger", "sample_ids")
@@ -55,8 +58,12 @@ class SurveyStore:
             survey_format.write_survey(file.path, partition, survey)
             file.publish()
 
-    def read(self, partition: str, version: str | None = None, layout: str | None = None) -> ShardSurvey | None:
-        """The survey of a raw shard; None if there is none, or only one of another version or layout (where they are given)."""
+    def read(
+        self, partition: str, version: str | None = None, layout: str | None = None
+    ) -> ShardSurvey | None:
+        """The survey of a raw shard; None if there is none, or only one of another version or layout (where
+        they are given).
+        """
         for _, survey in self._read([partition], _SURVEY, survey_format.read_survey):
             if version in (None, survey.version) and layout in (None, survey.layout):
                 return survey
@@ -67,7 +74,9 @@ class SurveyStore:
         return dict(self._read(partitions, _SURVEY, survey_format.read_columns))
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """The ids of the readable samples of each surveyed shard among ``partitions``, a few shards in memory at a time."""
+        """The ids of the readable samples of each surveyed shard among ``partitions``, a few shards in memory
+        at a time.
+        """
         return self._read(partitions, _SURVEY, survey_format.read_sample_ids)
 
     def partitions(self) -> list[str]:
@@ -78,13 +87,23 @@ class SurveyStore:
         except FileNotFoundError:
             return []
         stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
-        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}  # their keys are in the files alone
+        hashed = {
+            f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")
+        }  # their keys are in the files alone
         stated = self._parsed(hashed, lambda _, data: survey_format.stated_partition(data))
-        return sorted([*(unquote(stem) for stem in stems if not stem.startswith("=")), *(partition for _, partition in stated)])
+        return sorted(
+            [
+                *(unquote(stem) for stem in stems if not stem.startswith("=")),
+                *(partition for _, partition in stated),
+            ]
+        )
 
     def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
         """Note what an output was made with, and the ids of its samples, when it lands; returns where."""
-        ids_uri, published_uri = join(self._ids_folder, partition_filename(partition) + _SURVEY), self._uri(partition, _PUBLISHED)
+        ids_uri, published_uri = (
+            join(self._ids_folder, partition_filename(partition) + _SURVEY),
+            self._uri(partition, _PUBLISHED),
+        )
         with staged(ids_uri, self._options) as file:
             survey_format.write_published_ids(file.path, partition, sample_ids)
             file.publish()
@@ -111,8 +130,12 @@ class SurveyStore:
     def _uri(self, partition: str, suffix: str) -> str:
         return join(self._folder, partition_filename(partition) + suffix)
 
-    def _read(self, partitions: Iterable[str], suffix: str, parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
-        return self._parsed({f"{self._path}/{partition_filename(key)}{suffix}": key for key in sorted(partitions)}, parse)
+    def _read(
+        self, partitions: Iterable[str], suffix: str, parse: Callable[[str, bytes], T]
+    ) -> Iterator[tuple[str, T]]:
+        return self._parsed(
+            {f"{self._path}/{partition_filename(key)}{suffix}": key for key in sorted(partitions)}, parse
+        )
 
     def _parsed(self, paths: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
         """``parse(key, content)`` of each path that exists, by the key that ``paths`` has for it."""
@@ -128,7 +151,11 @@ class SurveyStore:
         with ThreadPoolExecutor(_THREADS if is_remote(self._folder) else 1) as threads:
             for at in range(0, len(paths), _AT_ONCE):
                 some = paths[at : at + _AT_ONCE]
-                yield from ((path, data) for path, data in zip(some, threads.map(self._bytes, some), strict=True) if data is not None)
+                yield from (
+                    (path, data)
+                    for path, data in zip(some, threads.map(self._bytes, some), strict=True)
+                    if data is not None
+                )
 
     def _bytes(self, path: str) -> bytes | None:
         try:

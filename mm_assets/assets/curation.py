@@ -14,7 +14,10 @@ from mm_assets.resources.image_looks import ImageLooks
 
 @sharded(
     code_version="3",
-    checks=(*ROW_CHECKS, ShardCheck(IMAGES_DECODE, "Every image could be read; a sample was decoded in full.")),
+    checks=(
+        *ROW_CHECKS,
+        ShardCheck(IMAGES_DECODE, "Every image could be read; a sample was decoded in full."),
+    ),
     io_manager_key="ingest_io_manager",
     group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
@@ -36,7 +39,10 @@ def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
 
 @sharded(
     code_version="2",
-    checks=(ShardCheck(DIMENSIONS_AGREE, "Images have the dimensions that their documents declare."), BALANCED),
+    checks=(
+        ShardCheck(DIMENSIONS_AGREE, "Images have the dimensions that their documents declare."),
+        BALANCED,
+    ),
     io_manager_key="scores_io_manager",
     group_name="interleaved",
     description="Width, height, format and byte size of every image, from its header.",

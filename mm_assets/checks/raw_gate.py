@@ -1,4 +1,6 @@
-"""The integrity gate: checks on the raw shards. `curated_parquet` logs them before it reads; launched alone they only look."""
+"""The integrity gate: checks on the raw shards. `curated_parquet` logs them before it reads; launched alone
+they only look.
+"""
 
 from collections.abc import Iterator
 

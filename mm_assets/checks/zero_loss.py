@@ -1,4 +1,6 @@
-"""The check `zero_loss` of every output: what should be there lies there as it was written, to the last byte of every item."""
+"""The check `zero_loss` of every output: what should be there lies there as it was written, to the last byte
+of every item.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,9 @@ _NAMED = 5  # shards in the message of a failure
 
 
 def zero_loss_checks() -> list[dg.AssetChecksDefinition]:
-    """One check for each output that is proven; launched alone it reads every shard again, and fails its run for one that is damaged."""
+    """One check for each output that is proven; launched alone it reads every shard again, and fails its run
+    for one that is damaged.
+    """
     return [_zero_loss(dg.AssetKey(output.asset)) for output in OUTPUTS]
 
 
@@ -27,7 +31,10 @@ def proof_keys() -> list[dg.AssetCheckKey]:
 def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
     @dg.multi_asset_check(
         name=f"{asset.to_python_identifier()}_{ZERO_LOSS}",
-        specs=specs_by_shard(asset, {ZERO_LOSS: "The library that users read this format with finds every item as it was written."}),
+        specs=specs_by_shard(
+            asset,
+            {ZERO_LOSS: "The library that users read this format with finds every item as it was written."},
+        ),
     )
     def zero_loss(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
         question = _question(context, asset)
@@ -46,7 +53,9 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
             return {ZERO_LOSS: [f"{file}: no shard has written it" for file in unknown]}
 
         yield from report_shards(context, asset, verdicts(), beyond_shards)
-        if question.again and (damaged or unknown):  # all is stored by now; where the asset is made, its check alone tells
+        if question.again and (
+            damaged or unknown
+        ):  # all is stored by now; where the asset is made, its check alone tells
             for key, summary in sorted(damaged.items()):
                 context.log.error(f"{question.asset}, shard {key}: {summary}")
             for file in unknown:
@@ -72,5 +81,7 @@ def _failure(asset: str, damaged: dict[str, str], unknown: list[str]) -> str:
         more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
         parts.append(f"{len(damaged)} shard(s) of {asset} are not as they were written: {named}{more}")
     if unknown:
-        parts.append(f"{len(unknown)} file(s) that no shard has written: {', '.join(unknown[:_NAMED])}{', …' if unknown[_NAMED:] else ''}")
+        parts.append(
+            f"{len(unknown)} file(s) that no shard has written: {', '.join(unknown[:_NAMED])}{', …' if unknown[_NAMED:] else ''}"
+        )
     return "; ".join(parts)

@@ -10,7 +10,9 @@ from mm_assets.terminal import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong usage."""
+    """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong
+    usage.
+    """
     return run_command(lambda: _run(arguments))
 
 
@@ -23,7 +25,9 @@ def _run(arguments: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     from mm_assets.cli import convert, explain, inspect, verify
 
-    parser = argparse.ArgumentParser(prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain.")
+    parser = argparse.ArgumentParser(
+        prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain."
+    )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     convert.add_to(commands)

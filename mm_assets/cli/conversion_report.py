@@ -21,10 +21,14 @@ _NOTES = {
 def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
     """Print what would become of each partition; the exit code is that of a conversion that is refused."""
     conflicts = set(existing.conflicts())
-    verb_of_conflict = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}[writer.mode or "error"]
+    verb_of_conflict = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}[
+        writer.mode or "error"
+    ]
     for partition, state in existing.states.items():
         verb = verb_of_conflict if partition in conflicts else "write" if state == "new" else "replace"
-        print(f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})")
+        print(
+            f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})"
+        )
     return 1 if conflicts and writer.mode == "error" else 0
 
 

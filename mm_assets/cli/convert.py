@@ -24,21 +24,45 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 def add_to(commands: Any) -> None:
     """Declare the command and its options."""
     parser = commands.add_parser("convert", help="convert a dataset to another format (or filter it)")
-    parser.add_argument("src", type=location, help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data")
+    parser.add_argument(
+        "src",
+        type=location,
+        help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data",
+    )
     parser.add_argument("dst", type=location, help="folder for the output")
-    parser.add_argument("--to", required=True, choices=("parquet", "webdataset", "lance", "arrow_cache"), help="format of the output")
-    parser.add_argument("--fields", type=raw_layout.names, help="passthrough columns to keep, comma-separated (default: all)")
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=("parquet", "webdataset", "lance", "arrow_cache"),
+        help="format of the output",
+    )
+    parser.add_argument(
+        "--fields", type=raw_layout.names, help="passthrough columns to keep, comma-separated (default: all)"
+    )
     raw_layout.add_flags(parser)
     parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
     parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
     policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
-    parser.add_argument("--on-materialize-error", default="error", choices=("error", "warn", "drop_row", "drop_sample"), help=policy)
-    parser.add_argument("--max-loss", type=share, help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)")
+    parser.add_argument(
+        "--on-materialize-error",
+        default="error",
+        choices=("error", "warn", "drop_row", "drop_sample"),
+        help=policy,
+    )
+    parser.add_argument(
+        "--max-loss",
+        type=share,
+        help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)",
+    )
     mode = "of partitions that are there already, from another source: replace them, write nothing (default), or leave them alone"
     parser.add_argument("--mode", default="error", choices=("overwrite", "error", "ignore"), help=mode)
-    parser.add_argument("--dry-run", action="store_true", help="list what would be written, and write nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list what would be written, and write nothing"
+    )
     parser.add_argument("--max-batch-bytes", type=byte_size, help="bytes of a batch in memory, e.g. 64MiB")
-    parser.add_argument("--workers", type=process_count, default=0, help="worker processes (default: one per core)")
+    parser.add_argument(
+        "--workers", type=process_count, default=0, help="worker processes (default: one per core)"
+    )
     parser.set_defaults(run=run)
 
 
@@ -65,12 +89,16 @@ def run(options: argparse.Namespace) -> int:
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
     with told_in_words(), located(options.dst):
-        existing = ExistingPartitions(writer, {conversion.partition.name: conversion.partition.files for conversion in conversions})
+        existing = ExistingPartitions(
+            writer, {conversion.partition.name: conversion.partition.files for conversion in conversions}
+        )
         if options.dry_run:
             return print_plan(existing, writer)
         skipped = existing.skipped()
         if others := other_formats(options.dst, options.to):
-            warn_user(f"{options.dst}: holds {' and '.join(others)}, too: who reads the folder has to name the files of one")
+            warn_user(
+                f"{options.dst}: holds {' and '.join(others)}, too: who reads the folder has to name the files of one"
+            )
         conversions = [conversion for conversion in conversions if conversion.partition.name not in skipped]
         sweep_output(options.dst)
         sweep(losses.folder(writer))
@@ -78,7 +106,9 @@ def run(options: argparse.Namespace) -> int:
     with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
         conversions, failures = resolve_duplicates(conversions, pool)
         with Progress(len(conversions)) as progress:
-            jobs = [_Job(conversion, existing.note_of(conversion.partition.name)) for conversion in conversions]
+            jobs = [
+                _Job(conversion, existing.note_of(conversion.partition.name)) for conversion in conversions
+            ]
             for (conversion, _), result in pool.map(partial(_convert, max_loss=_max_loss(options)), jobs):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
@@ -130,7 +160,10 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     kind = detect_format(source)
     raw_layout.refuse_strange_flags(options, kind, source)
     root = root_of_locations([source], SUFFIXES)
-    roots = [*_raw_roots(), root]  # relative locators are below the first: the raw root where one is configured
+    roots = [
+        *_raw_roots(),
+        root,
+    ]  # relative locators are below the first: the raw root where one is configured
     arguments: dict[str, Any] = {
         "fields": options.fields,
         "max_batch_bytes": options.max_batch_bytes or DEFAULT_BATCH_BYTES,
@@ -138,11 +171,19 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "materialize": True,
     }
     if layout := raw_layout.layout_of(options, kind, source):
-        is_sound = kind == "parquet" and raw_layout.is_ours(kind, source)  # to look at all rows first would cost time for nothing
+        is_sound = kind == "parquet" and raw_layout.is_ours(
+            kind, source
+        )  # to look at all rows first would cost time for nothing
         sets_aside = options.on_materialize_error != "error" and not is_sound
         arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
     reader = reader_for(kind, source, **arguments)
-    writer = writer_for(options.to, options.dst, on_materialize_error=options.on_materialize_error, roots=roots, mode=options.mode)
+    writer = writer_for(
+        options.to,
+        options.dst,
+        on_materialize_error=options.on_materialize_error,
+        roots=roots,
+        mode=options.mode,
+    )
     steps: list[Any] = [ReadableImages()]
     if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
         steps.append(bounds)
@@ -192,7 +233,9 @@ def _refuse_nested(source: str, target: str) -> None:
 
 def _refuse_overwriting(conversions: list[Any]) -> None:
     files = {file for conversion in conversions for file in conversion.partition.files}
-    inputs = {os.path.realpath(file.removesuffix("/_metadata.json")) for file in files}  # of a cache the whole folder
+    inputs = {
+        os.path.realpath(file.removesuffix("/_metadata.json")) for file in files
+    }  # of a cache the whole folder
     for conversion in conversions:
         output = conversion.writer.uri_of(conversion.partition.name)
         if os.path.realpath(output) in inputs:

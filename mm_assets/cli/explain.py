@@ -10,14 +10,21 @@ from typing import Any
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("explain", help="show what happened to each item of a sample, from its shard to every output")
+    parser = commands.add_parser(
+        "explain", help="show what happened to each item of a sample, from its shard to every output"
+    )
     parser.add_argument("sample_id")
-    parser.add_argument("--storage", help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)")
+    parser.add_argument(
+        "--storage",
+        help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that is nowhere."""
+    """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that
+    is nowhere.
+    """
     from mm_assets.accounting.history import history_of, surveyed_in
     from mm_assets.accounting.outputs import OUTPUTS
     from mm_assets.formats.error_places import located
@@ -32,7 +39,9 @@ def run(options: argparse.Namespace) -> int:
     if not shards:
         if waiting := surveyed_in(root, sample_id):
             hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
-            raise ValueError(f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, waiting))}: {hint}")
+            raise ValueError(
+                f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, waiting))}: {hint}"
+            )
         raise ValueError(f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger")
     print(f"sample {_plain(sample_id)}")
     for shard in shards:
@@ -49,7 +58,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_other_folder(root: str, outputs: Collection[str]) -> None:
-    """Raise ``FileNotFoundError`` for a storage root that is not there, and for a folder or file without an output or a ledger."""
+    """Raise ``FileNotFoundError`` for a storage root that is not there, and for a folder or file without an
+    output or a ledger.
+    """
     from mm_assets.accounting.ledger import LEDGER_FOLDER
     from mm_assets.formats.absent_paths import absent
     from mm_assets.formats.storage import filesystem

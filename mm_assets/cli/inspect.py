@@ -13,14 +13,20 @@ from mm_assets.terminal import fail
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("inspect", help="show format, counts, columns and the first sample of a dataset")
-    parser.add_argument("path", type=location, help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data")
+    parser = commands.add_parser(
+        "inspect", help="show format, counts, columns and the first sample of a dataset"
+    )
+    parser.add_argument(
+        "path", type=location, help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
+    )
     raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what a dataset holds; image bytes are not read. Partitions that cannot be read are named at the end."""
+    """Print what a dataset holds; image bytes are not read. Partitions that cannot be read are named at the
+    end.
+    """
     from mm_assets.formats.error_lines import error_line
     from mm_assets.formats.error_places import located
     from mm_assets.formats.registry import detect_format, reader_for
@@ -48,7 +54,9 @@ def run(options: argparse.Namespace) -> int:
                 ids = table.column("sample_id")
                 samples += len(ids.unique())
                 errors += table.num_rows - table.column("materialize_error").null_count
-                counts.update({e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()})
+                counts.update(
+                    {e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()}
+                )
                 if not first and table.num_rows:
                     first = [r for r in table.slice(0, 200).to_pylist() if r["sample_id"] == ids[0].as_py()]
         except (OSError, ValueError) as error:
@@ -56,8 +64,12 @@ def run(options: argparse.Namespace) -> int:
     if failures and not schemas:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
-    print(f"{source}: {kind}, {len(partitions)} partitions{unread}, {samples} samples, {sum(counts.values())} rows")
-    print(f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; {errors} with an error")
+    print(
+        f"{source}: {kind}, {len(partitions)} partitions{unread}, {samples} samples, {sum(counts.values())} rows"
+    )
+    print(
+        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; {errors} with an error"
+    )
     print("columns:")
     for field in unify_schemas(schemas) if schemas else []:
         print(f"  {field.name}: {'JSON' if is_json(field) else field.type}")

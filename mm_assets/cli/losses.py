@@ -22,7 +22,10 @@ def folder(writer: InterleavedWriter) -> str:
 
 
 def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
-    """Publish a list per partition, in the columns of the ledger's items. One that lost nothing has none, and none any more."""
+    """Publish a list per partition, in the columns of the ledger's items.
+
+    One that lost nothing has none, and none any more.
+    """
     from mm_assets.accounting.ledger import items_table, publish_losses
     from mm_assets.formats.storage import join
     from mm_assets.formats.webdataset.keys import partition_filename
@@ -30,7 +33,9 @@ def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> No
     for report in reports:
         output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
         name = output if writer.is_single_file else partition_filename(report.partition)
-        publish_losses(join(folder(writer), f"{name}.parquet"), items_table("convert", report.partition, report.losses))
+        publish_losses(
+            join(folder(writer), f"{name}.parquet"), items_table("convert", report.partition, report.losses)
+        )
 
 
 def summary(losses: Iterable[Loss]) -> list[str]:

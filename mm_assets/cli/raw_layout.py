@@ -11,29 +11,48 @@ _OF_ROWS = (_PREFIX, "sample_id_field", "texts_field", "images_field")  # of Par
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    layout = parser.add_argument_group("documents in tars, and in Parquet of others", "not given, MM_<NAME> of the environment holds")
+    layout = parser.add_argument_group(
+        "documents in tars, and in Parquet of others", "not given, MM_<NAME> of the environment holds"
+    )
     layout.add_argument("--sample-id-field", help="json field, or column, that holds the sample id")
-    layout.add_argument("--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id")
+    layout.add_argument(
+        "--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id"
+    )
     layout.add_argument("--texts-field", help="json field, or column, with the list of texts (texts)")
     layout.add_argument("--images-field", help="json field, or column, with the list of images (images)")
     layout.add_argument("--image-member-field", help="json field that names the sample's image member")
     layout.add_argument("--image-extensions", type=names, help="suffixes of image members, comma-separated")
-    layout.add_argument("--json-extensions", type=names, help="suffixes of the members that are documents, comma-separated")
-    layout.add_argument("--per-image-fields", type=names, help="json lists with one value per image, comma-separated")
-    layout.add_argument("--per-text-fields", type=names, help="json lists with one value per text, comma-separated")
+    layout.add_argument(
+        "--json-extensions", type=names, help="suffixes of the members that are documents, comma-separated"
+    )
+    layout.add_argument(
+        "--per-image-fields", type=names, help="json lists with one value per image, comma-separated"
+    )
+    layout.add_argument(
+        "--per-text-fields", type=names, help="json lists with one value per text, comma-separated"
+    )
 
 
-def layout_of(options: argparse.Namespace, kind: str, source: str, is_compared: bool = False) -> dict[str, Any]:
+def layout_of(
+    options: argparse.Namespace, kind: str, source: str, is_compared: bool = False
+) -> dict[str, Any]:
     """Arguments of the reader of a format; none where it reads no documents of others.
 
-    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in front, unless the data
-    ``is_compared`` with the raw shards that the flag is about.
+    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in
+    front, unless the data ``is_compared`` with the raw shards that the flag is about.
     """
     from mm_assets.settings import Settings
 
     settings = Settings.from_environment().raw_layout()
-    layout = {name: value if getattr(options, name) is None else getattr(options, name) for name, value in settings.items()}
-    if layout[_PREFIX] is not None and (is_compared or getattr(options, _PREFIX) is None) and is_ours(kind, source):
+    layout = {
+        name: value if getattr(options, name) is None else getattr(options, name)
+        for name, value in settings.items()
+    }
+    if (
+        layout[_PREFIX] is not None
+        and (is_compared or getattr(options, _PREFIX) is None)
+        and is_ours(kind, source)
+    ):
         layout[_PREFIX] = None
     taken = {"webdataset": tuple(layout), "parquet": _OF_ROWS}.get(kind, ())
     return {name: layout[name] for name in taken}

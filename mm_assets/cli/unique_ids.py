@@ -1,4 +1,6 @@
-"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others set their sample aside."""
+"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others
+set their sample aside.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class SetAsideTaken:
         if not is_taken.any():
             return StepResult(batch)
         removed = take_rows(table, np.flatnonzero(is_taken))
-        return StepResult(batch.with_data(take_rows(table, np.flatnonzero(~is_taken))), self._losses(removed), removed)
+        return StepResult(
+            batch.with_data(take_rows(table, np.flatnonzero(~is_taken))), self._losses(removed), removed
+        )
 
     def _losses(self, removed: pa.Table) -> tuple[Loss, ...]:
         from mm_assets.interleaved.faults import DUPLICATE_ID, INCOMPLETE_SAMPLE
@@ -55,10 +59,14 @@ class SetAsideTaken:
         return tuple(losses)
 
 
-def resolve_duplicates(conversions: Sequence[Conversion], pool: WorkerPool) -> tuple[list[Conversion], list[str]]:
-    """The conversions, in their order, that make an output without repeated sample ids, and why others are left out.
+def resolve_duplicates(
+    conversions: Sequence[Conversion], pool: WorkerPool
+) -> tuple[list[Conversion], list[str]]:
+    """The conversions, in their order, that make an output without repeated sample ids, and why others are
+    left out.
 
-    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets those samples aside.
+    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets
+    those samples aside.
     """
     from mm_assets.workers import WorkerFailure
 
@@ -66,7 +74,9 @@ def resolve_duplicates(conversions: Sequence[Conversion], pool: WorkerPool) -> t
         return list(conversions), []
     answers = pool.map(sample_ids, conversions)
     # One that cannot be read fails when it is converted.
-    found = {conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)}
+    found = {
+        conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)
+    }
     repeated = _repeated(found)
     keepers: dict[str, Partition] = {}
     resolved: list[Conversion] = []
@@ -122,7 +132,11 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
 def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
     sample_id, keeper = next(iter(taken.items()))
     more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
-    hint = "" if len(taken) == 1 else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
+    hint = (
+        ""
+        if len(taken) == 1
+        else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
+    )
     return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(keeper)}{more}{hint}"
 
 

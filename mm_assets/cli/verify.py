@@ -13,7 +13,9 @@ from mm_assets.cli.arguments import location
 
 def add_to(commands: Any) -> None:
     """Declare the command."""
-    parser = commands.add_parser("verify", help="prove that datasets hold the same items, or name what differs")
+    parser = commands.add_parser(
+        "verify", help="prove that datasets hold the same items, or name what differs"
+    )
     for name in ("a", "b"):
         kinds = "file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
         parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
@@ -23,7 +25,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first and each other one."""
+    """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first
+    and each other one.
+    """
     from mm_assets.accounting.canonical.sources import places_of
     from mm_assets.accounting.comparison import Dataset, compare
     from mm_assets.formats.error_places import located
@@ -32,7 +36,9 @@ def run(options: argparse.Namespace) -> int:
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
         with located(source):
-            dataset = datasets[name] = Dataset(places_of(source, partial(raw_layout.layout_of, options, is_compared=True)))
+            dataset = datasets[name] = Dataset(
+                places_of(source, partial(raw_layout.layout_of, options, is_compared=True))
+            )
             facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
@@ -46,7 +52,10 @@ def run(options: argparse.Namespace) -> int:
         for difference in found.differences:
             print(f"mm-assets: difference: {difference}", file=sys.stderr)
         if found.is_cut:
-            print(f"mm-assets: difference: {found.items} items in all differ between {first} and {name}", file=sys.stderr)
+            print(
+                f"mm-assets: difference: {found.items} items in all differ between {first} and {name}",
+                file=sys.stderr,
+            )
         is_equal &= found.is_equal
     if is_equal:
         print("equal")

@@ -47,7 +47,8 @@ def _demo() -> int:
 def _watch_for_interrupts() -> None:
     """Ctrl-C ends the demo with one line. Dagster, while it runs, ends the run first.
 
-    Its helper processes would each print a traceback: they inherit that the signal is blocked, and end with us. So a thread takes it.
+    Its helper processes would each print a traceback: they inherit that the signal is blocked, and end with
+    us. So a thread takes it.
     """
     signal.signal(signal.SIGINT, lambda *_: os._exit(interrupted()))
     threading.Thread(target=threading.Event().wait, daemon=True).start()
@@ -58,7 +59,9 @@ def _set_bounds() -> None:
     """So that the demo shows a filter at work; without any bound nothing is filtered."""
     if bounds := demo_bounds():
         os.environ.update(bounds)
-        print(f"filter of the demo: {' '.join(f'{name}={value}' for name, value in bounds.items())} (without a bound nothing is filtered)")
+        print(
+            f"filter of the demo: {' '.join(f'{name}={value}' for name, value in bounds.items())} (without a bound nothing is filtered)"
+        )
 
 
 def _materialize(is_own_home: bool) -> int:
@@ -77,7 +80,8 @@ def _materialize(is_own_home: bool) -> int:
     for line in listed.unmatched:
         print(warning_line(line), file=sys.stderr)
     with located(f"DAGSTER_HOME {os.environ['DAGSTER_HOME']}"), dg.DagsterInstance.get() as instance:
-        # In an instance of the user's, which partitions there are is not for a demo to say; and a folder may be out of reach for a moment.
+        # In an instance of the user's, which partitions there are is not for a demo to say; and a folder may
+        # be out of reach for a moment.
         if is_own_home and not listed.unmatched:
             for gone in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
                 instance.delete_dynamic_partition(str(SHARDS.name), gone)

@@ -1,4 +1,6 @@
-"""Where the Dagster instance of a storage root lives: one for each, so that the shards of one never show up in another."""
+"""Where the Dagster instance of a storage root lives: one for each, so that the shards of one never show up
+in another.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ BOUNDS = {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
 
 
 def prepare_home() -> Path:
-    """The ``DAGSTER_HOME`` in force, else ``.dagster/<name>`` for ``MM_STORAGE``; made, with the project's ``dagster.yaml`` in it."""
+    """The ``DAGSTER_HOME`` in force, else ``.dagster/<name>`` for ``MM_STORAGE``; made, with the project's
+    ``dagster.yaml`` in it.
+    """
     storage = os.environ.get("MM_STORAGE", "").rstrip("/")
     name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}" if storage else "demo"
     home = Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).resolve()
@@ -33,7 +37,9 @@ def demo_bounds() -> dict[str, str]:
 
 
 def _print_exports() -> int:
-    """What `make ui` sets, as lines of a shell; settings that the code location would refuse are told here, in one line."""
+    """What `make ui` sets, as lines of a shell; settings that the code location would refuse are told here,
+    in one line.
+    """
     from mm_assets.formats.raw_shards import RawLocations
     from mm_assets.settings import Settings
 

@@ -1,4 +1,6 @@
-"""What went wrong in a run, as lines for people: one a shard, with its cause; what only follows from that is left out."""
+"""What went wrong in a run, as lines for people: one a shard, with its cause; what only follows from that is
+left out.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,17 @@ from mm_assets.io_managers.reports import parse_failure
 
 _LONGEST = 300  # characters of a check's summary, and of a step's error
 _OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
-_FOLLOWS = ("input missing: ", "failed in this run")  # of a shard that has failed before: what other assets then say
+_FOLLOWS = (
+    "input missing: ",
+    "failed in this run",
+)  # of a shard that has failed before: what other assets then say
 
 
 @dataclass
 class _Shard:
-    """``causes`` by asset, in the order of the graph; ``checks`` that did not pass; ``absent`` from these assets."""
+    """``causes`` by asset, in the order of the graph; ``checks`` that did not pass; ``absent`` from these
+    assets.
+    """
 
     causes: dict[str, str] = field(default_factory=dict)
     checks: list[tuple[str, str]] = field(default_factory=list)
@@ -34,18 +41,26 @@ class _Shard:
             told = [f"{self.absent[0]}: did not land"]
         known = " ".join(self.causes.values())
         told += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
-        return f"shard {key!r} of {'; '.join(told)}" if self.causes or self.absent else f"shard {key!r}: {'; '.join(told)}"
+        return (
+            f"shard {key!r} of {'; '.join(told)}"
+            if self.causes or self.absent
+            else f"shard {key!r}: {'; '.join(told)}"
+        )
 
 
 def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
-    """The shards that failed, then those with checks that did not pass, then the steps that could not do their work at all."""
+    """The shards that failed, then those with checks that did not pass, then the steps that could not do
+    their work at all.
+    """
     shards: dict[str, _Shard] = defaultdict(_Shard)
     entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
     for entry in entries:
         failure = parse_failure(entry.user_message) if int(entry.level) >= logging.ERROR else None
         if failure is not None:
             causes = shards[failure.key].causes
-            if not causes or (failure.error not in causes.values() and not any(mark in failure.error for mark in _FOLLOWS)):
+            if not causes or (
+                failure.error not in causes.values() and not any(mark in failure.error for mark in _FOLLOWS)
+            ):
                 causes[failure.asset] = failure.error
     for evaluation in result.get_asset_check_evaluations():
         if not evaluation.passed:
@@ -61,7 +76,9 @@ def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> Non
             shards[str(key)].absent.append(asset)
     elif evaluation.partition is not None:  # of other checks the shards say it all
         name = f"{asset}.{evaluation.check_name}"
-        shards[evaluation.partition].checks.append((name, str(_value(evaluation, "summary") or "did not pass")))
+        shards[evaluation.partition].checks.append(
+            (name, str(_value(evaluation, "summary") or "did not pass"))
+        )
 
 
 def _value(evaluation: dg.AssetCheckEvaluation, name: str) -> Any:

@@ -16,8 +16,11 @@ _WORDS = "light field sensor north river stone glass paper signal orbit leaf cop
 _SIZES = ((480, 320), (320, 480), (400, 400), (640, 200), (300, 290), (360, 240))
 
 
-def make_shards(folder: Path, members: int = 3, pdf: int = 2, samples: int = 12, seed: str = "") -> list[Path]:
-    """Write ``members`` shards with one file per image and ``pdf`` shards with one multi-frame TIFF per sample.
+def make_shards(
+    folder: Path, members: int = 3, pdf: int = 2, samples: int = 12, seed: str = ""
+) -> list[Path]:
+    """Write ``members`` shards with one file per image and ``pdf`` shards with one multi-frame TIFF per
+    sample.
 
     The same call writes the same bytes, another ``seed`` other samples; shards that exist are left alone.
     """
@@ -58,7 +61,11 @@ def _sample(rng: random.Random, is_pdf: bool) -> list[tuple[str, bytes]]:
             pictures.append(picture)
             details.append({"width": picture.width, "height": picture.height, "page": position // 3})
             texts.append(None)
-            images.append(f"page_{position // 3}_image_{position}" if is_pdf else f"{key}.{position}.{rng.choice(['jpg', 'png', 'webp'])}")
+            images.append(
+                f"page_{position // 3}_image_{position}"
+                if is_pdf
+                else f"{key}.{position}.{rng.choice(['jpg', 'png', 'webp'])}"
+            )
     payload = {
         "url": f"https://example.org/{key[:2]}/{key}",
         "texts": texts,

@@ -31,8 +31,11 @@ class _Line:
     places: set[str] = field(default_factory=set)
 
 
-def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str, keys: Collection[str]) -> None:
-    """Print what went wrong, then partitions, samples, images, bytes, seconds and folder of every asset the run materialized.
+def print_summary(
+    instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str, keys: Collection[str]
+) -> None:
+    """Print what went wrong, then partitions, samples, images, bytes, seconds and folder of every asset the
+    run materialized.
 
     Then what is proven of the run's shards (``keys``).
     """
@@ -53,7 +56,18 @@ def print_summary(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         if uri := values.get(URI):
             line.places.add(str(uri) if str(uri).endswith(".lance") else str(uri).rpartition("/")[0])
     seconds = _seconds(instance, result.run_id)
-    header = ("asset", "partitions", "unchanged", "samples", "images", "filtered", "quarantined", "MB", "seconds", "where")
+    header = (
+        "asset",
+        "partitions",
+        "unchanged",
+        "samples",
+        "images",
+        "filtered",
+        "quarantined",
+        "MB",
+        "seconds",
+        "where",
+    )
     rows = [
         (name, str(line.partitions), str(line.unchanged), str(line.samples or ""), str(line.images), str(line.filtered or ""),
          str(line.quarantined or ""), f"{line.bytes / 1e6:.1f}",
@@ -94,7 +108,9 @@ def _proof_line(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> str
         return f"proven: every item of {proven} shards is in {len(OUTPUTS)} outputs as it was written (proof/proof.json)"
     named = "; ".join(f"{key} {why}" for key, why in list(unproven.items())[:_NAMED])
     more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
-    return f"NOT PROVEN: {proven} of {len(keys)} shards in all {len(OUTPUTS)} outputs; the others: {named}{more}"
+    return (
+        f"NOT PROVEN: {proven} of {len(keys)} shards in all {len(OUTPUTS)} outputs; the others: {named}{more}"
+    )
 
 
 def _unproven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> dict[str, str]:

@@ -25,11 +25,13 @@ SCORES = "scores"  # side input: where the measured image scores of the shard ar
 
 @dataclass(frozen=True)
 class AspectRatioFilter:
-    """Drops image rows with width/height outside ``min_ratio..max_ratio`` (both inclusive, EXIF orientation honoured).
+    """Drops image rows with width/height outside ``min_ratio..max_ratio`` (both inclusive, EXIF orientation
+    honoured).
 
-    Nothing else changes: positions keep their gaps, samples without images stay, rows with an error stay for the policy.
-    An image whose header cannot be read becomes an error row, it is not dropped as if it were too wide.
-    ``book`` holds scores measured before (side input ``scores``, see `bind`); without it headers are read from the bytes.
+    Nothing else changes: positions keep their gaps, samples without images stay, rows with an error stay for
+    the policy. An image whose header cannot be read becomes an error row, it is not dropped as if it were too
+    wide. ``book`` holds scores measured before (side input ``scores``, see `bind`); without it headers are
+    read from the bytes.
     """
 
     min_ratio: float
@@ -38,11 +40,15 @@ class AspectRatioFilter:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_ratio <= self.max_ratio:
-            raise ValueError(f"aspect ratio bounds must be 0 <= min <= max, not {self.min_ratio} and {self.max_ratio}")
+            raise ValueError(
+                f"aspect ratio bounds must be 0 <= min <= max, not {self.min_ratio} and {self.max_ratio}"
+            )
 
     @classmethod
     def between(cls, min_ratio: float | None, max_ratio: float | None) -> AspectRatioFilter | None:
-        """The filter of these bounds, of which each may be open; None where both are: nothing is to be filtered."""
+        """The filter of these bounds, of which each may be open; None where both are: nothing is to be
+        filtered.
+        """
         if min_ratio is None and max_ratio is None:
             return None
         return cls(0.0 if min_ratio is None else min_ratio, math.inf if max_ratio is None else max_ratio)
@@ -50,7 +56,8 @@ class AspectRatioFilter:
     def bind(self, side: Mapping[str, tuple[str, str | None]]) -> AspectRatioFilter:
         """The same filter reading the scores of one shard; ``side`` has their place and digest.
 
-        Scores that are damaged count as absent, with a warning that names the file: the same is measured again.
+        Scores that are damaged count as absent, with a warning that names the file: the same is measured
+        again.
         """
         if SCORES not in side:
             return self
@@ -63,7 +70,9 @@ class AspectRatioFilter:
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         table = batch.data
         images = pc.indices_nonzero(
-            pc.and_(pc.equal(table.column("modality"), "image"), pc.is_null(table.column("materialize_error")))
+            pc.and_(
+                pc.equal(table.column("modality"), "image"), pc.is_null(table.column("materialize_error"))
+            )
         )
         if len(images) == 0:
             return StepResult(batch)

@@ -18,7 +18,13 @@ SIDE_COLUMNS = (("nv_width", "nv_height"), ("width", "height"))
 DECLARATIONS = "image_metadata"
 """Column with sizes as objects of `width` and `height`: one on an image row, or all of a sample in a list on its metadata row."""
 
-COLUMNS = ("sample_id", "position", "modality", DECLARATIONS, *(name for pair in SIDE_COLUMNS for name in pair))
+COLUMNS = (
+    "sample_id",
+    "position",
+    "modality",
+    DECLARATIONS,
+    *(name for pair in SIDE_COLUMNS for name in pair),
+)
 """What `DimensionTally.observe` reads of a table; the first three must be there."""
 
 Size = tuple[int, int]
@@ -27,7 +33,9 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """An image of another size than declared; ``measured`` is the size as displayed (EXIF orientation applied)."""
+    """An image of another size than declared; ``measured`` is the size as displayed (EXIF orientation
+    applied).
+    """
 
     sample_id: str
     position: int
@@ -39,8 +47,9 @@ class Mismatch:
 class DimensionTally:
     """Declared against measured sizes, table after table.
 
-    ``compared`` images had both; ``undeclared`` ones were measured, but nothing clear is said of their size: absent, no positive whole
-    numbers, or a list that cannot be matched to the images. Images without a measurement count as neither.
+    ``compared`` images had both; ``undeclared`` ones were measured, but nothing clear is said of their size:
+    absent, no positive whole numbers, or a list that cannot be matched to the images. Images without a
+    measurement count as neither.
     """
 
     compared: int = 0
@@ -48,7 +57,10 @@ class DimensionTally:
     mismatches: list[Mismatch] = field(default_factory=list)
 
     def observe(self, table: pa.Table, scores: ScoreBook) -> None:
-        """Compare the images of whole samples with their ``scores``. The stored size and the displayed one both agree."""
+        """Compare the images of whole samples with their ``scores``.
+
+        The stored size and the displayed one both agree.
+        """
         present = [name for name in COLUMNS if name in table.column_names]
         for sample_id, rows in groupby(table.select(present).to_pylist(), key=lambda row: row["sample_id"]):
             for position, declared in _declared_sizes(list(rows)):
@@ -75,10 +87,12 @@ def _declared_sizes(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Size 
 
 
 def _aligned(rows: Sequence[dict[str, Any]], images: Sequence[int]) -> dict[int, Any]:
-    """The entries of the metadata row's list by position; none where it is unclear which image each belongs to.
+    """The entries of the metadata row's list by position; none where it is unclear which image each belongs
+    to.
 
-    A list has an entry for each image of the source, or one for each place of the source's lists with null where there is a text. Once
-    images were dropped, the first kind is told from the second only by its length and by the places of texts.
+    A list has an entry for each image of the source, or one for each place of the source's lists with null
+    where there is a text. Once images were dropped, the first kind is told from the second only by its length
+    and by the places of texts.
     """
     entries = next((_parsed(row.get(DECLARATIONS)) for row in rows if row["modality"] == "metadata"), None)
     if not isinstance(entries, list):
@@ -86,7 +100,9 @@ def _aligned(rows: Sequence[dict[str, Any]], images: Sequence[int]) -> dict[int,
     if len(entries) == len(images):
         return dict(zip(images, entries, strict=True))
     places = {row["position"] for row in rows if row["modality"] != "metadata"}
-    if max(places, default=-1) >= len(entries) or any(entries[place] is not None for place in places.difference(images)):
+    if max(places, default=-1) >= len(entries) or any(
+        entries[place] is not None for place in places.difference(images)
+    ):
         return {}
     return {place: entries[place] for place in images}
 
@@ -108,6 +124,9 @@ def _size_in(declaration: Any) -> Size | None:
 
 def _size(width: Any, height: Any) -> Size | None:
     sides = tuple(_parsed(side) for side in (width, height))
-    if any(isinstance(side, bool) or not isinstance(side, int | float) or side <= 0 or side != side // 1 for side in sides):
+    if any(
+        isinstance(side, bool) or not isinstance(side, int | float) or side <= 0 or side != side // 1
+        for side in sides
+    ):
         return None
     return int(sides[0]), int(sides[1])

@@ -1,4 +1,6 @@
-"""Measurements of images, taken once from their headers and kept, so that a changed threshold reads no image again."""
+"""Measurements of images, taken once from their headers and kept, so that a changed threshold reads no image
+again.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ SCORES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ImageScore:
-    """One image: width and height in pixels as displayed (EXIF orientation applied), or why they cannot be had."""
+    """One image: width and height in pixels as displayed (EXIF orientation applied), or why they cannot be
+    had.
+    """
 
     width: int = 0
     height: int = 0
@@ -64,11 +68,18 @@ def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]
     return [views[row] for row in rows]
 
 
-def score_rows(table: pa.Table, rows: Sequence[int], measured: Mapping[int, ImageInfo] | None = None) -> list[ImageScore]:
-    """Scores of some rows of an interleaved table; ``measured`` are those by row number whose headers have been read before."""
+def score_rows(
+    table: pa.Table, rows: Sequence[int], measured: Mapping[int, ImageInfo] | None = None
+) -> list[ImageScore]:
+    """Scores of some rows of an interleaved table; ``measured`` are those by row number whose headers have
+    been read before.
+    """
     known = measured or {}
     views = zip(rows, image_views(table, rows), strict=True)
-    return [_score(known[row], view) if view is not None and row in known else score_image(view) for row, view in views]
+    return [
+        _score(known[row], view) if view is not None and row in known else score_image(view)
+        for row, view in views
+    ]
 
 
 def score_table(table: pa.Table) -> pa.Table:
@@ -112,14 +123,22 @@ class ScoreBook:
     def __init__(self, table: pa.Table) -> None:
         self._scores = {
             (r["sample_id"], r["position"]): ImageScore(
-                r["width"] or 0, r["height"] or 0, r["format"], r["orientation"] or 1, r["byte_size"], r["error"]
+                r["width"] or 0,
+                r["height"] or 0,
+                r["format"],
+                r["orientation"] or 1,
+                r["byte_size"],
+                r["error"],
             )
             for r in table.to_pylist()
         }
 
     @classmethod
     def read(cls, uri: str, digest: str | None = None) -> ScoreBook:
-        """The scores file of a shard. Raises `UnreadableFile` for a damaged one, and for one whose rows have another ``digest``."""
+        """The scores file of a shard.
+
+        Raises `UnreadableFile` for a damaged one, and for one whose rows have another ``digest``.
+        """
         table = read_small_table(uri, SCORES_SCHEMA.names)
         if digest is not None and digest != digest_of_scores(table):
             raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
@@ -130,13 +149,18 @@ class ScoreBook:
         return self._scores.get((sample_id, position))
 
     def of(self, table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
-        """Scores of some rows. Raises ``ValueError`` for an image that was never scored: the two do not belong together."""
+        """Scores of some rows.
+
+        Raises ``ValueError`` for an image that was never scored: the two do not belong together.
+        """
         ids = table.column("sample_id").take(pa.array(rows)).to_pylist()
         positions = table.column("position").take(pa.array(rows)).to_pylist()
         scores = []
         for place in zip(ids, positions, strict=True):
             score = self._scores.get(place)
             if score is None:
-                raise ValueError(f"sample {place[0]!r}, position {place[1]}: no image score; materialize image_scores again")
+                raise ValueError(
+                    f"sample {place[0]!r}, position {place[1]}: no image score; materialize image_scores again"
+                )
             scores.append(score)
         return scores

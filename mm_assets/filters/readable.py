@@ -27,12 +27,14 @@ MAX_PIXELS = 178_956_970
 
 @dataclass(frozen=True)
 class ReadableImages:
-    """Turns image rows whose bytes are no usable image into error rows (bytes kept), so that the policy decides.
+    """Turns image rows whose bytes are no usable image into error rows (bytes kept), so that the policy
+    decides.
 
-    Header and structure of every image are looked at, in microseconds. One whose structure says that something is missing or left over
-    is decoded, and that decides: stray bytes behind a picture pass, a picture cut in its body does not. Images of more than
-    ``max_pixels`` pixels are errors and never decoded. Damage inside a complete picture is found among a share of
-    ``decode_fraction`` of all images (0..1), which is decoded too; which ones is told by sample id and position alone.
+    Header and structure of every image are looked at, in microseconds. One whose structure says that
+    something is missing or left over is decoded, and that decides: stray bytes behind a picture pass, a
+    picture cut in its body does not. Images of more than ``max_pixels`` pixels are errors and never decoded.
+    Damage inside a complete picture is found among a share of ``decode_fraction`` of all images (0..1), which
+    is decoded too; which ones is told by sample id and position alone.
     """
 
     decode_fraction: float = 0.0
@@ -46,12 +48,16 @@ class ReadableImages:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         table = batch.data
-        wanted = pc.and_(pc.equal(table.column("modality"), "image"), pc.is_valid(table.column("binary_content")))
+        wanted = pc.and_(
+            pc.equal(table.column("modality"), "image"), pc.is_valid(table.column("binary_content"))
+        )
         rows = pc.indices_nonzero(pc.and_(wanted, pc.is_null(table.column("materialize_error")))).to_pylist()
         counts = Counter({CHECKED: len(rows), DECODED: 0, UNDECODABLE: 0})
         errors: dict[int, str] = {}
         measured: dict[int, ImageInfo] = {}
-        for row, view, is_sampled in zip(rows, image_views(table, rows), self._sampled(table, rows), strict=True):
+        for row, view, is_sampled in zip(
+            rows, image_views(table, rows), self._sampled(table, rows), strict=True
+        ):
             assert view is not None  # as asked of `wanted`
             try:
                 measured[row] = self._check(view, is_sampled, counts)
@@ -89,4 +95,7 @@ class ReadableImages:
         places = table.select(["sample_id", "position"]).take(pa.array(rows, pa.int64()))
         bound = self.decode_fraction * 2**64
         ids, positions = (column.to_pylist() for column in places.columns)
-        return [xxhash.xxh3_64_intdigest(f"{name}\0{at}".encode()) < bound for name, at in zip(ids, positions, strict=True)]
+        return [
+            xxhash.xxh3_64_intdigest(f"{name}\0{at}".encode()) < bound
+            for name, at in zip(ids, positions, strict=True)
+        ]

@@ -1,4 +1,6 @@
-"""What trains from the outputs, by name; loaded on first use, so that importing this room loads no client library."""
+"""What trains from the outputs, by name; loaded on first use, so that importing this room loads no client
+library.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.features import Features
     from mm_assets.formats.arrow_cache.fingerprint import cache_fingerprint
     from mm_assets.formats.arrow_cache.interleaved_dataset import InterleavedArrowDataset
-    from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
+    from mm_assets.formats.arrow_cache.metadata import (
+        ShardedCacheMeta,
+        read_sharded_cache_meta,
+        validate_sharded_cache,
+    )
     from mm_assets.formats.arrow_cache.reader import ArrowCache, read_shard
     from mm_assets.formats.arrow_cache.writer import write_sharded_arrow_cache
     from mm_assets.formats.paired.dataset import MultiModalWebDataset

@@ -13,10 +13,12 @@ _NO_BYTES = "missing content: an image of 0 bytes"
 
 
 def absent_content(table: pa.Table) -> dict[int, str]:
-    """By row number the message for each item without content that has no error yet; all reserved columns must be there.
+    """By row number the message for each item without content that has no error yet; all reserved columns
+    must be there.
 
-    Text rows without text, image rows of 0 bytes, and image rows without bytes whose locator is missing or cannot name anything.
-    An image row with a locator is none of them: its bytes can be fetched later. Metadata rows need no content.
+    Text rows without text, image rows of 0 bytes, and image rows without bytes whose locator is missing or
+    cannot name anything. An image row with a locator is none of them: its bytes can be fetched later.
+    Metadata rows need no content.
     """
     is_unmarked = pc.is_null(table.column("materialize_error"))
     modality = table.column("modality")

@@ -11,7 +11,9 @@ _WITH_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
 def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> OSError:
-    """The error to raise where a path of ``fs``, called ``item`` in messages, leads to nothing, though ``what`` was looked for."""
+    """The error to raise where a path of ``fs``, called ``item`` in messages, leads to nothing, though
+    ``what`` was looked for.
+    """
     if isinstance(fs, LocalFileSystem):
         try:
             os.stat(path)

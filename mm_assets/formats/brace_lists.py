@@ -19,21 +19,28 @@ _MAX_DIGITS = 18
 def expand_braces(pattern: str) -> list[str]:
     """The names that a brace list stands for, in its order; a backslash takes a brace for itself.
 
-    Raises ``ValueError`` for more than ``MAX_NAMES`` of them, before any is made, and for a brace without its partner.
+    Raises ``ValueError`` for more than ``MAX_NAMES`` of them, before any is made, and for a brace without its
+    partner.
     """
     count = _count(pattern)
     if count > MAX_NAMES:
         told = f"{count:,.0f}" if count < 10**15 else "endlessly many"
         hint = "is there a digit too many? A * stands for all files that are there"
-        raise ValueError(f"{pattern:.200}: the braces stand for {told} names, at most {MAX_NAMES:,} are taken; {hint}")
+        raise ValueError(
+            f"{pattern:.200}: the braces stand for {told} names, at most {MAX_NAMES:,} are taken; {hint}"
+        )
     try:
         return list(braceexpand(pattern))
     except ValueError as error:
-        raise ValueError(f"{pattern:.200}: a brace without its partner; write \\{{ for one that is part of a name") from error
+        raise ValueError(
+            f"{pattern:.200}: a brace without its partner; write \\{{ for one that is part of a name"
+        ) from error
 
 
 def _count(pattern: str) -> float:
-    """How many names a brace list stands for, found without making one; infinite for more than a float counts."""
+    """How many names a brace list stands for, found without making one; infinite for more than a float
+    counts.
+    """
     text = re.sub(r"\\.|\0", "", pattern, flags=re.DOTALL)
     for _ in range(_MAX_DEPTH):
         text, found = _INNERMOST.subn(lambda match: f"\0{_count_of_list(match[1])}\0", text)
@@ -45,10 +52,14 @@ def _count(pattern: str) -> float:
 def _count_of_list(inside: str) -> float:
     match = _RANGE.fullmatch(inside)
     if match is None:
-        return sum(map(_product, inside.split(",")))  # without a comma the braces are part of the name, as in a shell
+        return sum(
+            map(_product, inside.split(","))
+        )  # without a comma the braces are part of the name, as in a shell
     if max(map(len, filter(None, match.groups()))) > _MAX_DIGITS:
         return math.inf
-    first, last = (int(match[1]), int(match[2])) if match[1] else (alphabet.index(match[3]), alphabet.index(match[4]))
+    first, last = (
+        (int(match[1]), int(match[2])) if match[1] else (alphabet.index(match[3]), alphabet.index(match[4]))
+    )
     return float(abs(last - first) // (int(match[5] or 1) or 1) + 1)
 
 

@@ -1,4 +1,6 @@
-"""The integers of columns that have 64 bits for them: those of other shards may be floats, which do not hold all of them."""
+"""The integers of columns that have 64 bits for them: those of other shards may be floats, which do not hold
+all of them.
+"""
 
 from __future__ import annotations
 

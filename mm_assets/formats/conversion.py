@@ -1,4 +1,6 @@
-"""Convert datasets between formats, partition by partition: the one path that the CLI and the Dagster workers share."""
+"""Convert datasets between formats, partition by partition: the one path that the CLI and the Dagster workers
+share.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +30,31 @@ class Conversion:
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write, publish."""
-        with located(self.writer.uri_of(self.partition.name)):  # what comes from reading names its file itself
-            return self.writer.write_partition(self.reader.open(self.partition).through(self.steps), before_publish)
+        with located(
+            self.writer.uri_of(self.partition.name)
+        ):  # what comes from reading names its file itself
+            return self.writer.write_partition(
+                self.reader.open(self.partition).through(self.steps), before_publish
+            )
 
 
-def plan_conversions(reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()) -> list[Conversion]:
+def plan_conversions(
+    reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()
+) -> list[Conversion]:
     """One conversion per partition of ``reader``, with the writer prepared for all of their schemas.
 
-    A partition that cannot be read has no say in that: its own conversion will fail, the others do not wait for it.
+    A partition that cannot be read has no say in that: its own conversion will fail, the others do not wait
+    for it.
     """
     partitions = reader.partitions()
     if writer.is_single_file and len(partitions) > 1:
-        raise ValueError(f"{writer.path}: {len(partitions)} partitions do not go into one file; name a folder")
+        raise ValueError(
+            f"{writer.path}: {len(partitions)} partitions do not go into one file; name a folder"
+        )
     if writer.needs_schemas:
-        writer = writer.prepared([schema for p in partitions if (schema := _readable_schema(reader, p)) is not None])
+        writer = writer.prepared(
+            [schema for p in partitions if (schema := _readable_schema(reader, p)) is not None]
+        )
     return [Conversion(reader, partition, writer, tuple(steps)) for partition in partitions]
 
 

@@ -21,12 +21,17 @@ _BITS = 2
 def row_bytes(table: pa.Table) -> Sizes:
     """At least the Arrow bytes each row takes: values, offsets and validity bits of every column.
 
-    What a chunk has beyond its rows (one more offset, a begun bitmap byte) is counted with every row: a chunk may have one.
+    What a chunk has beyond its rows (one more offset, a begun bitmap byte) is counted with every row: a chunk
+    may have one.
     """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         # Chunks cost more than their rows, but images are not copied for that.
-        chunks = column.chunks if is_bytes(column.type) or column.num_chunks < 2 else [pa.concat_arrays(column.chunks)]
+        chunks = (
+            column.chunks
+            if is_bytes(column.type) or column.num_chunks < 2
+            else [pa.concat_arrays(column.chunks)]
+        )
         if chunks:
             total += np.concatenate([_array_row_bytes(chunk) for chunk in chunks])
     return total
@@ -64,7 +69,9 @@ def _dictionary_row_bytes(array: pa.DictionaryArray) -> Sizes:
     if not len(array.dictionary):
         return np.full(len(array), mean + _OFFSETS, np.int64)
     sizes = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    own = np.where(array.is_valid().to_numpy(zero_copy_only=False), sizes[array.indices.fill_null(0).to_numpy()], 0)
+    own = np.where(
+        array.is_valid().to_numpy(zero_copy_only=False), sizes[array.indices.fill_null(0).to_numpy()], 0
+    )
     return np.maximum(own, mean) + _OFFSETS
 
 
@@ -72,7 +79,9 @@ def _offsets(array: pa.Array) -> Sizes:
     """Where the values of text or bytes begin and end in their buffer."""
     if len(array) == 0:
         return np.zeros(1, np.int64)
-    width = np.dtype(np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32)
+    width = np.dtype(
+        np.int64 if pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type) else np.int32
+    )
     found = np.frombuffer(array.buffers()[1], width, len(array) + 1, array.offset * width.itemsize)
     return found.astype(np.int64, copy=False)
 
@@ -94,7 +103,8 @@ def _is_text_or_binary(type_: pa.DataType) -> bool:
 
 
 def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[pa.Table]:
-    """Regroup a stream of tables (cut anywhere) into tables of whole samples of at most ``max_bytes`` Arrow bytes.
+    """Regroup a stream of tables (cut anywhere) into tables of whole samples of at most ``max_bytes`` Arrow
+    bytes.
 
     A single sample beyond the limit passes alone. None: one table. Memory: the limit plus one incoming table.
     """
@@ -116,14 +126,19 @@ def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[
             whole, of_whole = pa.concat_tables(pending), np.concatenate(sizes)
             *parts, rest = cut_rows(whole, sample_offsets(whole), of_whole, max_bytes)
             yield from parts
-            pending, sizes = [rest], [of_whole[whole.num_rows - rest.num_rows :]]  # its last sample may go on in the next table
+            pending, sizes = (
+                [rest],
+                [of_whole[whole.num_rows - rest.num_rows :]],
+            )  # its last sample may go on in the next table
     if pending:
         whole = pa.concat_tables(pending)
         yield from cut_rows(whole, sample_offsets(whole), np.concatenate(sizes), max_bytes)
 
 
 def cut_rows(table: pa.Table, offsets: Sizes, sizes: Sizes, max_bytes: int) -> list[pa.Table]:
-    """A table in parts of whole samples: ``offsets`` are those of `sample_offsets`, ``sizes`` the bytes of each row."""
+    """A table in parts of whole samples: ``offsets`` are those of `sample_offsets`, ``sizes`` the bytes of
+    each row.
+    """
     ends = np.concatenate([[0], np.cumsum(sizes)])[offsets]
     cuts = [0]
     start = 0

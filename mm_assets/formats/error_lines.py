@@ -30,9 +30,12 @@ _WORDS = {
     errno.ENAMETOOLONG: "the name is too long",
 }
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_MEMORY = "out of memory: use fewer workers (MM_WORKERS, --workers), or smaller batches (--max-batch-bytes)"
+_OUT_OF_MEMORY = (
+    "out of memory: use fewer workers (MM_WORKERS, --workers), or smaller batches (--max-batch-bytes)"
+)
 
-# What libraries put into their messages: the number of the system's error, its file, and (Lance) places in their source code.
+# What libraries put into their messages: the number of the system's error, its file, and (Lance) places in
+# their source code.
 _SYSTEM_ERROR = re.compile(r"\[errno (\d+)\]|\(os error (\d+)\)", re.IGNORECASE)
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 _QUOTED_FILE = re.compile(r"local file '(.+?)'")
@@ -42,7 +45,9 @@ _OWN_TEMPORARY = re.compile(r"/?\.[^/]*\.tmp$")
 
 
 def error_line(error: BaseException) -> str:
-    """One line, without a traceback; the class of the error is named where it is none that data or paths cause."""
+    """One line, without a traceback; the class of the error is named where it is none that data or paths
+    cause.
+    """
     if isinstance(error, StoreError):
         return str(error)
     if is_of_store(error):
@@ -54,13 +59,21 @@ def error_line(error: BaseException) -> str:
         return _of_system(error, own)
     if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):
         return not_utf8(error.object)
-    return own if isinstance(error, _EXPECTED) and own else f"{type(error).__name__}: {own}".removesuffix(": ")
+    return (
+        own if isinstance(error, _EXPECTED) and own else f"{type(error).__name__}: {own}".removesuffix(": ")
+    )
 
 
 def not_utf8(name: str) -> str:
-    """The line about a name with bytes that are no text: the file system has such a name, or this locale reads it as no UTF-8."""
+    """The line about a name with bytes that are no text: the file system has such a name, or this locale
+    reads it as no UTF-8.
+    """
     is_utf8 = sys.getfilesystemencoding().lower() == "utf-8"
-    hint = "rename the file or folder" if is_utf8 else "rename the file or folder, or set LANG=C.UTF-8 if its name is UTF-8"
+    hint = (
+        "rename the file or folder"
+        if is_utf8
+        else "rename the file or folder, or set LANG=C.UTF-8 if its name is UTF-8"
+    )
     return f"{name[:200]!a}: a name that is not UTF-8; {hint}"
 
 

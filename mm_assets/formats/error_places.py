@@ -1,4 +1,6 @@
-"""Where an error happened, for errors that do not say so themselves: most of an object store's, and a full disk's."""
+"""Where an error happened, for errors that do not say so themselves: most of an object store's, and a full
+disk's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _NOTE = "at "
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Errors of the block that name no file get ``place`` as a note; `place_of` finds it. The innermost block's place stays."""
+    """Errors of the block that name no file get ``place`` as a note; `place_of` finds it. The innermost
+    block's place stays.
+    """
     try:
         yield
     except Exception as error:
@@ -24,7 +28,9 @@ def located(place: str) -> Iterator[None]:
 def place_of(error: BaseException) -> str | None:
     """The file that an error names, else the place that it was given; None for neither."""
     if isinstance(error, OSError) and error.filename is not None:
-        name = error.filename if error.filename2 is None else error.filename2  # of a rename: what it was to be called
+        name = (
+            error.filename if error.filename2 is None else error.filename2
+        )  # of a rename: what it was to be called
         return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
     notes = getattr(error, "__notes__", ())
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

@@ -10,8 +10,8 @@ from mm_assets.formats.origins import Note, Origin, OriginNotes
 if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter
 
-# What becomes of a partition that is there already and came from another source: it is replaced, refused, or left alone. Without a mode
-# it is refused where a note says so, and nothing is noted where nothing was.
+# What becomes of a partition that is there already and came from another source: it is replaced, refused, or
+# left alone. Without a mode it is refused where a note says so, and nothing is noted where nothing was.
 MODES = ("overwrite", "error", "ignore")
 
 NEW, SAME = "new", "from the same source"
@@ -23,13 +23,15 @@ class PartitionsExist(ValueError):
 
 
 class ExistingPartitions:
-    """What a writer's output has of the partitions that are to be written (``sources``: name -> files it is read from).
+    """What a writer's output has of the partitions that are to be written (``sources``: name -> files it is
+    read from).
 
-    ``states`` says of each whether it is new, or where it came from. An output without a note was written by an older version, from batches
-    that came from no file, or by somebody else.
+    ``states`` says of each whether it is new, or where it came from. An output without a note was written by
+    an older version, from batches that came from no file, or by somebody else.
 
-    A new partition is noted just before it is published: whoever is killed then leaves a note without an output. One in the place of
-    another data set's is noted when it has landed: whoever is killed before has still to be told to replace it.
+    A new partition is noted just before it is published: whoever is killed then leaves a note without an
+    output. One in the place of another data set's is noted when it has landed: whoever is killed before has
+    still to be told to replace it.
     """
 
     def __init__(self, writer: InterleavedWriter, sources: Mapping[str, Sequence[str]]) -> None:
@@ -49,19 +51,26 @@ class ExistingPartitions:
         self.states = {name: self._state(name) if name in existing else NEW for name in sources}
 
     def conflicts(self) -> list[str]:
-        """Partitions that are there already, and not known to be from the same source (without a mode: known to be from another)."""
+        """Partitions that are there already, and not known to be from the same source (without a mode: known
+        to be from another).
+        """
         conflicting = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
         return [partition for partition, state in self.states.items() if state in conflicting]
 
     def skipped(self) -> set[str]:
-        """Partitions that are not to be written. Raises `PartitionsExist` if there are some that the mode refuses to replace."""
+        """Partitions that are not to be written.
+
+        Raises `PartitionsExist` if there are some that the mode refuses to replace.
+        """
         conflicts = self.conflicts()
         if conflicts and self._writer.mode in (None, "error"):
             raise PartitionsExist(self._refusal(conflicts))
         return set(conflicts) if self._writer.mode == "ignore" else set()
 
     def note_of(self, partition: str) -> Note | None:
-        """The note to write, in whatever process, before the partition is published; None where that has to wait."""
+        """The note to write, in whatever process, before the partition is published; None where that has to
+        wait.
+        """
         return None if self.states[partition] in (OTHER, UNKNOWN) else self._note(partition)
 
     def note_landed(self, landed: Collection[str]) -> None:

@@ -35,8 +35,15 @@ class Fetcher(ABC):
     def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
         """The bytes of each request, or the message why they cannot be had."""
         is_row = [self._names_row(member) for member, _, _ in requests]
-        found = iter(self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip]) if not all(is_row) else [])
-        return [f"{self._name}: {requests[at][0]}: {_ROW}" if skip else next(found) for at, skip in enumerate(is_row)]
+        found = iter(
+            self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip])
+            if not all(is_row)
+            else []
+        )
+        return [
+            f"{self._name}: {requests[at][0]}: {_ROW}" if skip else next(found)
+            for at, skip in enumerate(is_row)
+        ]
 
     @abstractmethod
     def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]: ...
@@ -47,14 +54,19 @@ class Fetcher(ABC):
 
 @contextmanager
 def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> Iterator[Fetcher]:
-    """A fetcher for a local or remote path, which messages call ``name``. Raises ``OSError`` when it cannot be opened."""
+    """A fetcher for a local or remote path, which messages call ``name``.
+
+    Raises ``OSError`` when it cannot be opened.
+    """
     if is_remote(uri):
         yield _RemoteFetcher(uri, name, options)
         return
     path = local_path(uri)
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
         raise FetchError("not a regular file")
-    with local_tar(path, name, max_bytes=unpacked_limit(os.path.getsize(path))) as descriptor:  # offsets are those of the unpacked tar
+    with local_tar(
+        path, name, max_bytes=unpacked_limit(os.path.getsize(path))
+    ) as descriptor:  # offsets are those of the unpacked tar
         yield _LocalFetcher(name, descriptor)
 
 
@@ -118,7 +130,9 @@ class _RemoteFetcher(Fetcher):
             return self._unpacked(requests)
         # The first bytes come along to tell a packed tar: its ranges are those of the unpacked one.
         starts, ends = zip((0, len(_GZIP_MAGIC)), *((o, o + s) for o, s in ranges), strict=True)
-        magic, *fetched = self._fs.cat_ranges([self._path] * len(starts), list(starts), list(ends), on_error="return")
+        magic, *fetched = self._fs.cat_ranges(
+            [self._path] * len(starts), list(starts), list(ends), on_error="return"
+        )
         if magic == _GZIP_MAGIC:
             return self._unpacked(requests)
         by_range = dict(zip(ranges, fetched, strict=True))
@@ -137,10 +151,15 @@ class _RemoteFetcher(Fetcher):
         return data
 
     def _unpacked(self, requests: Sequence[Request]) -> list[bytes | str]:
-        """From a local copy, for what is not a range of the file as it lies there: members, whole files, packed tars."""
+        """From a local copy, for what is not a range of the file as it lies there: members, whole files,
+        packed tars.
+        """
         if all(request == (None, None, None) for request in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)
         limit = unpacked_limit(size_of(self._uri, self._options))
-        with open_binary(self._uri, self._options) as stream, local_tar(stream, self._name, max_bytes=limit) as descriptor:
+        with (
+            open_binary(self._uri, self._options) as stream,
+            local_tar(stream, self._name, max_bytes=limit) as descriptor,
+        ):
             return _LocalFetcher(self._name, descriptor).fetch(requests)

@@ -15,8 +15,8 @@ from mm_assets.interleaved.losses import Loss
 class SampleFacts:
     """One sample that can be decoded, and how many items it has.
 
-    ``member`` is its json, or the text of a pair without one, which lies at ``byte_offset`` of the uncompressed tar; of a Parquet file its
-    row, which has no place in bytes.
+    ``member`` is its json, or the text of a pair without one, which lies at ``byte_offset`` of the
+    uncompressed tar; of a Parquet file its row, which has no place in bytes.
     """
 
     sample_id: str
@@ -29,13 +29,15 @@ class SampleFacts:
 
 @dataclass(frozen=True)
 class FileSurvey:
-    """One file. ``samples`` are in its order, each id once; ``losses`` are samples that cannot be read and damaged stretches.
+    """One file. ``samples`` are in its order, each id once; ``losses`` are samples that cannot be read and
+    damaged stretches.
 
-    ``unresolved`` lists (sample id, position, message) of image references that lead to no image; ``frame_counts`` (TIFF member, frames,
-    references) of those whose numbers differ; ``unreferenced`` members that are no image of a sample, ``skipped`` those that are no files;
-    ``tallies`` the kinds of values of the fields whose samples state no types, ``declared`` the
-    passthrough schemas of those that do, ``declared_ints`` the integers of its 64-bit columns. ``members`` is how many members a tar has in
-    all, or how many rows a Parquet file; ``nbytes`` the bytes of the unpacked tar, or of the file.
+    ``unresolved`` lists (sample id, position, message) of image references that lead to no image;
+    ``frame_counts`` (TIFF member, frames, references) of those whose numbers differ; ``unreferenced`` members
+    that are no image of a sample, ``skipped`` those that are no files; ``tallies`` the kinds of values of the
+    fields whose samples state no types, ``declared`` the passthrough schemas of those that do,
+    ``declared_ints`` the integers of its 64-bit columns. ``members`` is how many members a tar has in all, or
+    how many rows a Parquet file; ``nbytes`` the bytes of the unpacked tar, or of the file.
     """
 
     samples: tuple[SampleFacts, ...] = ()

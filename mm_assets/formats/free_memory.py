@@ -1,4 +1,6 @@
-"""Memory that allocators keep after a job is given back before the next: a worker's peak is that of one job, not their sum."""
+"""Memory that allocators keep after a job is given back before the next: a worker's peak is that of one job,
+not their sum.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,9 @@ import sys
 
 _KEPT = 32 << 20  # bytes that may stay: giving back little costs more than it is worth
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-# Of glibc. With an arena for each of Lance's threads, what one frees no other takes. A block of this size goes back to the system when it
-# is freed; left alone, glibc raises the bound to the largest block it has seen freed, and keeps such blocks.
+# Of glibc. With an arena for each of Lance's threads, what one frees no other takes. A block of this size
+# goes back to the system when it is freed; left alone, glibc raises the bound to the largest block it has
+# seen freed, and keeps such blocks.
 _M_ARENA_MAX, _ARENAS = -8, 2
 _M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 4 << 20
 

@@ -13,14 +13,20 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.buffers import compact, take_rows
 from mm_assets.interleaved.samples import Offsets, sample_codes
 
-WINDOW_BYTES = 24 << 20  # of rows that wait for others of their sample, or of one before; images among them may take twice as much
+WINDOW_BYTES = (
+    24 << 20
+)  # of rows that wait for others of their sample, or of one before; images among them may take twice as much
 
 
-def grouped(tables: Iterator[pa.Table], spans: SampleSpans | None, max_bytes: int | None, name: str) -> Iterator[pa.Table]:
-    """The tables of the file ``name`` as they are if the rows of each of its samples are consecutive (``spans`` is None), else by sample.
+def grouped(
+    tables: Iterator[pa.Table], spans: SampleSpans | None, max_bytes: int | None, name: str
+) -> Iterator[pa.Table]:
+    """The tables of the file ``name`` as they are if the rows of each of its samples are consecutive
+    (``spans`` is None), else by sample.
 
-    Samples come in the order of their first rows. Rows are held until all others of their sample, and of the samples before it, have been
-    read: at most `WINDOW_BYTES` or ``max_bytes``, whatever is more (None: any number). Raises `ShardError` where that is not enough.
+    Samples come in the order of their first rows. Rows are held until all others of their sample, and of the
+    samples before it, have been read: at most `WINDOW_BYTES` or ``max_bytes``, whatever is more (None: any
+    number). Raises `ShardError` where that is not enough.
     """
     if spans is None:
         yield from tables
@@ -48,8 +54,8 @@ def grouped(tables: Iterator[pa.Table], spans: SampleSpans | None, max_bytes: in
 class SampleSpans:
     """Which rows of a file are whose. Samples are numbered by their first rows.
 
-    ``samples`` are the numbers of the samples of the runs of equal ids, ``ends`` the rows at which the runs end, ``done`` for each sample
-    how many rows have to be read until it and all samples before it are whole.
+    ``samples`` are the numbers of the samples of the runs of equal ids, ``ends`` the rows at which the runs
+    end, ``done`` for each sample how many rows have to be read until it and all samples before it are whole.
     """
 
     ids: pa.Array
@@ -81,14 +87,17 @@ class SampleSpans:
         return cls(distinct, samples, run_ends, np.maximum.accumulate(last))
 
     def split(self, rows: pa.Table, read: int) -> tuple[pa.Table, pa.Table]:
-        """Rows of the samples that are whole, sample by sample, and a copy of the others, when ``read`` rows of the file have been read.
+        """Rows of the samples that are whole, sample by sample, and a copy of the others, when ``read`` rows
+        of the file have been read.
 
         ``rows`` are what was left the last time, and all rows read since.
         """
         samples = self._samples_of(rows, read)
         is_whole = samples < np.searchsorted(self.done, read, side="right")
         whole, rest = np.flatnonzero(is_whole), np.flatnonzero(~is_whole)
-        return take_rows(rows, whole[np.argsort(samples[whole], kind="stable")]), compact(take_rows(rows, rest))
+        return take_rows(rows, whole[np.argsort(samples[whole], kind="stable")]), compact(
+            take_rows(rows, rest)
+        )
 
     def row_order(self) -> Offsets:
         """The numbers of the file's rows, in the order in which `grouped` gives them."""

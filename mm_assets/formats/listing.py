@@ -26,7 +26,9 @@ _ANY_DEPTH = "/**"
 
 @dataclass
 class Expansion:
-    """Files, and in a line each what looks like data and is none of them: tars that cannot be unpacked, folders not looked into."""
+    """Files, and in a line each what looks like data and is none of them: tars that cannot be unpacked,
+    folders not looked into.
+    """
 
     files: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
@@ -51,12 +53,14 @@ def expand_paths(paths: Paths, suffixes: tuple[str, ...], options: StorageOption
 
 
 def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> Expansion:
-    """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in sorted order.
+    """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in
+    sorted order.
 
-    A folder gives all its files with one of ``suffixes`` (any case), at any depth, also behind links: see `LocalTree`. So does a folder
-    that a pattern matches. Hidden files and folders are left out, and what `is_beside` the data. A pipe, a device, or a folder without such
-    files that is called like one is given as it is: reading it fails. A name that exists is taken literally before it is read as a pattern.
-    Raises ``FileNotFoundError`` naming what matches nothing.
+    A folder gives all its files with one of ``suffixes`` (any case), at any depth, also behind links: see
+    `LocalTree`. So does a folder that a pattern matches. Hidden files and folders are left out, and what
+    `is_beside` the data. A pipe, a device, or a folder without such files that is called like one is given as
+    it is: reading it fails. A name that exists is taken literally before it is read as a pattern. Raises
+    ``FileNotFoundError`` naming what matches nothing.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = Expansion()
@@ -86,20 +90,32 @@ def matching(pattern: str, options: StorageOptions | None = None) -> list[str]:
 
 
 def packed_line(place: str, names: Iterable[str]) -> list[str]:
-    """The line about those of some names that are tars packed in a way that is not read; none when there is none."""
+    """The line about those of some names that are tars packed in a way that is not read; none when there is
+    none.
+    """
     packed = [name for name in names if name.lower().endswith(PACKED_TAR_SUFFIXES)]
     if not packed:
         return []
-    which = f"{packed[0]}: a tar" if len(packed) == 1 else f"{place}: {len(packed)} tars, the first of them {packed[0]},"
+    which = (
+        f"{packed[0]}: a tar"
+        if len(packed) == 1
+        else f"{place}: {len(packed)} tars, the first of them {packed[0]},"
+    )
     return [f"{which} packed in a way that is not read: pack with gzip, or not at all"]
 
 
 def unread_caches(names: Iterable[str]) -> list[str]:
-    """A line for each folder among some files that holds the shards of a cache, but not the ``_metadata.json`` that makes it one."""
+    """A line for each folder among some files that holds the shards of a cache, but not the
+    ``_metadata.json`` that makes it one.
+    """
     names = list(names)
     folders = dict.fromkeys(os.path.dirname(name) for name in names if name.lower().endswith(".arrow"))
     told = {os.path.dirname(name) for name in names if os.path.basename(name) == "_metadata.json"}
-    return [f"{folder}: not read: a cache without its _metadata.json; make it again" for folder in folders if folder not in told]
+    return [
+        f"{folder}: not read: a cache without its _metadata.json; make it again"
+        for folder in folders
+        if folder not in told
+    ]
 
 
 def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
@@ -116,7 +132,9 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
 
 
 def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion | None:
-    """A file, or the files of a folder, that is there under this very name; None where nothing is. Raises as `expand` does."""
+    """A file, or the files of a folder, that is there under this very name; None where nothing is. Raises as
+    `expand` does.
+    """
     nothing = f"{item}: no {'/'.join(suffixes)} file in this folder"
     if not is_remote(item):
         path = _absolute(item)
@@ -141,12 +159,18 @@ def _one_file(name: str, suffixes: tuple[str, ...]) -> Expansion:
 def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
     tree = LocalTree(folder)
     files = _chosen(tree.files, suffixes)
-    called_like_files = [name for name in _chosen(tree.folders, suffixes) if not any(file.startswith(f"{name}/") for file in files)]
+    called_like_files = [
+        name
+        for name in _chosen(tree.folders, suffixes)
+        if not any(file.startswith(f"{name}/") for file in files)
+    ]
     return Expansion(sorted(files + called_like_files), [*_unread(folder, tree.files, suffixes), *tree.told])
 
 
 def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
-    """The files that match a pattern, and those in folders that do; of other suffixes only where there are no others."""
+    """The files that match a pattern, and those in folders that do; of other suffixes only where there are no
+    others.
+    """
     names, told = _matches(pattern, options)
     found = Expansion(passed_over=told)
     for name in names:
@@ -154,13 +178,19 @@ def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | 
             found.add(_one_file(name, suffixes))
         elif not is_beside(os.path.basename(name)):
             inside = _in_folder(name, suffixes)
-            found.add(inside if inside.files or not name.lower().endswith(suffixes) else Expansion([name], inside.passed_over))
+            found.add(
+                inside
+                if inside.files or not name.lower().endswith(suffixes)
+                else Expansion([name], inside.passed_over)
+            )
     wanted = [name for name in found.files if name.lower().endswith(suffixes)]
     return Expansion(wanted or found.files, found.passed_over)
 
 
 def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], list[str]]:
-    """Files and folders that match a pattern, sorted (a name without one is there or not), and what `LocalTree` tells."""
+    """Files and folders that match a pattern, sorted (a name without one is there or not), and what
+    `LocalTree` tells.
+    """
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
         names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []

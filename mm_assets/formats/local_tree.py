@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections import deque
 
-# Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an underscore are the user's.
+# Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an
+# underscore are the user's.
 LEDGER_BESIDE = "_ledger"
 ORIGINS_BESIDE = ".origins"  # hidden: no client takes what is in it for data
 
 
 class LocalTree:
-    """All ``files`` and ``folders`` below a local folder; without hidden ones and what `is_beside` the data, and nothing of Lance tables.
+    """All ``files`` and ``folders`` below a local folder; without hidden ones and what `is_beside` the data,
+    and nothing of Lance tables.
 
-    Links to folders are followed once all other folders are known, and no folder is looked into twice: a link to one that has been is left.
-    ``told`` has a line for each link that is not followed because it leads to a folder above, and for each folder that cannot be listed.
-    Raises ``OSError`` for the folder itself.
+    Links to folders are followed once all other folders are known, and no folder is looked into twice: a link
+    to one that has been is left. ``told`` has a line for each link that is not followed because it leads to a
+    folder above, and for each folder that cannot be listed. Raises ``OSError`` for the folder itself.
     """
 
     def __init__(self, root: str) -> None:
@@ -68,5 +70,7 @@ class LocalTree:
 
 
 def is_beside(folder: str) -> bool:
-    """Whether a folder of this name holds no data: a hidden one, or the ledger that lies beside converted data."""
+    """Whether a folder of this name holds no data: a hidden one, or the ledger that lies beside converted
+    data.
+    """
     return folder.startswith(".") or folder == LEDGER_BESIDE

@@ -43,7 +43,10 @@ _Requests = dict[_Locator, list[tuple[int, int | None]]]  # locator -> (row, fra
 
 @overload
 def materialize(
-    data: InterleavedBatch, *, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
+    data: InterleavedBatch,
+    *,
+    roots: Sequence[str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> InterleavedBatch: ...
 @overload
 def materialize(
@@ -57,12 +60,13 @@ def materialize(
 ) -> InterleavedBatch | pa.Table:
     """Fill ``binary_content`` of image rows that have none, from their ``source_ref``.
 
-    Local and remote paths may be mixed; identical ranges are fetched once. A row that cannot be fetched gets a message in
-    ``materialize_error`` and stays without bytes: nothing is raised and nothing else is put in its place. Rows that
-    already carry bytes or an error are left alone.
+    Local and remote paths may be mixed; identical ranges are fetched once. A row that cannot be fetched gets
+    a message in ``materialize_error`` and stays without bytes: nothing is raised and nothing else is put in
+    its place. Rows that already carry bytes or an error are left alone.
 
-    ``roots`` are the folders or URL prefixes that locators may point into; relative paths are looked up in the first.
-    Without ``roots`` the locators are trusted: pass them for data of others. With them, only images are taken.
+    ``roots`` are the folders or URL prefixes that locators may point into; relative paths are looked up in
+    the first. Without ``roots`` the locators are trusted: pass them for data of others. With them, only
+    images are taken.
     """
     if isinstance(data, InterleavedBatch):
         return data.with_data(materialize_table(data.data, roots, storage_options))
@@ -109,9 +113,14 @@ def _keep_images_only(found: dict[int, bytes], errors: dict[int, str]) -> None:
 
 
 def materialize_parts(
-    table: pa.Table, max_bytes: int, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
+    table: pa.Table,
+    max_bytes: int,
+    roots: Sequence[str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Iterator[pa.Table]:
-    """`materialize_table` part by part of whole samples, so that no more than ``max_bytes`` are fetched at a time."""
+    """`materialize_table` part by part of whole samples, so that no more than ``max_bytes`` are fetched at a
+    time.
+    """
     if not _rows_to_fetch(table):
         yield table
         return
@@ -121,7 +130,9 @@ def materialize_parts(
 
 
 def bytes_to_fetch(table: pa.Table) -> Sizes:
-    """How many bytes `materialize` would add to each row, by what the locators say; frames of one range share its size."""
+    """How many bytes `materialize` would add to each row, by what the locators say; frames of one range share
+    its size.
+    """
     sizes = np.zeros(table.num_rows, np.int64)
     wanted = _rows_to_fetch(table)
     refs = table.column("source_ref").take(pa.array(wanted, pa.int64())).to_pylist() if wanted else []
@@ -158,7 +169,8 @@ def _fetch(
 
 
 def locator_of(text: str | None) -> SourceRef:
-    """The locator that a ``source_ref`` holds. Raises ``TypeError`` or ``ValueError`` for one that can name nothing.
+    """The locator that a ``source_ref`` holds. Raises ``TypeError`` or ``ValueError`` for one that can name
+    nothing.
 
     The text may come from anywhere, so every value in it is looked at.
     """
@@ -169,7 +181,9 @@ def locator_of(text: str | None) -> SourceRef:
             raise FetchError(f"source_ref: {key} is no string: {value!r:.100}")
     for key in ("byte_offset", "byte_size", "frame_index"):
         value = ref[key]  # type: ignore[literal-required]
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST):
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST
+        ):
             raise FetchError(f"source_ref: {key} is no number of bytes or frames: {value!r:.100}")
     if not ref["path"]:
         raise FetchError("missing path")
@@ -181,7 +195,11 @@ def _reason(error: Exception, path: str, name: str) -> str:
     if isinstance(error, FileNotFoundError):
         return "no such file"
     text = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
-    return text.replace(path, name) if isinstance(error, FetchError | OSError) else f"{type(error).__name__}: {text}".replace(path, name)
+    return (
+        text.replace(path, name)
+        if isinstance(error, FetchError | OSError)
+        else f"{type(error).__name__}: {text}".replace(path, name)
+    )
 
 
 def _rows_to_fetch(table: pa.Table) -> list[int]:
@@ -211,7 +229,11 @@ def _is_inside(path: str, root: str) -> bool:
         return False
     if is_remote(path):
         # "a::b" chains file systems: what follows is opened wherever the first part lies
-        return "::" not in path and ".." not in path.split("/") and (path == root or path.startswith(root.rstrip("/") + "/"))
+        return (
+            "::" not in path
+            and ".." not in path.split("/")
+            and (path == root or path.startswith(root.rstrip("/") + "/"))
+        )
     real, real_root = os.path.realpath(local_path(path)), os.path.realpath(local_path(root))
     return real == real_root or real.startswith(real_root.rstrip("/") + "/")
 

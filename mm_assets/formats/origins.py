@@ -1,4 +1,5 @@
-"""Which source each partition of an output came from, noted beside the data, so that none is replaced by another data set's unasked.
+"""Which source each partition of an output came from, noted beside the data, so that none is replaced by
+another data set's unasked.
 
     .origins/<output>.json    of one partition: digests of where its input files lay
 
@@ -17,7 +18,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
-from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, join, local_path, remove, staged
+from mm_assets.formats.storage import (
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    remove,
+    staged,
+)
 
 _THREADS = 16  # object stores answer in ~50 ms
 _LONGEST = 200  # bytes of a file's name, so that there is room for what is put around it
@@ -35,7 +45,9 @@ class Origin:
     @classmethod
     def of(cls, files: Sequence[str]) -> Origin:
         """The origin of what is read from these files."""
-        return cls(tuple(_digest(file if is_remote(file) else os.path.realpath(local_path(file))) for file in files))
+        return cls(
+            tuple(_digest(file if is_remote(file) else os.path.realpath(local_path(file))) for file in files)
+        )
 
     def is_same(self, other: Origin) -> bool:
         return not set(self.places).isdisjoint(other.places)
@@ -77,7 +89,15 @@ class OriginNotes:
         fs, path = filesystem(self._uri(name), self._options)
         try:
             return Origin(tuple(map(str, json.loads(fs.cat_file(path))["places"])))
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, LookupError, TypeError, RecursionError):
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            IsADirectoryError,
+            ValueError,
+            LookupError,
+            TypeError,
+            RecursionError,
+        ):
             return None
 
     def _uri(self, name: str) -> str:
@@ -95,9 +115,19 @@ class Note:
     now: Origin | None
 
     def write(self) -> None:
-        """Note the present origin. Raises ``ValueError`` where somebody else has noted another in the meantime."""
+        """Note the present origin.
+
+        Raises ``ValueError`` where somebody else has noted another in the meantime.
+        """
         found = self.notes.read([self.name]).get(self.name)
-        if found != self.before and found is not None and self.now is not None and not found.is_same(self.now):
-            raise ValueError(f"{self.output}: another conversion, from another source, writes it at the same time")
+        if (
+            found != self.before
+            and found is not None
+            and self.now is not None
+            and not found.is_same(self.now)
+        ):
+            raise ValueError(
+                f"{self.output}: another conversion, from another source, writes it at the same time"
+            )
         if self.now != found:
             self.notes.write(self.name, self.now)

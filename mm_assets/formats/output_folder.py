@@ -11,9 +11,11 @@ from mm_assets.formats.store_errors import is_access_denied
 
 
 def refuse_unwritable(folder: str) -> None:
-    """Raise the ``OSError`` (or the error of an object store's client) that writing into a folder or URL prefix would end in.
+    """Raise the ``OSError`` (or the error of an object store's client) that writing into a folder or URL
+    prefix would end in.
 
-    The folder need not exist. A store may allow writing and refuse to list: that is told when something is written.
+    The folder need not exist. A store may allow writing and refuse to list: that is told when something is
+    written.
     """
     if not is_remote(folder):
         _refuse_unwritable_path(os.path.abspath(local_path(folder)))

@@ -25,20 +25,24 @@ ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balanc
 
 
 class InterleavedParquetReader(InterleavedReader):
-    """Reads Parquet files with a row an item, as ours have them, or a row a document, as others have them; see `open_source`.
+    """Reads Parquet files with a row an item, as ours have them, or a row a document, as others have them;
+    see `open_source`.
 
-    ``read_kwargs`` are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
-    use_threads, and, for items, filters (rows that do not pass are left out, also inside a sample).
+    ``read_kwargs`` are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map,
+    buffer_size, pre_buffer …), use_threads, and, for items, filters (rows that do not pass are left out, also
+    inside a sample).
 
     Args:
-        sample_id_field: of documents, the column with the sample id; None: the text column ``sample_id``, else the partition's name and the
+        sample_id_field: of documents, the column with the sample id; None: the text column ``sample_id``,
+        else the partition's name and the
             row's number.
         sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id.
-        texts_field, images_field: of documents, the columns with the parallel lists; without ``images`` there may be a column ``image``.
-        relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that no path of this machine leaks.
-        set_aside: samples that cannot be used become losses of the stream, and everything else is read; by default they raise.
-        max_member_bytes: of documents, a larger image is an error row.
-        taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
+        texts_field, images_field: of documents, the columns with the parallel lists; without ``images`` there
+        may be a column ``image``. relative_to: folder or URL prefix; locators of documents below it are
+        stored relative to it, so that no path of this machine leaks. set_aside: samples that cannot be used
+        become losses of the stream, and everything else is read; by default they raise. max_member_bytes: of
+        documents, a larger image is an error row. taken_ids: with ``set_aside``, ids of samples of other
+        partitions: here they are duplicates.
 
     All others are those of `InterleavedReader`.
     """
@@ -91,7 +95,8 @@ class InterleavedParquetReader(InterleavedReader):
 class InterleavedParquetWriter(InterleavedWriter):
     """Writes interleaved Parquet: image bytes plain, text compressed, row groups bounded by bytes.
 
-    ``path`` is a folder (one file per partition) or, ending in ``.parquet``, one file. See `InterleavedWriter`.
+    ``path`` is a folder (one file per partition) or, ending in ``.parquet``, one file. See
+    `InterleavedWriter`.
     """
 
     suffix = ".parquet"
@@ -123,7 +128,9 @@ class ParquetSink(Sink):
         return self._staged.uri, self._staged.publish()
 
     def discard(self) -> None:
-        with suppress(Exception):  # a full disk refuses the footer too; what counts is the error that led here
+        with suppress(
+            Exception
+        ):  # a full disk refuses the footer too; what counts is the error that led here
             self._writer.close()
         self._staged.discard()
 
@@ -136,7 +143,8 @@ def _open_writer(path: str, schema: pa.Schema) -> pq.ParquetWriter:
         compression={name: "none" if name == "binary_content" else "zstd" for name in _leaves(schema)},
         use_dictionary=[name for name in ("modality", "content_type") if name in schema.names],
         write_statistics=["sample_id", "position", "modality"],
-        # Pages are cut between write batches only: 1,024 image rows in one page cost every reader that much memory.
+        # Pages are cut between write batches only: 1,024 image rows in one page cost every reader that much
+        # memory.
         write_batch_size=16,
         bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}},
     )

@@ -17,14 +17,22 @@ T = TypeVar("T")
 
 ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
-_DAMAGE = (pa.ArrowException, OSError, ValueError)  # what reading what is no Parquet raises; ValueError: names that are not UTF-8
+_DAMAGE = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+)  # what reading what is no Parquet raises; ValueError: names that are not UTF-8
 _MAX_LISTED = 100_000  # columns, or row groups: what a footer lists takes kilobytes each
 
 
-def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: Mapping[str, Any]) -> pq.ParquetFile:
-    """Open a file, which messages call ``name``, with the arguments ``opening`` of `pyarrow.parquet.ParquetFile`.
+def open_parquet(
+    uri: str, name: str, options: StorageOptions | None, opening: Mapping[str, Any]
+) -> pq.ParquetFile:
+    """Open a file, which messages call ``name``, with the arguments ``opening`` of
+    `pyarrow.parquet.ParquetFile`.
 
-    Raises as `regular_file` does, `ShardError` for a file that is no Parquet, and ``TypeError`` for an argument that there is not.
+    Raises as `regular_file` does, `ShardError` for a file that is no Parquet, and ``TypeError`` for an
+    argument that there is not.
     """
     arguments = {"pre_buffer": is_remote(uri), "thrift_container_size_limit": _MAX_LISTED, **opening}
     if not is_remote(uri):
@@ -43,7 +51,11 @@ def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: M
         raise
     except _DAMAGE as error:
         is_too_long = "Exceeded size limit" in str(error)
-        reason = f"its footer lists more than {_MAX_LISTED} columns or row groups" if is_too_long else cause_line(error, uri)
+        reason = (
+            f"its footer lists more than {_MAX_LISTED} columns or row groups"
+            if is_too_long
+            else cause_line(error, uri)
+        )
         raise ShardError(f"{name}: not a readable Parquet file: {reason}") from error
     except TypeError as error:
         raise TypeError(f"read_kwargs: {error}") from error
@@ -52,7 +64,8 @@ def open_parquet(uri: str, name: str, options: StorageOptions | None, opening: M
 def refuse_bad_footer(source: Any, metadata: pq.FileMetaData) -> None:
     """Raises ``OSError`` or ``ValueError`` for a footer that contradicts itself; no data is read.
 
-    Where it is wrong about a column, pyarrow's access to what it says of that ends the process; a read that takes no rows raises.
+    Where it is wrong about a column, pyarrow's access to what it says of that ends the process; a read that
+    takes no rows raises.
     """
     rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
@@ -72,8 +85,13 @@ def checked(read: Callable[[], T], name: str) -> T:
         raise ShardError(f"{name}: damaged Parquet data: {error}") from error
 
 
-def read_batches(file: pq.ParquetFile, group: int, columns: list[str], rows: int, name: str, **arguments: Any) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, ``rows`` at a time. Raises `ShardError` as `checked` does, and for fewer rows than there should be."""
+def read_batches(
+    file: pq.ParquetFile, group: int, columns: list[str], rows: int, name: str, **arguments: Any
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group, ``rows`` at a time.
+
+    Raises `ShardError` as `checked` does, and for fewer rows than there should be.
+    """
     batches = file.iter_batches(rows, row_groups=[group], columns=columns, **arguments)
     found = 0
     while (batch := checked(lambda: next(batches, None), name)) is not None:
@@ -83,7 +101,9 @@ def read_batches(file: pq.ParquetFile, group: int, columns: list[str], rows: int
         raise ShardError(f"{name}: damaged Parquet data: row group {group} has {found} rows, not {told}")
 
 
-def column_chunks(uri: str, file: pq.ParquetFile, name: str, column: str, options: StorageOptions | None) -> list[pa.Array]:
+def column_chunks(
+    uri: str, file: pq.ParquetFile, name: str, column: str, options: StorageOptions | None
+) -> list[pa.Array]:
     """All values of one column of an opened file. Raises `ShardError` as `checked` does."""
     if not is_remote(uri):
         return checked(lambda: file.read([column], use_threads=False), name).column(0).chunks
@@ -93,6 +113,10 @@ def column_chunks(uri: str, file: pq.ParquetFile, name: str, column: str, option
 
 
 def rows_within(nbytes: int, mean: int) -> int:
-    """How many rows of ``mean`` bytes are read at a time, so that they take no more than ``nbytes``: a power of two."""
+    """How many rows of ``mean`` bytes are read at a time, so that they take no more than ``nbytes``: a power
+    of two.
+    """
     rows = min(max(nbytes // max(mean, 1), 1), ROWS_AT_ONCE)
-    return 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
+    return 1 << (
+        rows.bit_length() - 1
+    )  # our pages have 16 rows: a batch with rows of two pages is copied once more

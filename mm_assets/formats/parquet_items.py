@@ -18,7 +18,10 @@ from mm_assets.formats.reader import FileSource
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
 
-PER_READ = ("use_threads", "use_pandas_metadata")  # arguments of each read; all others are of opening the file
+PER_READ = (
+    "use_threads",
+    "use_pandas_metadata",
+)  # arguments of each read; all others are of opening the file
 
 
 class ParquetSource(FileSource):
@@ -36,7 +39,10 @@ class ParquetSource(FileSource):
         name: str = "",
         options: StorageOptions | None = None,
     ) -> None:
-        self._read_kwargs = {"use_threads": False, **{name: value for name, value in read_kwargs.items() if name in PER_READ}}
+        self._read_kwargs = {
+            "use_threads": False,
+            **{name: value for name, value in read_kwargs.items() if name in PER_READ},
+        }
         filters = read_kwargs.get("filters")
         self._filter = None if filters is None else pq.filters_to_expression(filters)
         self._file = file
@@ -49,8 +55,12 @@ class ParquetSource(FileSource):
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
         target = pa.schema([self.schema.field(name) for name in columns])
-        found = (restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes))
-        return cut_by_bytes((self._prefixed(table) for table in found) if self._id_prefix else found, max_bytes)
+        found = (
+            restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes)
+        )
+        return cut_by_bytes(
+            (self._prefixed(table) for table in found) if self._id_prefix else found, max_bytes
+        )
 
     def _prefixed(self, table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index("sample_id")
@@ -62,7 +72,9 @@ class ParquetSource(FileSource):
         if self._filter is None:
             yield from grouped(self._slices(columns, max_bytes), self._spans, max_bytes, self._name)
             return
-        slices = self._slices(self.schema.names, max_bytes)  # the filter may ask for a column that is not read otherwise
+        slices = self._slices(
+            self.schema.names, max_bytes
+        )  # the filter may ask for a column that is not read otherwise
         for table in grouped(slices, self._spans, max_bytes, self._name):
             yield table.filter(self._filter)
 
@@ -75,17 +87,30 @@ class ParquetSource(FileSource):
         for group in range(metadata.num_row_groups):
             facts = metadata.row_group(group)
             if max_bytes is None or facts.total_byte_size <= max_bytes // 2:
-                yield self._checked(partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs))
+                yield self._checked(
+                    partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs)
+                )
                 continue
             blobs = sum(facts.column(at).total_uncompressed_size for at in self._blob_columns)
-            if blobs and BLOBS in columns and facts.num_rows <= ROWS_AT_ONCE and facts.total_byte_size - blobs <= max_bytes // 8:
-                yield from self._apart(group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes)
+            if (
+                blobs
+                and BLOBS in columns
+                and facts.num_rows <= ROWS_AT_ONCE
+                and facts.total_byte_size - blobs <= max_bytes // 8
+            ):
+                yield from self._apart(
+                    group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes
+                )
                 continue
-            for batch in self._batches(group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes):
+            for batch in self._batches(
+                group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes
+            ):
                 yield pa.Table.from_batches([batch])
 
     def _apart(self, group: int, others: list[str], mean: int, max_bytes: int) -> Iterator[pa.Table]:
-        """The rows of a group of which only the images are large: these a few at a time, all other columns at once."""
+        """The rows of a group of which only the images are large: these a few at a time, all other columns at
+        once.
+        """
         table = self._checked(lambda: self._file.read_row_group(group, columns=others, **self._read_kwargs))
         field = self._file.schema_arrow.field(BLOBS)
         pieces: list[pa.Array] = []
@@ -99,7 +124,9 @@ class ParquetSource(FileSource):
                 start, rows, filled, pieces = start + rows, 0, 0, []
 
     def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        return read_batches(self._file, group, columns, rows_within(max_bytes // 8, mean), self._name, **self._read_kwargs)
+        return read_batches(
+            self._file, group, columns, rows_within(max_bytes // 8, mean), self._name, **self._read_kwargs
+        )
 
     def _checked(self, read: Callable[[], pa.Table]) -> pa.Table:
         return checked(read, self._name)

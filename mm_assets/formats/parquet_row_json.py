@@ -20,11 +20,16 @@ _READ_AT_ONCE = 4 << 20  # bytes
 def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None = None) -> dict[int, bytes]:
     """The values of these rows by number, but for columns of bytes; a row that is not there is left out.
 
-    A column with text that is not UTF-8 is written in base64. Raises `ShardError` for a file that cannot be read.
+    A column with text that is not UTF-8 is written in base64. Raises `ShardError` for a file that cannot be
+    read.
     """
     file = open_parquet(uri, uri, options, {})
     try:
-        columns = [column.path for column in map(file.schema.column, range(len(file.schema))) if not _is_bytes(column)]
+        columns = [
+            column.path
+            for column in map(file.schema.column, range(len(file.schema)))
+            if not _is_bytes(column)
+        ]
         found: dict[int, bytes] = {}
         first = 0
         for group in range(file.metadata.num_row_groups):
@@ -32,7 +37,9 @@ def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None
             if any(first <= row < first + facts.num_rows for row in rows):
                 mean = facts.total_byte_size // max(facts.num_rows, 1)
                 start = first
-                for batch in read_batches(file, group, columns, rows_within(_READ_AT_ONCE, mean), uri, use_threads=False):
+                for batch in read_batches(
+                    file, group, columns, rows_within(_READ_AT_ONCE, mean), uri, use_threads=False
+                ):
                     for row in set(range(start, start + batch.num_rows)).intersection(rows):
                         found[row] = _as_json(batch.slice(row - start, 1))
                     start += batch.num_rows

@@ -8,7 +8,9 @@ _ROW = re.compile(r"row (\d{1,18})(?:, .*)?", re.ASCII | re.DOTALL)
 
 
 def row_name(row: int, item: str | None = None) -> str:
-    """``row 17``, or ``row 17, images[3]``: rows are counted from 0 over the whole file. It is no member of any tar."""
+    """``row 17``, or ``row 17, images[3]``: rows are counted from 0 over the whole file. It is no member of
+    any tar.
+    """
     return f"row {row}" if item is None else f"row {row}, {item}"
 
 

@@ -1,4 +1,6 @@
-"""Parquet files of others with a row an item: samples that cannot be used are set aside, and all others are read."""
+"""Parquet files of others with a row an item: samples that cannot be used are set aside, and all others are
+read.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,12 @@ from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.samples import sample_offsets, sort_items
-from mm_assets.interleaved.schema import METADATA_POSITION, REQUIRED_COLUMNS, RESERVED_COLUMNS, canonical_schema
+from mm_assets.interleaved.schema import (
+    METADATA_POSITION,
+    REQUIRED_COLUMNS,
+    RESERVED_COLUMNS,
+    canonical_schema,
+)
 from mm_assets.interleaved.source_ref import build_source_ref
 
 _READ_AT_ONCE = 8 << 20  # bytes
@@ -30,10 +37,19 @@ _ERROR = "materialize_error"
 
 
 class SetAsideSource(ParquetSource):
-    """Looks at all rows when opened, without the bytes of the images. Messages and locators call the file ``path``."""
+    """Looks at all rows when opened, without the bytes of the images.
+
+    Messages and locators call the file ``path``.
+    """
 
     def __init__(
-        self, uri: str, file: pq.ParquetFile, path: str, ids: SampleIds, id_prefix: str, options: StorageOptions | None = None
+        self,
+        uri: str,
+        file: pq.ParquetFile,
+        path: str,
+        ids: SampleIds,
+        id_prefix: str,
+        options: StorageOptions | None = None,
     ) -> None:
         super().__init__(uri, file, {}, id_prefix, path, options)
         _refuse_other_types(self.schema, path)
@@ -41,7 +57,9 @@ class SetAsideSource(ParquetSource):
         self._is_kept = np.ones(file.metadata.num_rows, bool)
         self._samples: list[SampleFacts] = []
         self._unresolved: list[tuple[str, int, str]] = []
-        self._passthrough = pa.schema([field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS])
+        self._passthrough = pa.schema(
+            [field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS]
+        )
         self._integers = ColumnIntegers(self._passthrough)
         self._numbers = None if self._spans is None else self._spans.row_order()
         first = 0
@@ -78,7 +96,11 @@ class SetAsideSource(ParquetSource):
         while pending:
             start, end = pending.pop()
             rows = table.slice(start, end - start)
-            fault = None if is_orderly else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
+            fault = (
+                None
+                if is_orderly
+                else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
+            )
             if fault is not None and (apart := self._runs(first, start, end)):
                 pending += apart[::-1]
                 continue
@@ -94,7 +116,8 @@ class SetAsideSource(ParquetSource):
             self._is_kept[first + start : first + end] = False
 
     def _runs(self, first: int, start: int, end: int) -> list[tuple[int, int]]:
-        """The runs of consecutive rows of the file among those brought together here; none if they were all together.
+        """The runs of consecutive rows of the file among those brought together here; none if they were all
+        together.
 
         Rows that make no sample together may be those of several with one id.
         """
@@ -116,12 +139,31 @@ class SetAsideSource(ParquetSource):
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
         reason = f"{self._path}: {self._row_name(first)}: {why}"
-        self.losses.append(Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", kind, reason, source_ref=self._ref(first)))
+        self.losses.append(
+            Loss(
+                sample_id,
+                METADATA_POSITION,
+                "metadata",
+                "quarantined",
+                kind,
+                reason,
+                source_ref=self._ref(first),
+            )
+        )
 
     def _lose_duplicate(self, rows: pa.Table, first: int, why: str) -> None:
         for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
             ref = self._ref(first + number)
-            self.losses.append(Loss(**row, outcome="quarantined", kind=DUPLICATE_ID, reason=why, source_ref=ref, is_cause=number == 0))
+            self.losses.append(
+                Loss(
+                    **row,
+                    outcome="quarantined",
+                    kind=DUPLICATE_ID,
+                    reason=why,
+                    source_ref=ref,
+                    is_cause=number == 0,
+                )
+            )
 
     def _ref(self, row: int) -> str:
         return build_source_ref(self._path, self._row_name(row))

@@ -25,11 +25,17 @@ from mm_assets.formats.webdataset.layout import RawLayout
 ROWS_PREFIX = "shard"  # of the number of a row, where that is its id: numbers start anew in each file
 
 # What a row of a file is.
-OURS, ITEMS, DOCUMENTS = "its rows are items, which this project wrote", "its rows are items", "its rows are documents"
+OURS, ITEMS, DOCUMENTS = (
+    "its rows are items, which this project wrote",
+    "its rows are items",
+    "its rows are documents",
+)
 
 
 def rows_of(uri: str, options: StorageOptions | None = None) -> str:
-    """What the rows of a file are, as far as its columns tell: ``OURS``, ``ITEMS`` or ``DOCUMENTS``. Raises as `open_source` does."""
+    """What the rows of a file are, as far as its columns tell: ``OURS``, ``ITEMS`` or ``DOCUMENTS``. Raises
+    as `open_source` does.
+    """
     file = open_parquet(uri, uri, options, {})
     try:
         return _rows_of(file, uri)
@@ -47,9 +53,11 @@ def open_source(
     options: StorageOptions | None = None,
     read_kwargs: Mapping[str, Any] | None = None,
 ) -> FileSource:
-    """Open a file that has a row an item (columns sample_id, position and modality: ours, NeMo Curator's), or a row a document.
+    """Open a file that has a row an item (columns sample_id, position and modality: ours, NeMo Curator's), or
+    a row a document.
 
-    Locators call it ``path``. With ``ids``, samples that cannot be used are set aside. Raises `ShardError` in one line for any other file.
+    Locators call it ``path``. With ``ids``, samples that cannot be used are set aside. Raises `ShardError` in
+    one line for any other file.
     """
     given = dict(read_kwargs or {})
     name = uri if ids is None else path
@@ -62,12 +70,16 @@ def open_source(
         if rows != DOCUMENTS and ids is None:
             return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix, options=options)
         if filters is not None:
-            raise ValueError(f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside")
+            raise ValueError(
+                f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside"
+            )
         if rows != DOCUMENTS and ids is not None:
             return SetAsideSource(uri, file, path, ids, prefix, options)
 
         def reopen(dictionaries: list[str]) -> pq.ParquetFile:
-            return open_parquet(uri, name, options, {**given, "metadata": file.metadata, "read_dictionary": dictionaries})
+            return open_parquet(
+                uri, name, options, {**given, "metadata": file.metadata, "read_dictionary": dictionaries}
+            )
 
         documents = DocumentFile(file, name, size_of(uri, options), layout, per_read, reopen)
         of_rows = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
@@ -78,7 +90,13 @@ def open_source(
 
 
 def survey_parquet(
-    uri: str, layout: RawLayout, path: str, partition: Partition, *, max_member_bytes: int, options: StorageOptions | None = None
+    uri: str,
+    layout: RawLayout,
+    path: str,
+    partition: Partition,
+    *,
+    max_member_bytes: int,
+    options: StorageOptions | None = None,
 ) -> FileSurvey:
     """Survey one file without the bytes of its images; ``path`` is what messages and locators call it.
 

@@ -1,8 +1,10 @@
-"""Types that Parquet changes or cannot hold, kept: a file of ours is read back in the very types it was written in.
+"""Types that Parquet changes or cannot hold, kept: a file of ours is read back in the very types it was
+written in.
 
-Parquet has no seconds, no 64-bit dates and other names for list items; Arrow writes the original schema beside the data,
-but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow 26): they are stored as booleans. Dictionaries
-inside other types are only read back when they are of text: those of other values are stored as their values.
+Parquet has no seconds, no 64-bit dates and other names for list items; Arrow writes the original schema
+beside the data, but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow
+26): they are stored as booleans. Dictionaries inside other types are only read back when they are of text:
+those of other values are stored as their values.
 """
 
 from __future__ import annotations
@@ -17,14 +19,18 @@ from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 SCHEMA_VERSION = "1"
 VERSION = "mm_assets:schema_version"
 SHARD = "mm_assets:shard"  # the partition's name, of which the file's may be only a digest
-_ORIGINAL = "mm_assets:arrow_schema"  # the schema before types inside others were replaced, in a file that has such
+_ORIGINAL = (
+    "mm_assets:arrow_schema"  # the schema before types inside others were replaced, in a file that has such
+)
 _ARROW = "ARROW:schema"
 # What Arrow raises for a type that Parquet cannot have.
 REFUSALS = (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError)
 
 
 def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
-    """What a file of these columns is written with: types Parquet holds, and which schema version and shard it is of."""
+    """What a file of these columns is written with: types Parquet holds, and which schema version and shard
+    it is of.
+    """
     metadata = {**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: shard}
     fields = [field.with_type(_storable(field.type)) for field in schema]
     if fields != list(schema):
@@ -77,6 +83,8 @@ def _storable(type_: pa.DataType) -> pa.DataType:
 def _storable_inside(type_: pa.DataType) -> pa.DataType:
     if pa.types.is_null(type_):
         return pa.bool_()
-    if pa.types.is_dictionary(type_) and not (pa.types.is_string(type_.value_type) or pa.types.is_large_string(type_.value_type)):
+    if pa.types.is_dictionary(type_) and not (
+        pa.types.is_string(type_.value_type) or pa.types.is_large_string(type_.value_type)
+    ):
         return _storable_inside(type_.value_type)
     return _storable(type_)

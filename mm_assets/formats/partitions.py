@@ -13,7 +13,17 @@ from urllib.parse import unquote
 from mm_assets.formats.storage import StorageOptions, is_remote, size_of
 from mm_assets.formats.webdataset.keys import partition_filename
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
 _SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance", "/_metadata.json")
 
 
@@ -33,7 +43,8 @@ class Partition:
 def partition_name(file: str, root: str) -> str:
     """A file's path below ``root`` without its extension: independent of where the input lies.
 
-    A file that our writers named is called what it was named after: names do not grow from one conversion to the next.
+    A file that our writers named is called what it was named after: names do not grow from one conversion to
+    the next.
     """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
     for suffix in _SUFFIXES:
@@ -44,9 +55,13 @@ def partition_name(file: str, root: str) -> str:
 
 
 def _is_ours(file: str, suffix: str) -> bool:
-    """Tars are told by the facts beside them: a raw shard may have any name, and another may have that unescaped."""
+    """Tars are told by the facts beside them: a raw shard may have any name, and another may have that
+    unescaped.
+    """
     folder, name = posixpath.split(file)
-    return suffix in (".parquet", "/_metadata.json") or (not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json"))
+    return suffix in (".parquet", "/_metadata.json") or (
+        not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json")
+    )
 
 
 def _unescaped(path: str) -> str:
@@ -57,7 +72,8 @@ def _unescaped(path: str) -> str:
 
 
 def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: str) -> str:
-    """What stands in front of the sample ids of a file when the setting ``prefix`` asks for it: the name of its partition.
+    """What stands in front of the sample ids of a file when the setting ``prefix`` asks for it: the name of
+    its partition.
 
     Of several files in a partition each has its own name behind that: ids that start anew do so in each file.
     """
@@ -84,7 +100,8 @@ def common_root(files: Sequence[str]) -> str:
 
 
 def root_of_locations(locations: Sequence[str], suffixes: tuple[str, ...]) -> str:
-    """The deepest folder (or URL prefix) of all locations that no pattern in them can change: of ``/data/*/x.tar`` it is ``/data``.
+    """The deepest folder (or URL prefix) of all locations that no pattern in them can change: of
+    ``/data/*/x.tar`` it is ``/data``.
 
     It follows from what is written, not from what is found, so a file that comes later renames no partition.
     """
@@ -106,9 +123,11 @@ def plan_partitions(
     options: StorageOptions | None = None,
     root_of: Callable[[str], str] | None = None,
 ) -> list[Partition]:
-    """Group files in the order given: ``files_per_partition`` at a time, or up to ``blocksize`` bytes, else one by one.
+    """Group files in the order given: ``files_per_partition`` at a time, or up to ``blocksize`` bytes, else
+    one by one.
 
-    A group is named after its first file (and how many more there are), relative to ``root_of`` that file or to what all have in common.
+    A group is named after its first file (and how many more there are), relative to ``root_of`` that file or
+    to what all have in common.
     """
     if files_per_partition is not None and blocksize is not None:
         raise ValueError("give files_per_partition or blocksize, not both")
@@ -120,7 +139,10 @@ def plan_partitions(
         step = files_per_partition or 1
         groups = [list(files[at : at + step]) for at in range(0, len(files), step)]
     root = "" if root_of else common_root(files)
-    partitions = [Partition(_group_name(group, root_of(group[0]) if root_of else root), tuple(group)) for group in groups]
+    partitions = [
+        Partition(_group_name(group, root_of(group[0]) if root_of else root), tuple(group))
+        for group in groups
+    ]
     refuse_equal_names(partitions)
     return partitions
 
@@ -130,7 +152,9 @@ def refuse_equal_names(partitions: Sequence[Partition]) -> None:
     names = Counter(partition.name for partition in partitions)
     if twice := [name for name, count in names.items() if count > 1]:
         files = ", ".join(file for p in partitions if p.name == twice[0] for file in p.files)
-        raise ValueError(f"two inputs would both become partition {twice[0]!r}: {files}; rename one, or convert them apart")
+        raise ValueError(
+            f"two inputs would both become partition {twice[0]!r}: {files}; rename one, or convert them apart"
+        )
 
 
 def parse_bytes(size: int | str) -> int:

@@ -17,7 +17,8 @@ def is_parquet(uri: str) -> bool:
 
 
 def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files that a folder or pattern stands for, and the Parquet files that are passed over: all of them where there is a tar.
+    """The files that a folder or pattern stands for, and the Parquet files that are passed over: all of them
+    where there is a tar.
 
     Exporters of tars (img2dataset, for one) write what they know of each tar in a Parquet file beside it.
     """

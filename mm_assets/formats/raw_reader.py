@@ -13,7 +13,8 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 class RawReader(InterleavedWebdatasetReader):
     """Reads each file as its suffix says; the arguments are those of `InterleavedWebdatasetReader`.
 
-    In Parquet, names of fields are those of columns. Extensions, the image member and per-item fields are about tars alone.
+    In Parquet, names of fields are those of columns. Extensions, the image member and per-item fields are
+    about tars alone.
     """
 
     suffixes = RAW_SUFFIXES
@@ -22,4 +23,6 @@ class RawReader(InterleavedWebdatasetReader):
         if not is_parquet(uri):
             return super()._source(uri, partition, ids)
         path = ref_path(uri, self.relative_to)
-        return open_source(uri, self.layout, path, partition, ids, self.max_member_bytes, self.storage_options)
+        return open_source(
+            uri, self.layout, path, partition, ids, self.max_member_bytes, self.storage_options
+        )

@@ -44,8 +44,9 @@ class ShardError(ValueError):
 class FileSource(ABC):
     """One input file, opened: its schema is known, its tables are read on demand.
 
-    ``items`` is how many items it holds by its own account (None: it does not say), found without building tables; ``losses`` are those
-    that will not be in the tables, and stretches of the file that cannot be read.
+    ``items`` is how many items it holds by its own account (None: it does not say), found without building
+    tables; ``losses`` are those that will not be in the tables, and stretches of the file that cannot be
+    read.
     """
 
     def __init__(self, uri: str, schema: pa.Schema, items: int | None) -> None:
@@ -73,7 +74,8 @@ class InterleavedReader(ABC):
         file_paths: path, folder, glob, brace list or URL, or a list of them.
         files_per_partition: input files that go into one partition (output file); default one.
         blocksize: instead, bytes of input files in one partition, as a number or ``"512MiB"``.
-        max_batch_bytes: Arrow bytes a batch holds at most, cut on sample boundaries (one larger sample passes alone); None: one
+        max_batch_bytes: Arrow bytes a batch holds at most, cut on sample boundaries (one larger sample passes
+        alone); None: one
             batch a partition.
         fields: passthrough columns to keep; missing ones are filled with null. None keeps all.
         read_kwargs: forwarded to the underlying read.
@@ -131,21 +133,29 @@ class InterleavedReader(ABC):
         return lambda uri: self._open_file(uri, partition)
 
     def partitions(self) -> list[Partition]:
-        """The partitions this reader yields, in order. Raises ``FileNotFoundError`` for a path that matches nothing."""
+        """The partitions this reader yields, in order.
+
+        Raises ``FileNotFoundError`` for a path that matches nothing.
+        """
         if not self.file_paths:
             return []
         files = expand_paths(self.file_paths, self.suffixes, self.storage_options)
         root = self.root()
-        return plan_partitions(files, self.files_per_partition, self.blocksize, self.storage_options, lambda _: root)
+        return plan_partitions(
+            files, self.files_per_partition, self.blocksize, self.storage_options, lambda _: root
+        )
 
     def root(self) -> str:
-        """The folder or URL prefix that all inputs share, as written in ``file_paths``; partitions are named relative to it."""
+        """The folder or URL prefix that all inputs share, as written in ``file_paths``; partitions are named
+        relative to it.
+        """
         return root_of_locations(self.file_paths, self.suffixes)
 
     def open(self, partition: Partition) -> BatchStream:
         """The stream of one partition; its files are scanned for their schema now and read when iterated.
 
-        What was scanned stays open for the stream if the partition is one file, until it is read or the reader opens another partition.
+        What was scanned stays open for the stream if the partition is one file, until it is read or the
+        reader opens another partition.
         """
         schemas: list[pa.Schema] = []
         items: int | None = 0
@@ -163,7 +173,9 @@ class InterleavedReader(ABC):
             else:
                 source.close()
         schema = self._partition_schema(schemas, partition.files)
-        stream = BatchStream(partition.name, schema, lambda: self._batches(partition, stream), partition.files, items)
+        stream = BatchStream(
+            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items
+        )
         stream.losses += losses
         return stream
 
@@ -186,7 +198,9 @@ class InterleavedReader(ABC):
         schema = self.open(partition).schema
         return schema, self._projected(partition, schema, columns)
 
-    def _projected(self, partition: Partition, schema: pa.Schema, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def _projected(
+        self, partition: Partition, schema: pa.Schema, columns: Sequence[str]
+    ) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
         for source in self._sources(partition):
             with located(source.uri):
@@ -213,7 +227,9 @@ class InterleavedReader(ABC):
             yield InterleavedBatch(pa.concat_tables(whole), partition.files, partition.name)
 
     def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> Iterator[pa.Table]:
-        """A source's table sorted, in its final types and with its bytes; cut anew where those made it larger than a batch."""
+        """A source's table sorted, in its final types and with its bytes; cut anew where those made it larger
+        than a batch.
+        """
         try:
             table = sort_items(table)
             aligned = align_table(table, schema)
@@ -221,9 +237,13 @@ class InterleavedReader(ABC):
             raise ShardError(f"{file}: {error}") from error
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
-        has_grown = to_fetch.any() or not aligned.schema.equals(table.schema)  # the source's own tables are within the limit
+        has_grown = to_fetch.any() or not aligned.schema.equals(
+            table.schema
+        )  # the source's own tables are within the limit
         if self.max_batch_bytes is not None and table.num_rows and has_grown:
-            parts = cut_rows(aligned, sample_offsets(table), row_bytes(aligned) + to_fetch, self.max_batch_bytes)
+            parts = cut_rows(
+                aligned, sample_offsets(table), row_bytes(aligned) + to_fetch, self.max_batch_bytes
+            )
         for part in parts:
             yield materialize_table(part, self.roots, self.storage_options) if self.materialize else part
 

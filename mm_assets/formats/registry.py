@@ -28,8 +28,9 @@ SUFFIXES = tuple(_SUFFIXES)
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
     """The format of a file, folder, glob or URL, from names alone.
 
-    Parquet files beside tars are passed over, with a warning. Raises ``FileNotFoundError`` for what is not there and for a folder without
-    data, ``ValueError`` for one with several others and for a file of another kind.
+    Parquet files beside tars are passed over, with a warning. Raises ``FileNotFoundError`` for what is not
+    there and for a folder without data, ``ValueError`` for one with several others and for a file of another
+    kind.
     """
     named = _by_suffix(source)
     if named is not None:
@@ -37,7 +38,10 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
         if fs.exists(path):
-            raise ValueError("".join(packed_line(source, [source])) or f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache")
+            raise ValueError(
+                "".join(packed_line(source, [source]))
+                or f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache"
+            )
         if not any(c in source for c in "*?[{"):
             raise absent(source, fs, path, "file or folder")
         names = expand_paths(source, tuple(_SUFFIXES), options)
@@ -53,16 +57,22 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         nothing = f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here"
         raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
     if len(found) > 1:
-        raise ValueError(f"{source}: holds {' and '.join(sorted(found))}; name one of them, by its folder or a pattern of its files")
+        raise ValueError(
+            f"{source}: holds {' and '.join(sorted(found))}; name one of them, by its folder or a pattern of its files"
+        )
     return found.pop()
 
 
 def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:
-    """The formats of data in a folder or below a URL prefix but ``kind``, sorted; none where there is no folder."""
+    """The formats of data in a folder or below a URL prefix but ``kind``, sorted; none where there is no
+    folder.
+    """
     fs, path = filesystem(folder, options)
     if not fs.isdir(path):
         return []
-    return sorted({found for name in names_in(folder, options) if (found := _by_suffix(name)) is not None} - {kind})
+    return sorted(
+        {found for name in names_in(folder, options) if (found := _by_suffix(name)) is not None} - {kind}
+    )
 
 
 def reader_for(kind: str, source: str | list[str], **arguments: Any) -> InterleavedReader:
@@ -110,4 +120,3 @@ def writer_for(kind: str, path: str, **arguments: Any) -> InterleavedWriter:
 def _by_suffix(name: str) -> str | None:
     lowered = f"/{os.fspath(name).rstrip('/').lower()}"
     return next((kind for suffix, kind in _SUFFIXES.items() if lowered.endswith(suffix)), None)
-

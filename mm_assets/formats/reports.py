@@ -14,11 +14,13 @@ from mm_assets.interleaved.policies import ItemError
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is never written).
+    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is
+    never written).
 
-    ``items`` is how many items the input holds by its own account (None: it does not say); each of them is among the ``rows`` or
-    the ``losses``. ``digest`` is of the rows as written, ``source_digest`` of the same rows before their columns took the output's types,
-    ``lost_digest`` of the rows that steps and the policy took out.
+    ``items`` is how many items the input holds by its own account (None: it does not say); each of them is
+    among the ``rows`` or the ``losses``. ``digest`` is of the rows as written, ``source_digest`` of the same
+    rows before their columns took the output's types, ``lost_digest`` of the rows that steps and the policy
+    took out.
     """
 
     partition: str

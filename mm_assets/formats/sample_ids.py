@@ -13,7 +13,9 @@ class SampleIds:
         self._first: dict[str, tuple[str, str]] = {}
 
     def claim(self, sample_id: str, member: str, path: str) -> str | None:
-        """None when the id is free, and from now on that of this member (or row) of the file ``path``; else what it collides with."""
+        """None when the id is free, and from now on that of this member (or row) of the file ``path``; else
+        what it collides with.
+        """
         if sample_id in self._taken:
             return f"sample id {sample_id!r:.200} is already in another shard"
         first = self._first.get(sample_id)

@@ -17,13 +17,22 @@ from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
 _DEFAULT_PARTITION = "part-00000"
-_TAKEN_APART = (str, os.PathLike, type, Mapping, pa.Table, pa.RecordBatch)  # iterated, they give letters, keys or columns
+_TAKEN_APART = (
+    str,
+    os.PathLike,
+    type,
+    Mapping,
+    pa.Table,
+    pa.RecordBatch,
+)  # iterated, they give letters, keys or columns
 
 Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]
 
 
 def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[BatchStream]:
-    """One stream per partition, in the order partitions first appear; with ``single`` everything is one stream of that name."""
+    """One stream per partition, in the order partitions first appear; with ``single`` everything is one
+    stream of that name.
+    """
     if isinstance(batches, InterleavedBatch):
         batches = [batches]
     if not isinstance(batches, Iterable) or isinstance(batches, _TAKEN_APART):
@@ -44,8 +53,14 @@ def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[Bat
 
 
 def _no_batches(given: object) -> TypeError:
-    hint = "wrap a table: InterleavedBatch(table)" if isinstance(given, pa.Table | pa.RecordBatch) else "read files with a reader first"
-    return TypeError(f"write() takes a reader, an InterleavedBatch or an iterable of them, not {type(given).__name__}: {hint}")
+    hint = (
+        "wrap a table: InterleavedBatch(table)"
+        if isinstance(given, pa.Table | pa.RecordBatch)
+        else "read files with a reader first"
+    )
+    return TypeError(
+        f"write() takes a reader, an InterleavedBatch or an iterable of them, not {type(given).__name__}: {hint}"
+    )
 
 
 def _checked(batches: Iterable[object]) -> Iterator[InterleavedBatch]:
@@ -93,7 +108,9 @@ def _chained(streams: list[BatchStream], result: BatchStream) -> Iterator[Interl
 
 
 class _Spool:
-    """Batches of one partition on disk: an Arrow stream per schema met, since a later batch may bring a new column."""
+    """Batches of one partition on disk: an Arrow stream per schema met, since a later batch may bring a new
+    column.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -118,7 +135,9 @@ class _Spool:
     def _read(self) -> Iterator[InterleavedBatch]:
         for start, files in zip(self._starts, self.lineage, strict=True):
             self._file.seek(start)
-            yield _with_whole_samples(InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name))
+            yield _with_whole_samples(
+                InterleavedBatch(ipc.open_stream(self._file).read_all(), files, self.name)
+            )
 
 
 def _spooled(batches: Iterable[InterleavedBatch]) -> Iterator[BatchStream]:

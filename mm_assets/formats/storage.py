@@ -1,7 +1,7 @@
 """Files on any file system: inputs to be opened, and outputs that appear whole or not at all.
 
-Outputs are always written to a local temporary file. Publishing is one rename (local) or one put (remote), so a crash, a
-kill or a full disk leaves the previous version and nothing that looks complete.
+Outputs are always written to a local temporary file. Publishing is one rename (local) or one put (remote), so
+a crash, a kill or a full disk leaves the previous version and nothing that looks complete.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def is_remote(uri: str) -> bool:
 def local_path(uri: str) -> str:
     """The path of a local file given as path or ``file://`` URL; a URL of another scheme as it is.
 
-    What follows the scheme is a path as it stands: ``%20`` is no space, since files of ours have percent signs in their names.
+    What follows the scheme is a path as it stands: ``%20`` is no space, since files of ours have percent
+    signs in their names.
     """
     return _LOCAL.sub("", uri, count=1)
 
@@ -57,7 +58,10 @@ def absolute(location: str) -> str:
 
 
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system that a path or URL lives on, and its path there. Raises ``ValueError`` for a scheme that nothing here knows."""
+    """The file system that a path or URL lives on, and its path there.
+
+    Raises ``ValueError`` for a scheme that nothing here knows.
+    """
     try:
         fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
     except (ImportError, ValueError) as error:
@@ -66,7 +70,10 @@ def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.
 
 
 def lasting(uri: str, options: StorageOptions | None = None) -> str:
-    """The location of an output, without ``file://``. Raises ``ValueError`` where it would be lost with this process, or be read stale."""
+    """The location of an output, without ``file://``.
+
+    Raises ``ValueError`` where it would be lost with this process, or be read stale.
+    """
     if not is_remote(uri):
         return local_path(uri)
     if "::" in uri:
@@ -75,7 +82,9 @@ def lasting(uri: str, options: StorageOptions | None = None) -> str:
     while isinstance(inner := getattr(fs, "fs", None), fsspec.AbstractFileSystem):
         fs = inner
     if isinstance(fs, MemoryFileSystem):
-        raise ValueError(f"{uri}: this lies in the memory of one process and would be lost with it; name a folder, or an object store")
+        raise ValueError(
+            f"{uri}: this lies in the memory of one process and would be lost with it; name a folder, or an object store"
+        )
     return uri
 
 
@@ -169,7 +178,11 @@ class StagedFile:
     def is_published(self) -> bool:
         """Whether the local file of the final name has the same bytes."""
         target = local_path(self.uri)
-        if self._scratch is not None or not os.path.isfile(target) or os.path.getsize(target) != os.path.getsize(self.path):
+        if (
+            self._scratch is not None
+            or not os.path.isfile(target)
+            or os.path.getsize(target) != os.path.getsize(self.path)
+        ):
             return False
         return filecmp.cmp(self.path, target, shallow=False)
 

@@ -1,4 +1,6 @@
-"""What went wrong with an object store, in words that say what to do; told by names, so that no client library is imported."""
+"""What went wrong with an object store, in words that say what to do; told by names, so that no client
+library is imported.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ import re
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 
 _NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-_EXPIRED = "the credentials have expired: get new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)"
+_EXPIRED = (
+    "the credentials have expired: get new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)"
+)
 _DENIED = "permission denied: the credentials do not allow it, or are wrong (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
 _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
 _OTHER_REGION = "the bucket is in another region: set AWS_REGION"
@@ -47,20 +51,28 @@ _ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
 
 
 class StoreError(OSError):
-    """An object store does not give or take what was asked of it; the message says place, cause and what to do."""
+    """An object store does not give or take what was asked of it; the message says place, cause and what to
+    do.
+    """
 
 
 def is_of_store(error: BaseException) -> bool:
-    """Whether an error is one of an object store's client, or stands for one; not a `StoreError`, which is told in words already."""
+    """Whether an error is one of an object store's client, or stands for one; not a `StoreError`, which is
+    told in words already.
+    """
     return not isinstance(error, StoreError) and _stems_from_library(error)
 
 
 def _stems_from_library(error: BaseException) -> bool:
-    return _is_of_library(error) or (isinstance(error, OSError) and error.__cause__ is not None and _is_of_library(error.__cause__))
+    return _is_of_library(error) or (
+        isinstance(error, OSError) and error.__cause__ is not None and _is_of_library(error.__cause__)
+    )
 
 
 def is_access_denied(error: BaseException) -> bool:
-    """Whether the credentials are good but do not allow what was asked; of some requests no more is known than that they failed so."""
+    """Whether the credentials are good but do not allow what was asked; of some requests no more is known
+    than that they failed so.
+    """
     return not {"AccessDenied", "403"}.isdisjoint(_names(error))
 
 
@@ -79,5 +91,9 @@ def _is_of_library(error: BaseException) -> bool:
 def _names(error: BaseException) -> list[str]:
     """The answer's code first, then the classes."""
     found = [error, *([error.__cause__] if error.__cause__ is not None else [])]
-    codes = [str(response.get("Error", {}).get("Code")) for e in found if isinstance(response := getattr(e, "response", None), dict)]
+    codes = [
+        str(response.get("Error", {}).get("Code"))
+        for e in found
+        if isinstance(response := getattr(e, "response", None), dict)
+    ]
     return [*codes, *(kind.__name__ for e in found for kind in type(e).__mro__)]

@@ -9,8 +9,18 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.storage import StorageOptions, open_binary, staged
 
-# What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged Parquet.
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, OSError, RecursionError, pa.ArrowException)
+# What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged
+# Parquet.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RecursionError,
+    pa.ArrowException,
+)
 
 
 class UnreadableFile(ValueError):
@@ -25,7 +35,10 @@ def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = No
 
 
 def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions | None = None) -> pa.Table:
-    """Some columns of a table. Raises ``FileNotFoundError``, and `UnreadableFile` for what is torn or another table."""
+    """Some columns of a table.
+
+    Raises ``FileNotFoundError``, and `UnreadableFile` for what is torn or another table.
+    """
     with open_binary(uri, options) as file:
         data = file.read()
     try:

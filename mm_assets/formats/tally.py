@@ -1,4 +1,6 @@
-"""What a writer knows of the rows that it writes: how many of each kind, their digest, and what was lost of them."""
+"""What a writer knows of the rows that it writes: how many of each kind, their digest, and what was lost of
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class Tally:
         self.lost = ContentDigest()
         self.unique = UniqueSamples()
         self._digest = ContentDigest()
-        # Other types, other digest: the rows are digested as they came, too, so that the input can be told to be all there.
+        # Other types, other digest: the rows are digested as they came, too, so that the input can be told to
+        # be all there.
         self._source = self._digest if _keeps_columns(found, written) else ContentDigest()
 
     def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:

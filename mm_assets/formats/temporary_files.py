@@ -1,6 +1,8 @@
-"""Names of files that are being made: they tell who makes them, so that others can tell whether anybody still does.
+"""Names of files that are being made: they tell who makes them, so that others can tell whether anybody still
+does.
 
-A process is known by its number, by when it started, and by the container and the boot of the machine in which these mean anything.
+A process is known by its number, by when it started, and by the container and the boot of the machine in
+which these mean anything.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# A process that cannot be looked up from here, on another machine for one, is taken for dead when nothing of it has changed for so long.
+# A process that cannot be looked up from here, on another machine for one, is taken for dead when nothing of
+# it has changed for so long.
 ABANDONED_SECONDS = 7 * 24 * 3600
 _JUST_MADE_SECONDS = 60  # a file may not be locked yet
 
@@ -41,7 +44,9 @@ def is_temporary(name: str) -> bool:
 
 
 def claim(path: str | os.PathLike[str]) -> int:
-    """Create a file of a `temporary_name`, and hold a lock on it for other containers to see, until the descriptor is closed."""
+    """Create a file of a `temporary_name`, and hold a lock on it for other containers to see, until the
+    descriptor is closed.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with suppress(OSError):  # not all file systems have locks
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,8 +61,9 @@ def building_folder(marker: Path) -> Path:
 def is_stale(path: Path) -> bool:
     """Whether a file has a `temporary_name` and the process that made it will not come back for it.
 
-    A process of this container is looked up. Of another on this machine the lock of `claim` tells. Of any other nothing can be known: its
-    files are stale when they, and the `building_folder`, have not changed for `ABANDONED_SECONDS`.
+    A process of this container is looked up. Of another on this machine the lock of `claim` tells. Of any
+    other nothing can be known: its files are stale when they, and the `building_folder`, have not changed for
+    `ABANDONED_SECONDS`.
     """
     match = _NAME.match(path.name)
     if match is None:

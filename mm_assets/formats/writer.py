@@ -46,7 +46,9 @@ class Sink(ABC):
 
     @abstractmethod
     def publish(self) -> tuple[str | None, int]:
-        """Make the output visible under its final name; returns (uri or None when nothing was written, bytes)."""
+        """Make the output visible under its final name; returns (uri or None when nothing was written,
+        bytes).
+        """
 
     @abstractmethod
     def discard(self) -> None:
@@ -57,18 +59,22 @@ class InterleavedWriter(ABC):
     """Writes `InterleavedBatch` streams; every output file appears whole or not at all.
 
     Args:
-        path: a folder (one file per partition inside) or the path of one single file of this format; or a URL, but none of a file system
+        path: a folder (one file per partition inside) or the path of one single file of this format; or a
+        URL, but none of a file system
             that ends with this process.
-        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after fetch to errors of any stage
+        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after
+        fetch to errors of any stage
             and to items without content: see `absent_content`.
         schema: strict target schema: columns outside it are left out, and named in the report.
         schema_overrides: types of some columns; the others stay as they are.
         materialize: fetch the bytes of image rows that have only a source_ref.
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of ``path`` and of the sources fetched.
-        mode: what `write` does with partitions that are there already and did not come from the same source: ``overwrite``, ``error``
-            (nothing is written) or ``ignore`` (they are left alone). Where each came from is noted beside the data, in the folder
-            ``.origins``. None: ``error`` for those of which a note says that they came from another; nothing is noted where nothing was.
+        mode: what `write` does with partitions that are there already and did not come from the same source:
+        ``overwrite``, ``error``
+            (nothing is written) or ``ignore`` (they are left alone). Where each came from is noted beside the
+            data, in the folder ``.origins``. None: ``error`` for those of which a note says that they came
+            from another; nothing is noted where nothing was.
     """
 
     suffix: str
@@ -89,7 +95,9 @@ class InterleavedWriter(ABC):
         if mode is not None and mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
         if not os.fspath(path):
-            raise ValueError("the path of an output is empty: is a variable not set? The folder at hand is '.'")
+            raise ValueError(
+                "the path of an output is empty: is a variable not set? The folder at hand is '.'"
+            )
         self.path = lasting(str(path), storage_options)
         self.on_materialize_error = check_policy(on_materialize_error)
         self.target = resolve_schema(schema, schema_overrides)
@@ -106,7 +114,9 @@ class InterleavedWriter(ABC):
 
     def uri_of(self, partition: str) -> str:
         """Where a partition's file goes: deterministic, independent of where the input lies."""
-        return self.path if self.is_single_file else join(self.path, partition_filename(partition) + self.suffix)
+        return (
+            self.path if self.is_single_file else join(self.path, partition_filename(partition) + self.suffix)
+        )
 
     @property
     def folder(self) -> str:
@@ -134,12 +144,19 @@ class InterleavedWriter(ABC):
     @abstractmethod
     def _open_sink(self, partition: str, schema: pa.Schema, files: tuple[str, ...]) -> Sink: ...
 
-    def write(self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]) -> WriteReport:
-        """Write all batches and publish. Batches that carry no known schema ahead (a generator) are spooled to disk first."""
+    def write(
+        self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]
+    ) -> WriteReport:
+        """Write all batches and publish.
+
+        Batches that carry no known schema ahead (a generator) are spooled to disk first.
+        """
         streams = list(grouped_streams(batches, "part-00000" if self.is_single_file else None))
         names = Counter(stream.partition for stream in streams)
         if twice := [name for name, count in names.items() if count > 1]:
-            raise ValueError(f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first")
+            raise ValueError(
+                f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first"
+            )
         existing = ExistingPartitions(self, {stream.partition: stream.files for stream in streams})
         skipped = existing.skipped()
         streams = [stream for stream in streams if stream.partition not in skipped]
@@ -147,13 +164,17 @@ class InterleavedWriter(ABC):
         reports: list[PartitionReport] = []
         for stream in streams:
             note = existing.note_of(stream.partition)
-            reports.append(writer.write_partition(stream, None if note is None else lambda _, note=note: note.write()))  # type: ignore[misc]
+            reports.append(
+                writer.write_partition(stream, None if note is None else lambda _, note=note: note.write())
+            )  # type: ignore[misc]
         writer.finish(reports)
         existing.note_landed([report.partition for report in reports])
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
-        """The writer for partitions of these schemas: a format whose partitions share one table settles its columns here."""
+        """The writer for partitions of these schemas: a format whose partitions share one table settles its
+        columns here.
+        """
         return self
 
     def write_partition(
@@ -161,7 +182,8 @@ class InterleavedWriter(ABC):
     ) -> PartitionReport:
         """Write one partition and publish its file. May run in any process.
 
-        ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises withholds the file.
+        ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises
+        withholds the file.
         """
         schema, left_out = self._output_schema(stream.schema)
         try:
@@ -223,7 +245,9 @@ class InterleavedWriter(ABC):
         if self.is_strict:
             absent = [name for name in REQUIRED_COLUMNS if name not in self.target.names]
             if absent:
-                raise ValueError(f"schema= has no column {absent[0]!r}: without it rows are not those of a sample")
+                raise ValueError(
+                    f"schema= has no column {absent[0]!r}: without it rows are not those of a sample"
+                )
             return self.target, tuple(name for name in found.names if name not in self.target.names)
         declared = set(self.target.names)
         return pa.schema([*self.target, *(f for f in found if f.name not in declared)]), ()

@@ -16,10 +16,10 @@ from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 class InterleavedBatch:
     """One or more whole samples.
 
-    ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of a sample are
-    consecutive, or writers bring them together. ``source_files`` is the lineage (the files these very rows were read from),
-    ``partition`` names the output file they belong to. ``measured`` is what a step has found of images by row number, for
-    the steps that follow: it ends with the rows.
+    ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of
+    a sample are consecutive, or writers bring them together. ``source_files`` is the lineage (the files these
+    very rows were read from), ``partition`` names the output file they belong to. ``measured`` is what a step
+    has found of images by row number, for the steps that follow: it ends with the rows.
     """
 
     data: pa.Table
@@ -33,7 +33,9 @@ class InterleavedBatch:
             object.__setattr__(self, "data", pa.Table.from_batches([self.data]))
         if not isinstance(self.data, pa.Table):
             raise TypeError(f"InterleavedBatch.data must be a pyarrow.Table, not {type(self.data).__name__}")
-        files: Sequence[str] = (self.source_files,) if isinstance(self.source_files, str) else self.source_files
+        files: Sequence[str] = (
+            (self.source_files,) if isinstance(self.source_files, str) else self.source_files
+        )
         object.__setattr__(self, "source_files", [str(file) for file in files])
 
     @property

@@ -26,7 +26,8 @@ _LARGE = (pa.large_string(), pa.large_binary())
 class ContentDigest:
     """Sum modulo 2^128 of the `row_digests` of all rows.
 
-    A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an attacker.
+    A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an
+    attacker.
     """
 
     def __init__(self) -> None:
@@ -55,20 +56,26 @@ class ContentDigest:
 def row_digests(table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> list[int]:
     """One xxh3-128 per row over every column's name, type and value, nulls left out.
 
-    The order of columns does not count, nor does a column without values: formats and tables of many shards differ there. What is hashed
-    are the columns by name, each as ``<length>:<name><length>:<type>=`` and then ``<length>:<text>`` or ``<number>;`` (lengths in
-    characters, all in UTF-8). Of `_CONTENTS` this has the number of bytes only; the bytes follow at the end.
+    The order of columns does not count, nor does a column without values: formats and tables of many shards
+    differ there. What is hashed are the columns by name, each as ``<length>:<name><length>:<type>=`` and then
+    ``<length>:<text>`` or ``<number>;`` (lengths in characters, all in UTF-8). Of `_CONTENTS` this has the
+    number of bytes only; the bytes follow at the end.
 
-    ``blobs`` has the values of the column `BLOBS`, for a table without it. Each is hashed before the next is asked for. The table's rows
-    are the first of them; no more are taken. Raises ``ValueError`` when they are fewer.
+    ``blobs`` has the values of the column `BLOBS`, for a table without it. Each is hashed before the next is
+    asked for. The table's rows are the first of them; no more are taken. Raises ``ValueError`` when they are
+    fewer.
     """
     names = sorted(table.column_names)
     if blobs is None:
         blobs = _views(table, BLOBS)
         names = [name for name in names if name != BLOBS or not _is_content(table.schema.field(name))]
-    befores, afters = (_heads(table, [name for name in names if (name <= BLOBS) == is_before]) for is_before in (True, False))
+    befores, afters = (
+        _heads(table, [name for name in names if (name <= BLOBS) == is_before]) for is_before in (True, False)
+    )
     digests = []
-    for before, after, text, blob in zip(befores, afters, _views(table, TEXTS), islice(blobs, table.num_rows), strict=True):
+    for before, after, text, blob in zip(
+        befores, afters, _views(table, TEXTS), islice(blobs, table.num_rows), strict=True
+    ):
         if blob is None:
             head = (before + after).encode("utf-8", "surrogatepass")
             digests.append(xxhash.xxh3_128_intdigest(head if text is None else head + text))
@@ -118,7 +125,9 @@ _BLOB_LABEL = label(pa.field(BLOBS, pa.large_binary()))
 
 
 def _entries(column: pa.ChunkedArray, field: pa.Field) -> list[str]:
-    """What each value of a column adds to its row's head; nothing for null. No entry can be taken for two, or for a part of one."""
+    """What each value of a column adds to its row's head; nothing for null. No entry can be taken for two, or
+    for a part of one.
+    """
     numbers = pc.binary_length(column).to_pylist() if _is_content(field) else _numbers(column)
     start = label(field)
     if numbers is not None:

@@ -10,18 +10,28 @@ BAD_SAMPLE_ID = "bad_sample_id"
 BAD_LAYOUT = "bad_layout"  # the json is sound, but its fields contradict each other or what they declare
 DUPLICATE_ID = "duplicate_id"
 MISSING_MEMBER = "missing_member"
-MISSING_CONTENT = "missing_content"  # an item of which there is nothing: no text, no bytes, no locator to get them by
-DANGLING_REFERENCE = "dangling_reference"  # leads to no one image: ambiguous, a broken link, a frame that is not there
+MISSING_CONTENT = (
+    "missing_content"  # an item of which there is nothing: no text, no bytes, no locator to get them by
+)
+DANGLING_REFERENCE = (
+    "dangling_reference"  # leads to no one image: ambiguous, a broken link, a frame that is not there
+)
 UNDECODABLE_IMAGE = "undecodable_image"
 DECOMPRESSION_BOMB = "decompression_bomb"
 OVERSIZED_MEMBER = "oversized_member"
 TRUNCATED_TAR = "truncated_tar"
 DAMAGED_TAR = "damaged_tar"
 MISSING_MODALITY = "missing_modality"  # of paired shards: a key that one of the tars lacks
-UNREADABLE_MEMBER = "unreadable_member"  # a json's name on what is no file, such as a pipe, or on a sparse file
+UNREADABLE_MEMBER = (
+    "unreadable_member"  # a json's name on what is no file, such as a pipe, or on a sparse file
+)
 FETCH_FAILED = "fetch_failed"  # a locator that cannot be followed, or any error that came with the data
-INCOMPLETE_SAMPLE = "incomplete_sample"  # sound, but another item of its sample is not, and the policy keeps samples whole
-UNREFERENCED_MEMBER = "unreferenced_member"  # no fault of an item: a member that is no sample and no image of one
+INCOMPLETE_SAMPLE = (
+    "incomplete_sample"  # sound, but another item of its sample is not, and the policy keeps samples whole
+)
+UNREFERENCED_MEMBER = (
+    "unreferenced_member"  # no fault of an item: a member that is no sample and no image of one
+)
 UNREFERENCED_FRAME = "unreferenced_frame"  # likewise: a frame of a TIFF behind those that references lead to
 
 FAULTS = (
@@ -46,8 +56,9 @@ FAULTS = (
     INCOMPLETE_SAMPLE,
 )
 
-# Errors of items travel as text, in the column materialize_error, through every format. Their first words tell the class; whoever
-# words an error keeps to these (mm_assets_tests/interleaved/test_faults.py holds every place to it).
+# Errors of items travel as text, in the column materialize_error, through every format. Their first words
+# tell the class; whoever words an error keeps to these (mm_assets_tests/interleaved/test_faults.py holds
+# every place to it).
 _FIRST_WORDS = (
     ("missing member", MISSING_MEMBER),
     ("missing content", MISSING_CONTENT),

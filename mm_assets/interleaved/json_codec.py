@@ -1,9 +1,9 @@
 """Arrow columns of any type as JSON values, and back, exactly.
 
-Numbers, booleans, strings and nulls are themselves; JSON-text columns are the value they hold; structs are objects, lists
-are arrays, maps are arrays of pairs, durations and times of day are integers of their unit. What JSON has no form for
-travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints them. A value whose usual form would not
-come back equal is wrapped under `RAW`.
+Numbers, booleans, strings and nulls are themselves; JSON-text columns are the value they hold; structs are
+objects, lists are arrays, maps are arrays of pairs, durations and times of day are integers of their unit.
+What JSON has no form for travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints
+them. A value whose usual form would not come back equal is wrapped under `RAW`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from mm_assets.interleaved.json_times import RAW, decode_times, encode_times
 
 _MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
 _MAX_EXPONENT = 76  # of Arrow's widest decimal
-_SPARE_DEPTH = 300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
+_SPARE_DEPTH = (
+    300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
+)
 
 
 class NotEncodable(ValueError):
@@ -31,7 +33,9 @@ def check_type(field: pa.Field) -> None:
     """Raise `NotEncodable` for a column whose type `encode` does not take, whatever its values."""
     if (refused := _refused(field)) is not None:
         where = "" if refused is field.type else f"{field.type!s:.200} cannot be written: "
-        raise NotEncodable(f"column {field.name!r}: {where}values of type {refused!s:.200} have no exact form")
+        raise NotEncodable(
+            f"column {field.name!r}: {where}values of type {refused!s:.200} have no exact form"
+        )
 
 
 def encode(column: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Any]:
@@ -83,11 +87,15 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
         return pa.array([None if v is None else _json_text(v) for v in values], type_)
     if _is_natural(type_):
         # Arrow would leave out what is behind a point, and make numbers of truth values.
-        if (pa.types.is_integer(type_) and float in map(type, values)) or (pa.types.is_floating(type_) and bool in map(type, values)):
+        if (pa.types.is_integer(type_) and float in map(type, values)) or (
+            pa.types.is_floating(type_) and bool in map(type, values)
+        ):
             raise ValueError(f"column {field.name!r}: not all values are of type {type_}")
         return pa.array(values, type_)
     if isinstance(type_, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(type_, _decode(values, pa.field(field.name, type_.storage_type)))
+        return pa.ExtensionArray.from_storage(
+            type_, _decode(values, pa.field(field.name, type_.storage_type))
+        )
     if pa.types.is_dictionary(type_):
         return _to_dictionary(_decode(values, pa.field(field.name, type_.value_type)), type_)
     if _is_binary(type_):
@@ -121,7 +129,12 @@ def _refused(field: pa.Field) -> pa.DataType | None:
     elif _is_list(type_):
         inner = [type_.value_field]
     else:
-        is_leaf = _is_natural(type_) or _is_binary(type_) or pa.types.is_decimal(type_) or pa.types.is_temporal(type_)
+        is_leaf = (
+            _is_natural(type_)
+            or _is_binary(type_)
+            or pa.types.is_decimal(type_)
+            or pa.types.is_temporal(type_)
+        )
         return None if is_leaf and not pa.types.is_interval(type_) else type_
     return next((refused for child in inner if (refused := _refused(child)) is not None), None)
 
@@ -138,7 +151,9 @@ def _is_natural(type_: pa.DataType) -> bool:
 
 
 def _is_binary(type_: pa.DataType) -> bool:
-    is_sized = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    is_sized = (
+        pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    )
     return is_sized or pa.types.is_binary_view(type_)
 
 
@@ -181,7 +196,9 @@ def _json_text(value: Any) -> str:
 
 def _to_dictionary(array: pa.Array, type_: pa.DictionaryType) -> pa.Array:
     encoded = array.dictionary_encode()  # Arrow casts only text to a dictionary type
-    return pa.DictionaryArray.from_arrays(encoded.indices.cast(type_.index_type), encoded.dictionary, ordered=type_.ordered)
+    return pa.DictionaryArray.from_arrays(
+        encoded.indices.cast(type_.index_type), encoded.dictionary, ordered=type_.ordered
+    )
 
 
 def _decimal(text: str) -> Any:
@@ -189,7 +206,9 @@ def _decimal(text: str) -> Any:
 
     value = Decimal(text)
     exponent = value.as_tuple().exponent
-    if not isinstance(exponent, int) or abs(exponent) > _MAX_EXPONENT:  # Arrow reads beyond its table of powers, and dies
+    if (
+        not isinstance(exponent, int) or abs(exponent) > _MAX_EXPONENT
+    ):  # Arrow reads beyond its table of powers, and dies
         raise ValueError(f"{text!r:.100} is no number of a decimal column")
     return value
 
@@ -197,7 +216,9 @@ def _decimal(text: str) -> Any:
 def _encode_struct(array: pa.StructArray, name: str) -> list[Any]:
     names = [field.name for field in array.type]
     if len(set(names)) != len(names):
-        raise NotEncodable(f"column {name!r}: struct with repeated field names {names} has no exact JSON form")
+        raise NotEncodable(
+            f"column {name!r}: struct with repeated field names {names} has no exact JSON form"
+        )
     columns = [_encode(child, field) for child, field in zip(array.flatten(), array.type, strict=True)]
     present = array.is_valid().to_pylist()
     return [

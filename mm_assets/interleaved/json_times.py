@@ -26,13 +26,23 @@ def encode_times(array: pa.Array) -> list[Any]:
     if _travels_as_integer(array.type):
         return integers
     texts = _exact_texts(array)
-    if texts is None:  # value by value: the form of one must not depend on its neighbours, digests are made of it
-        texts = [None if value is None else (_exact_texts(array.slice(i, 1)) or [None])[0] for i, value in enumerate(integers)]
-    return [{RAW: value} if text is None and value is not None else text for text, value in zip(texts, integers, strict=True)]
+    if (
+        texts is None
+    ):  # value by value: the form of one must not depend on its neighbours, digests are made of it
+        texts = [
+            None if value is None else (_exact_texts(array.slice(i, 1)) or [None])[0]
+            for i, value in enumerate(integers)
+        ]
+    return [
+        {RAW: value} if text is None and value is not None else text
+        for text, value in zip(texts, integers, strict=True)
+    ]
 
 
 def _exact_texts(array: pa.Array) -> list[str | None] | None:
-    """The values as Arrow prints them; None if not all come back equal (a year of five digits, an hour that occurs twice)."""
+    """The values as Arrow prints them; None if not all come back equal (a year of five digits, an hour that
+    occurs twice).
+    """
     try:
         texts: list[str | None] = array.cast(pa.string()).to_pylist()
         return texts if decode_times(texts, array.type).equals(array) else None

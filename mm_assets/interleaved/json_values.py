@@ -1,7 +1,7 @@
 """JSON values as Arrow columns: which type a raw JSON field gets, and how a JSON value is kept in a column.
 
-A column of JSON text is ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is not used because Lance
-re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
+A column of JSON text is ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is not used
+because Lance re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
 """
 
 from __future__ import annotations
@@ -16,10 +16,22 @@ from mm_assets.interleaved import json_codec
 
 JSON_ENCODING = {b"mm_assets:encoding": b"json"}
 EXACT_FLOAT_INT = 2**53  # largest magnitude up to which every integer is a float64
-_BEYOND_INT64 = 2**63  # one magnitude further is like any other, and Python writes no integer of more than 4,300 digits
-_KINDS: dict[str, type] = {"null": type(None), "bool": bool, "int": int, "float": float, "str": str, "list": list, "dict": dict}
+_BEYOND_INT64 = (
+    2**63
+)  # one magnitude further is like any other, and Python writes no integer of more than 4,300 digits
+_KINDS: dict[str, type] = {
+    "null": type(None),
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list": list,
+    "dict": dict,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # `json.dumps` makes one for each call
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":")
+).encode  # `json.dumps` makes one for each call
 
 
 def json_field(name: str, nullable: bool = True) -> pa.Field:
@@ -31,7 +43,9 @@ is_json = json_codec.is_json_text
 
 
 def dumps(value: Any) -> str:
-    """The one normal form of JSON text in columns: compact, unescaped, NaN and big integers as Python writes them."""
+    """The one normal form of JSON text in columns: compact, unescaped, NaN and big integers as Python writes
+    them.
+    """
     return _encode(value)
 
 
@@ -42,7 +56,9 @@ def to_json_text(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 class FieldTally:
-    """What kinds of JSON values a field has been seen with, and the Arrow type that holds all of them exactly."""
+    """What kinds of JSON values a field has been seen with, and the Arrow type that holds all of them
+    exactly.
+    """
 
     __slots__ = ("_kinds", "_largest_int")
 
@@ -73,11 +89,17 @@ class FieldTally:
 
     def to_json(self) -> dict[str, Any]:
         """The tally as plain values, for `from_json`."""
-        return {"kinds": sorted(_NAMES[kind] for kind in self._kinds), "largest_int": min(self._largest_int, _BEYOND_INT64)}
+        return {
+            "kinds": sorted(_NAMES[kind] for kind in self._kinds),
+            "largest_int": min(self._largest_int, _BEYOND_INT64),
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> FieldTally:
-        """The tally that ``values`` were made from. Raises ``LookupError`` or ``TypeError`` for what `to_json` does not make."""
+        """The tally that ``values`` were made from.
+
+        Raises ``LookupError`` or ``TypeError`` for what `to_json` does not make.
+        """
         tally = cls()
         tally._kinds = {_KINDS[name] for name in values["kinds"]}
         tally._largest_int = int(values["largest_int"])

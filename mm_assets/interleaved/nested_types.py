@@ -25,16 +25,23 @@ def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) ->
 def plain_type(type_: pa.DataType) -> pa.DataType:
     """The same type with map entries called as Arrow calls them, at any depth.
 
-    Parquet gives them other names than were written, and Arrow files drop all of them: they are no part of the data.
+    Parquet gives them other names than were written, and Arrow files drop all of them: they are no part of
+    the data.
     """
     rebuilt = with_children(type_, _plain_field)
     if pa.types.is_map(rebuilt):
-        return pa.map_(rebuilt.key_field.with_name("key"), rebuilt.item_field.with_name("value"), keys_sorted=rebuilt.keys_sorted)
+        return pa.map_(
+            rebuilt.key_field.with_name("key"),
+            rebuilt.item_field.with_name("value"),
+            keys_sorted=rebuilt.keys_sorted,
+        )
     return rebuilt
 
 
 def nulls(length: int, type_: pa.DataType) -> pa.Array:
-    """Nulls of any type: a field that is never null has some value under a null around it. Parquet takes no others."""
+    """Nulls of any type: a field that is never null has some value under a null around it. Parquet takes no
+    others.
+    """
     return pa.array([None] * length, type_) if _has_required(type_) else pa.nulls(length, type_)
 
 

@@ -18,7 +18,9 @@ POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
 
 
 class MaterializeError(ValueError):
-    """An item could not be fetched and the policy is ``error``; the message names file, sample, position and reason."""
+    """An item could not be fetched and the policy is ``error``; the message names file, sample, position and
+    reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,9 @@ class ItemError:
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """The rows that stay, every error met, the rows that were dropped, and why each of them was, in the same order."""
+    """The rows that stay, every error met, the rows that were dropped, and why each of them was, in the same
+    order.
+    """
 
     table: pa.Table
     errors: tuple[ItemError, ...] = ()
@@ -69,7 +73,9 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
     failed = pc.is_valid(column)
     outcome = {"drop_row": "row dropped", "drop_sample": "sample dropped"}.get(policy, "kept")
     rows = table.filter(failed).select(["sample_id", "position", "modality", "materialize_error"]).to_pylist()
-    errors = tuple(ItemError(r["sample_id"], r["position"], r["modality"], r["materialize_error"], outcome) for r in rows)
+    errors = tuple(
+        ItemError(r["sample_id"], r["position"], r["modality"], r["materialize_error"], outcome) for r in rows
+    )
     if policy == "error":
         raise MaterializeError(f"{_describe(errors[0], source)}{_and_more(len(errors))}")
     if policy == "warn":
@@ -95,7 +101,9 @@ def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...
         else:
             cause = first[row["sample_id"]]
             reason = f"its sample has an error at position {cause.position}: {cause.message}"
-            losses.append(Loss(**row, outcome="quarantined", kind=INCOMPLETE_SAMPLE, reason=reason, is_cause=False))
+            losses.append(
+                Loss(**row, outcome="quarantined", kind=INCOMPLETE_SAMPLE, reason=reason, is_cause=False)
+            )
     return tuple(located(losses, dropped))
 
 

@@ -16,7 +16,9 @@ MAX_INT32 = 2**31 - 1
 
 
 def sample_offsets(table: pa.Table) -> Offsets:
-    """Row offsets of the samples of a table: ``offsets[i]:offsets[i+1]`` are the rows of the i-th run of one sample_id."""
+    """Row offsets of the samples of a table: ``offsets[i]:offsets[i+1]`` are the rows of the i-th run of one
+    sample_id.
+    """
     if table.num_rows == 0:
         return np.zeros(1, np.int64)
     ids = table.column("sample_id")
@@ -36,7 +38,9 @@ def sample_codes(ids: pa.Array) -> tuple[pa.Array, Offsets]:
 
 
 def group_samples(table: pa.Table) -> pa.Table:
-    """All rows of a sample together, samples in the order of their first rows; the very same table where that is so."""
+    """All rows of a sample together, samples in the order of their first rows; the very same table where that
+    is so.
+    """
     offsets = sample_offsets(table)
     ids = table.column("sample_id").take(pa.array(offsets[:-1], pa.int64()))
     distinct, samples = sample_codes(ids.cast(pa.large_string()).combine_chunks())
@@ -48,9 +52,9 @@ def group_samples(table: pa.Table) -> pa.Table:
 def sort_items(table: pa.Table) -> pa.Table:
     """Bring the rows of each sample into canonical order: metadata, then by position, text before image.
 
-    Sample order is kept. Raises ``ValueError`` naming sample and position for a modality other than metadata, text, image,
-    a position that does not go with it (or is beyond 32 bits), a null in one of the three columns, or two items of one
-    modality at one position: no output layout has a place for them.
+    Sample order is kept. Raises ``ValueError`` naming sample and position for a modality other than metadata,
+    text, image, a position that does not go with it (or is beyond 32 bits), a null in one of the three
+    columns, or two items of one modality at one position: no output layout has a place for them.
     """
     if table.num_rows == 0:
         return table
@@ -105,12 +109,17 @@ class UniqueSamples:
         self._seen: set[str] = set()
 
     def observe(self, table: pa.Table) -> int:
-        """Record the samples of a table and return how many they are. Raises ``ValueError`` naming a repeated id."""
+        """Record the samples of a table and return how many they are.
+
+        Raises ``ValueError`` naming a repeated id.
+        """
         offsets = sample_offsets(table)[:-1]
         ids = table.column("sample_id").take(pa.array(offsets, pa.int64())).to_pylist()
         for sample_id in ids:
             if sample_id in self._seen:
-                raise ValueError(f"sample id {sample_id!r} occurs twice (its rows are not consecutive, or it is a duplicate)")
+                raise ValueError(
+                    f"sample id {sample_id!r} occurs twice (its rows are not consecutive, or it is a duplicate)"
+                )
             self._seen.add(sample_id)
         return len(ids)
 

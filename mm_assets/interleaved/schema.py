@@ -1,6 +1,7 @@
 """The interleaved schema and the rules that align any Arrow table to it.
 
-One row per item. The eight reserved columns come first, in one order, with one type; every other column is passthrough.
+One row per item. The eight reserved columns come first, in one order, with one type; every other column is
+passthrough.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class SchemaMismatch(ValueError):
 def reconcile_schema(schema: pa.Schema) -> pa.Schema:
     """Give reserved columns their canonical types and leave passthrough columns as they are.
 
-    A reserved column that is already the large variant of its canonical type stays large (casting 64-bit offsets down can
-    overflow). Dictionary encoding is unwrapped from passthrough columns, and map entries get their usual names. Order and field metadata
-    are kept.
+    A reserved column that is already the large variant of its canonical type stays large (casting 64-bit
+    offsets down can overflow). Dictionary encoding is unwrapped from passthrough columns, and map entries get
+    their usual names. Order and field metadata are kept.
     """
     return pa.schema([_reconcile_field(field) for field in schema], metadata=schema.metadata)
 
@@ -54,16 +55,19 @@ def _reconcile_field(field: pa.Field) -> pa.Field:
         canonical = INTERLEAVED_SCHEMA.field(field.name)
         keep_large = field.type == _LARGE_OF.get(canonical.type)
         return canonical.with_type(field.type) if keep_large else canonical
-    return field.with_type(plain_type(field.type.value_type if pa.types.is_dictionary(field.type) else field.type))
+    return field.with_type(
+        plain_type(field.type.value_type if pa.types.is_dictionary(field.type) else field.type)
+    )
 
 
 def resolve_schema(
     schema: pa.Schema | None = None, schema_overrides: Mapping[str, pa.DataType | pa.Field] | None = None
 ) -> pa.Schema | None:
-    """Merge the two schema arguments of readers and writers: ``schema`` wins (with a warning when both are given).
+    """Merge the two schema arguments of readers and writers: ``schema`` wins (with a warning when both are
+    given).
 
-    ``schema_overrides`` replaces or appends single types (or fields, for what a type does not say: `json_values.json_field`) on top of
-    `INTERLEAVED_SCHEMA`. Returns None when neither is set.
+    ``schema_overrides`` replaces or appends single types (or fields, for what a type does not say:
+    `json_values.json_field`) on top of `INTERLEAVED_SCHEMA`. Returns None when neither is set.
     """
     if schema is not None:
         if schema_overrides:
@@ -81,10 +85,12 @@ def resolve_schema(
 
 
 def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
-    """Pad, reorder and cast ``table`` to exactly ``target``, which is taken as it stands (not reconciled again).
+    """Pad, reorder and cast ``table`` to exactly ``target``, which is taken as it stands (not reconciled
+    again).
 
-    Missing columns become null, columns not in ``target`` are left out. Reserved columns are cast with ``safe=False``,
-    passthrough columns with ``safe=True``, so that overflow surfaces as `SchemaMismatch` naming the column.
+    Missing columns become null, columns not in ``target`` are left out. Reserved columns are cast with
+    ``safe=False``, passthrough columns with ``safe=True``, so that overflow surfaces as `SchemaMismatch`
+    naming the column.
     """
     if table.schema.equals(target, check_metadata=True):
         return table
@@ -104,24 +110,31 @@ def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.Chu
     if column.type.equals(target.type, check_metadata=True):
         return column
     if pa.types.is_dictionary(column.type):  # no cast decodes structs and lists
-        column = pa.chunked_array([chunk.dictionary.take(chunk.indices) for chunk in column.chunks], column.type.value_type)
+        column = pa.chunked_array(
+            [chunk.dictionary.take(chunk.indices) for chunk in column.chunks], column.type.value_type
+        )
     try:
         return column.cast(target.type, safe=target.name not in RESERVED_COLUMNS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise SchemaMismatch(f"column {target.name!r}: {column.type} does not fit {target.type}: {error}") from error
+        raise SchemaMismatch(
+            f"column {target.name!r}: {column.type} does not fit {target.type}: {error}"
+        ) from error
 
 
 def order_columns(schema: pa.Schema) -> pa.Schema:
     """Put reserved columns first, in canonical order, passthrough columns after them in the order given."""
     reserved = [schema.field(name) for name in RESERVED_COLUMNS if name in schema.names]
-    return pa.schema(reserved + [f for f in schema if f.name not in RESERVED_COLUMNS], metadata=schema.metadata)
+    return pa.schema(
+        reserved + [f for f in schema if f.name not in RESERVED_COLUMNS], metadata=schema.metadata
+    )
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema our outputs have for data of ``schema``: all reserved columns with canonical types, then passthrough.
+    """The schema our outputs have for data of ``schema``: all reserved columns with canonical types, then
+    passthrough.
 
-    Unlike `reconcile_schema` this does take ``large_string`` down to ``string``: batches are bounded by bytes, so that
-    their offsets fit, and the three formats then agree on one type.
+    Unlike `reconcile_schema` this does take ``large_string`` down to ``string``: batches are bounded by
+    bytes, so that their offsets fit, and the three formats then agree on one type.
     """
     passthrough = [_reconcile_field(field) for field in schema if field.name not in RESERVED_COLUMNS]
     return pa.schema([*INTERLEAVED_SCHEMA, *passthrough])

@@ -8,7 +8,9 @@ from typing import TypedDict
 
 
 class SourceRef(TypedDict):
-    """Where an item's bytes are: ``byte_offset``/``byte_size`` in bytes of the (uncompressed) file, ``frame_index`` from 0."""
+    """Where an item's bytes are: ``byte_offset``/``byte_size`` in bytes of the (uncompressed) file,
+    ``frame_index`` from 0.
+    """
 
     path: str | None
     member: str | None

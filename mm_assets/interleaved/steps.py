@@ -13,13 +13,16 @@ from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss, located
 
-# The count of rows that steps changed, by setting an error: those rows have another digest than they came with.
+# The count of rows that steps changed, by setting an error: those rows have another digest than they came
+# with.
 ROWS_CHANGED = "rows_changed"
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves of a batch; the rows it took out, whole, and why each went, in the same order; what it counted."""
+    """What a step leaves of a batch; the rows it took out, whole, and why each went, in the same order; what
+    it counted.
+    """
 
     batch: InterleavedBatch
     losses: tuple[Loss, ...] = ()
@@ -36,9 +39,9 @@ class Step(Protocol):
 class BatchStream:
     """The batches of one partition: schema known before the first, read once, one batch in memory at a time.
 
-    ``items`` is how many items the source holds by its own account (headers, json, footers), None when it does not say. ``losses`` are
-    those that are not among the batches, ``removed`` digests the rows that steps took out, ``counts`` sums what steps counted; they are
-    complete once the stream is read.
+    ``items`` is how many items the source holds by its own account (headers, json, footers), None when it
+    does not say. ``losses`` are those that are not among the batches, ``removed`` digests the rows that steps
+    took out, ``counts`` sums what steps counted; they are complete once the stream is read.
     """
 
     def __init__(
@@ -67,9 +70,16 @@ class BatchStream:
         steps = tuple(steps)
         if not steps:
             return self
-        result = BatchStream(self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items)
+        result = BatchStream(
+            self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items
+        )
         # Of all steps, however many calls added them.
-        result.losses, result.removed, result.counts, result.notes = self.losses, self.removed, self.counts, self.notes
+        result.losses, result.removed, result.counts, result.notes = (
+            self.losses,
+            self.removed,
+            self.counts,
+            self.notes,
+        )
         return result
 
 

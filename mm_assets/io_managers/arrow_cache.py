@@ -20,7 +20,9 @@ def cache_shard(job: Job) -> Done:
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     folder = job.dest.rpartition("/")[0]
-    writer = InterleavedArrowCacheWriter(folder, on_materialize_error=job.options["on_materialize_error"], roots=())
+    writer = InterleavedArrowCacheWriter(
+        folder, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
     return convert_shard(job, reader, writer, job.shard.version)[0]
 
 

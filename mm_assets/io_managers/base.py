@@ -1,21 +1,23 @@
-"""The IO manager behind every sharded asset: many shards in one run, worker processes, one event for each shard.
+"""The IO manager behind every sharded asset: many shards in one run, worker processes, one event for each
+shard.
 
 Which hook is called when (a format supplies those marked *):
 
     handle_output(plan)     parent   fingerprints; unchanged shards are reported at once, without work
       locate*                 parent   the place of each output
-      settle                  parent   what all shards together decide for each of them (types of columns, whose a sample id is)
-      stat_outputs            parent   how each output looks, to see whether it is still the recorded one
-      prepare_chunk           parent   a last look at all jobs together (unify schemas)
-      run_job*                worker   one shard: read, transform, check, publish in one step
-      publish_chunk           parent   only for formats whose shards appear by a commit for the whole chunk
+      settle                  parent   what all shards together decide for each of them (types of columns,
+      whose a sample id is) stat_outputs            parent   how each output looks, to see whether it is still
+      the recorded one prepare_chunk           parent   a last look at all jobs together (unify schemas)
+      run_job*                worker   one shard: read, transform, check, publish in one step publish_chunk
+      parent   only for formats whose shards appear by a commit for the whole chunk
     load_input()            parent   which shards landed, where, in which version: a ShardSet, never data
 
-A shard that fails is logged and simply does not land; the good ones go on to the next asset in the same run. The check `landed`
-(`mm_assets.io_managers.sharded`) then fails the run. Run on `in_process_executor`: only there do the assets share their workers,
-and a step costs 2 to 10 s less.
+A shard that fails is logged and simply does not land; the good ones go on to the next asset in the same run.
+The check `landed` (`mm_assets.io_managers.sharded`) then fails the run. Run on `in_process_executor`: only
+there do the assets share their workers, and a step costs 2 to 10 s less.
 
-No `from __future__ import annotations` in modules with a `ResourceDependency`: see `mm_assets.io_managers.workers`.
+No `from __future__ import annotations` in modules with a `ResourceDependency`: see
+`mm_assets.io_managers.workers`.
 """
 
 import os
@@ -43,12 +45,16 @@ from mm_assets.io_managers.workers import Workers
 
 # Name of the check that fails a run of which shards are missing.
 LANDED = "landed"
-# Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`): what failed shards mean for their run.
+# Tag of every sharded asset, so that one can select them (`tag:mm_assets/sharded=fail`): what failed shards
+# mean for their run.
 SHARDED_TAG = "mm_assets/sharded"
 
 
 class ShardIOManager(dg.ConfigurableIOManager):
-    """Base of the IO managers of all formats. Subclasses give `locate` and `run_job`; further config fields become job options."""
+    """Base of the IO managers of all formats.
+
+    Subclasses give `locate` and `run_job`; further config fields become job options.
+    """
 
     root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
     workers: dg.ResourceDependency[Workers]
@@ -61,41 +67,57 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     @staticmethod
     def run_job(job: Job) -> Done:
-        """Do one shard, in a worker. A subclass says `run_job = staticmethod(a_function_of_a_module)`; workers import that module.
+        """Do one shard, in a worker. A subclass says `run_job = staticmethod(a_function_of_a_module)`;
+        workers import that module.
 
-        Expected failures come back as `Done(ok=False, error=one line)`, anything raised becomes one. A failed job leaves what was
-        published before as it was.
+        Expected failures come back as `Done(ok=False, error=one line)`, anything raised becomes one. A failed
+        job leaves what was published before as it was.
         """
         raise NotImplementedError("an IO manager must set run_job")
 
     def options(self) -> Mapping[str, Any]:
-        """What decides the bytes of an output besides the plan; sent with each job. Default: all config fields of the subclass."""
-        fields = {name: getattr(self, name) for name in sorted(set(type(self).model_fields) - set(ShardIOManager.model_fields))}
-        return {name: value for name, value in fields.items() if not isinstance(value, dg.ConfigurableResource)}
+        """What decides the bytes of an output besides the plan; sent with each job. Default: all config
+        fields of the subclass.
+        """
+        fields = {
+            name: getattr(self, name)
+            for name in sorted(set(type(self).model_fields) - set(ShardIOManager.model_fields))
+        }
+        return {
+            name: value for name, value in fields.items() if not isinstance(value, dg.ConfigurableResource)
+        }
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
-        """How the outputs (key -> uri) look now, by key; None for one that is not there. Default: size and time of a file."""
+        """How the outputs (key -> uri) look now, by key; None for one that is not there. Default: size and
+        time of a file.
+        """
         found = records.stat_outputs(dests.values())
         return {key: found[uri] for key, uri in dests.items()}
 
     def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        """Options of single shards that follow from all shards together; part of the fingerprint. Same keys, any order.
+        """Options of single shards that follow from all shards together; part of the fingerprint. Same keys,
+        any order.
 
-        Asked for every shard of the run, also for those that turn out unchanged. A `Done` in the place of a job fails its shard.
+        Asked for every shard of the run, also for those that turn out unchanged. A `Done` in the place of a
+        job fails its shard.
         """
         return jobs
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any order.
+        """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any
+        order.
 
-        A `Done` in the place of a job fails its shard: an input that cannot be read here must not keep the others from their work.
+        A `Done` in the place of a job fails its shard: an input that cannot be read here must not keep the
+        others from their work.
         """
         return jobs
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
-        """Publish the shards that workers prepared, all in one commit; return them with final `uri`, `version`, `metadata`.
+        """Publish the shards that workers prepared, all in one commit; return them with final `uri`,
+        `version`, `metadata`.
 
-        A subclass that defines this gets no event logged before it returns. When it raises, no shard of the chunk has landed.
+        A subclass that defines this gets no event logged before it returns. When it raises, no shard of the
+        chunk has landed.
         """
         raise NotImplementedError
 
@@ -103,7 +125,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     @told_in_words()
     def handle_output(self, context: dg.OutputContext, obj: Plan) -> None:
-        """Carry out the plan for the run's shards and log one event for each. Raises only for faults of code or set-up.
+        """Carry out the plan for the run's shards and log one event for each. Raises only for faults of code
+        or set-up.
 
         A plain function on purpose: events of a generator would be held back to its end.
         """
@@ -114,8 +137,13 @@ class ShardIOManager(dg.ConfigurableIOManager):
         self._sweep(context.asset_key.to_user_string(), tasks)
         unchanged = self._unchanged(tasks, ledger, reports)
         latest = events.latest_materializations(run.instance, context.asset_key, unchanged)
-        # A record that was put in the place of another would be reported as what was made: its shard is made again.
-        unchanged = {key: record for key, record in unchanged.items() if key not in latest or latest[key].version == record.version}
+        # A record that was put in the place of another would be reported as what was made: its shard is made
+        # again.
+        unchanged = {
+            key: record
+            for key, record in unchanged.items()
+            if key not in latest or latest[key].version == record.version
+        }
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
         todo = {key: task for key, task in tasks.items() if key not in unchanged}
@@ -130,7 +158,11 @@ class ShardIOManager(dg.ConfigurableIOManager):
         reports.finish()
         # The gate may have been left out of this run: then nobody else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
-        if reports.failed and fails and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED)):
+        if (
+            reports.failed
+            and fails
+            and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED))
+        ):
             raise dg.Failure(
                 f"{len(reports.failed)} shard(s) of {context.asset_key.to_user_string()} failed: {', '.join(sorted(reports.failed))}",
                 metadata={"shards": dg.MetadataValue.json(reports.failed)},
@@ -140,8 +172,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
     def load_input(self, context: dg.InputContext) -> ShardSet:
         """The shards of the upstream asset that this step may read.
 
-        Left out are shards without any materialization, and those that failed in this very run: the older version that they
-        still have must not pass for what this run was to make.
+        Left out are shards without any materialization, and those that failed in this very run: the older
+        version that they still have must not pass for what this run was to make.
         """
         asset = context.asset_key
         if not context.has_asset_partitions:
@@ -152,14 +184,26 @@ class ShardIOManager(dg.ConfigurableIOManager):
         failed = set(events.failed_attempts(context.instance, asset, keys, [run.run_id])) if run else set()
         return ShardSet(
             asset.to_user_string(),
-            tuple(Shard(key, found[key].uri, found[key].version, found[key].pointer) for key in keys if key in found and key not in failed),
-            {key: "failed in this run" if key in failed else "not materialized" for key in keys if key not in found or key in failed},
+            tuple(
+                Shard(key, found[key].uri, found[key].version, found[key].pointer)
+                for key in keys
+                if key in found and key not in failed
+            ),
+            {
+                key: "failed in this run" if key in failed else "not materialized"
+                for key in keys
+                if key not in found or key in failed
+            },
         )
 
     # --- steps of handle_output ---
 
-    def _tasks(self, context: dg.OutputContext, plan: Plan, ledger: ShardRecords, reports: ShardReports) -> dict[str, Task]:
-        """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails here."""
+    def _tasks(
+        self, context: dg.OutputContext, plan: Plan, ledger: ShardRecords, reports: ShardReports
+    ) -> dict[str, Task]:
+        """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails
+        here.
+        """
         asset = context.asset_key.to_user_string()
         options = dict(self.options())
         made_by = digest([reports.code_version, plan.digest(), type(self).__qualname__, options])
@@ -174,29 +218,45 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 continue
             side = {name: shards[key] for name, shards in sides.items()}
             dest = self.locate(asset, key)
-            jobs.append(Job(sources[key], dest, side, plan.steps, options, reports.blocking, asset, self.root))
+            jobs.append(
+                Job(sources[key], dest, side, plan.steps, options, reports.blocking, asset, self.root)
+            )
         tasks: dict[str, Task] = {}
         for job in _same_keys(jobs, self.settle(plan, jobs) if jobs else [], "settle"):
             if isinstance(job, Done):
                 reports.failure(replace(job, ok=False))
                 continue
-            parents = {plan.source.asset: job.shard} | {plan.side[name].asset: shard for name, shard in job.side.items()}
+            parents = {plan.source.asset: job.shard} | {
+                plan.side[name].asset: shard for name, shard in job.side.items()
+            }
             versions = {name: [plan.side[name].asset, shard.version] for name, shard in job.side.items()}
             settled = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, ledger.relative(job.dest), plan.source.asset, job.shard.version, versions]
-            tasks[job.key] = Task(job, digest([*made_from, settled] if settled else made_from), parents, made_by)
+            tasks[job.key] = Task(
+                job, digest([*made_from, settled] if settled else made_from), parents, made_by
+            )
         return tasks
 
     def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
-        """Remove what processes that died left, also those of a survey or a proof: there may be no other work to do any more."""
-        for folder in {os.path.dirname(local_path(task.job.dest)) for task in tasks.values() if not is_remote(task.job.dest)}:
+        """Remove what processes that died left, also those of a survey or a proof: there may be no other work
+        to do any more.
+        """
+        for folder in {
+            os.path.dirname(local_path(task.job.dest))
+            for task in tasks.values()
+            if not is_remote(task.job.dest)
+        }:
             sweep_output(folder)
         if not is_remote(self.root):
             for folder in own_folders(local_path(self.root), asset):
                 sweep(folder)
 
-    def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
-        """Records of the shards that need no work: made from the same, and the output is still the recorded one."""
+    def _unchanged(
+        self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports
+    ) -> dict[str, ShardRecord]:
+        """Records of the shards that need no work: made from the same, and the output is still the recorded
+        one.
+        """
         records = ledger.read(reports.asset.to_user_string(), tasks)
         known = {key: record for key, record in records.items() if tasks[key].is_done(record, reports.checks)}
         stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
@@ -205,7 +265,11 @@ class ShardIOManager(dg.ConfigurableIOManager):
         for key, problems in shards_with_problems(self.root, known.values()).items():
             damaged.add(key)
             dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(problems)}")
-        return {key: record for key, record in known.items() if is_intact(record, stats[key]) and key not in damaged}
+        return {
+            key: record
+            for key, record in known.items()
+            if is_intact(record, stats[key]) and key not in damaged
+        }
 
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
@@ -218,7 +282,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 yield [replace(item, ok=False)]
         commits = type(self).publish_chunk is not ShardIOManager.publish_chunk
         held: list[Done] = []
-        with closing(self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, Job)])) as answers:
+        with closing(
+            self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, Job)])
+        ) as answers:
             for job, answer in answers:
                 done = tasks[job.key].judged(answer)
                 if done.ok and commits:
@@ -235,10 +301,18 @@ class ShardIOManager(dg.ConfigurableIOManager):
             line = f"commit of the chunk failed: {error_line(error)}"
             failed = [Done(done.key, ok=False, error=line) for done in held]
             return [replace(failed[0], detail="".join(traceback.format_exception(error))), *failed[1:]]
-        return [published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out") for done in held]
+        return [
+            published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out")
+            for done in held
+        ]
 
-    def _recorded(self, tasks: Mapping[str, Task], dones: Sequence[Done], ledger: ShardRecords, asset: str) -> Iterator[Done]:
-        """Write the records of what is published. Without one a shard has not landed: its next run could not tell what is there."""
+    def _recorded(
+        self, tasks: Mapping[str, Task], dones: Sequence[Done], ledger: ShardRecords, asset: str
+    ) -> Iterator[Done]:
+        """Write the records of what is published.
+
+        Without one a shard has not landed: its next run could not tell what is there.
+        """
         good = {done.key: tasks[done.key].job.dest for done in dones if done.ok}
         try:
             stats = self.stat_outputs(good) if good else {}
@@ -247,12 +321,18 @@ class ShardIOManager(dg.ConfigurableIOManager):
             dones, stats = [replace(d, ok=False, error=line) if d.ok else d for d in dones], {}
         for done in dones:
             if done.ok and done.uri and stats[done.key] is None:
-                done = replace(done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there")
+                done = replace(
+                    done, ok=False, error=f"run_job says it published {done.uri}, but nothing is there"
+                )
             if done.ok:
                 try:
                     ledger.write(tasks[done.key].record(asset, done, stats[done.key]))
                 except (OSError, TypeError, ValueError) as error:
-                    done = replace(done, ok=False, error=f"published, but its record could not be written: {error_line(error)}")
+                    done = replace(
+                        done,
+                        ok=False,
+                        error=f"published, but its record could not be written: {error_line(error)}",
+                    )
             yield done
 
 

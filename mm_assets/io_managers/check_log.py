@@ -1,4 +1,6 @@
-"""Outcomes of asset checks in the event log: one evaluation a shard, against the materialization it judges, then one over all shards."""
+"""Outcomes of asset checks in the event log: one evaluation a shard, against the materialization it judges,
+then one over all shards.
+"""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -10,7 +12,8 @@ from mm_assets.io_managers import events
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.shards import Check
 
-# Evaluations wait for others, so that one query finds the materializations of all: so many shards, and so many seconds, at most.
+# Evaluations wait for others, so that one query finds the materializations of all: so many shards, and so
+# many seconds, at most.
 _SHARDS_AT_ONCE = 50
 _LONGEST_WAIT = 2.0
 _LISTED = 50
@@ -18,9 +21,11 @@ _LOOKED_AT = 500  # failures of other runs, the latest first
 
 
 class CheckLog:
-    """Logs the checks of one asset from within a step. Give it each shard's checks after the shard's materialization was logged.
+    """Logs the checks of one asset from within a step. Give it each shard's checks after the shard's
+    materialization was logged.
 
-    ``checks`` are those that this step may evaluate: others are passed over. Call `finish` once all shards are known.
+    ``checks`` are those that this step may evaluate: others are passed over. Call `finish` once all shards
+    are known.
     """
 
     def __init__(
@@ -51,17 +56,23 @@ class CheckLog:
             self._flush()
 
     def finish(self, problems: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Log what waits, and one evaluation over all shards for each check evaluated here: it is what the asset's overview shows.
+        """Log what waits, and one evaluation over all shards for each check evaluated here: it is what the
+        asset's overview shows.
 
-        ``problems`` says by check what is wrong with no shard in particular: the evaluation over all has it and fails.
-        A check that was planned for a shard and never came to be evaluated (the shard failed before) counts as not evaluated.
+        ``problems`` says by check what is wrong with no shard in particular: the evaluation over all has it
+        and fails. A check that was planned for a shard and never came to be evaluated (the shard failed
+        before) counts as not evaluated.
         """
         self._flush()
         events.withdraw_planned(self._instance, self._run_id, [spec.key for spec in self._specs.values()])
         latest = events.latest_of_asset(self._instance, self._asset)
         problems = {name: lines for name, lines in (problems or {}).items() if lines}
         for name in [name for name in self._specs if name in self._evaluated or name in problems]:
-            self._log_event(self._over_all(self._specs[name], self._evaluated.get(name, {}), latest, problems.get(name, ())))
+            self._log_event(
+                self._over_all(
+                    self._specs[name], self._evaluated.get(name, {}), latest, problems.get(name, ())
+                )
+            )
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -74,9 +85,17 @@ class CheckLog:
                 self._log_event(_evaluation(self._specs[check.name], shard, check, found.get(shard)))
 
     def _over_all(
-        self, spec: dg.AssetCheckSpec, outcomes: Mapping[str, Check], latest: events.Latest | None, problems: Sequence[str]
+        self,
+        spec: dg.AssetCheckSpec,
+        outcomes: Mapping[str, Check],
+        latest: events.Latest | None,
+        problems: Sequence[str],
     ) -> dg.AssetCheckEvaluation:
-        bad = {shard: str(check.metadata.get("summary", "")) for shard, check in outcomes.items() if not check.passed}
+        bad = {
+            shard: str(check.metadata.get("summary", ""))
+            for shard, check in outcomes.items()
+            if not check.passed
+        }
         severities = {check.severity for check in outcomes.values() if not check.passed}
         for shard, evaluation in events.failing_shards(self._instance, spec.key, _LOOKED_AT).items():
             if shard not in outcomes:
@@ -91,7 +110,9 @@ class CheckLog:
             asset_key=spec.asset_key,
             check_name=spec.name,
             passed=not bad and not problems,
-            severity=dg.AssetCheckSeverity.WARN if severities == {"WARN"} and not problems else dg.AssetCheckSeverity.ERROR,
+            severity=dg.AssetCheckSeverity.WARN
+            if severities == {"WARN"} and not problems
+            else dg.AssetCheckSeverity.ERROR,
             blocking=spec.blocking,
             metadata=metadata_values(
                 {
@@ -106,7 +127,9 @@ class CheckLog:
         )
 
 
-def _evaluation(spec: dg.AssetCheckSpec, shard: str, check: Check, judged: events.Latest | None) -> dg.AssetCheckEvaluation:
+def _evaluation(
+    spec: dg.AssetCheckSpec, shard: str, check: Check, judged: events.Latest | None
+) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=spec.asset_key,
         check_name=spec.name,

@@ -1,14 +1,16 @@
-"""What the seam takes from Dagster 1.13.27 beyond its documented interface. Nothing of that kind is used in any other module.
+"""What the seam takes from Dagster 1.13.27 beyond its documented interface. Nothing of that kind is used in
+any other module.
 
-Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`: run them first after an upgrade of Dagster. They tell
-which of these no longer holds:
+Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`: run them first after an
+upgrade of Dagster. They tell which of these no longer holds:
 
 * `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
 * the tags of `provenance` on a logged materialization are the ones that staleness is computed from;
 * `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query;
 * a planned materialization without a later real one in the event log is a failed (or unfinished) attempt;
-* an evaluation counts for a partition only while it names the partition's latest materialization (`target`); of several rows of a check
-  the one inserted last counts, and a planned row that is never filled in reads "Failed" once its run has failed (`withdraw_planned`);
+* an evaluation counts for a partition only while it names the partition's latest materialization (`target`);
+  of several rows of a check the one inserted last counts, and a planned row that is never filled in reads
+  "Failed" once its run has failed (`withdraw_planned`);
 * the asset layer of the running job names the checks that are part of this run.
 """
 
@@ -18,7 +20,9 @@ from typing import TypeVar
 
 import dagster as dg
 import sqlalchemy as db
-from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluationTargetMaterializationData,
+)
 from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -41,8 +45,8 @@ from mm_assets.io_managers.shards import Shard
 
 T = TypeVar("T")
 
-# In the metadata of an `Output`: "the events of this output have been logged already". Dagster uses it for observable source assets.
-# Without it each shard would get a second, empty event, which comes last and wins.
+# In the metadata of an `Output`: "the events of this output have been logged already". Dagster uses it for
+# observable source assets. Without it each shard would get a second, empty event, which comes last and wins.
 MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 # Metadata entry of each event that says where the shard lies. Dagster shows it as the asset's URI.
@@ -54,7 +58,9 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Latest:
-    """The latest event of one partition: its storage id (`pointer`), data version, run, time (seconds since 1970), and metadata."""
+    """The latest event of one partition: its storage id (`pointer`), data version, run, time (seconds since
+    1970), and metadata.
+    """
 
     pointer: int
     version: str
@@ -73,10 +79,12 @@ def observed_version(version: str) -> dict[str, str]:
 
 
 def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) -> dict[str, str]:
-    """Tags of a materialization: its data version, and per parent asset the version and the event it was made from.
+    """Tags of a materialization: its data version, and per parent asset the version and the event it was made
+    from.
 
-    Staleness of a partition compares the parent's version *at the pointer* with its latest one, so a parent without pointer never makes
-    it stale. Without the code version Dagster sees no provenance at all and compares times.
+    Staleness of a partition compares the parent's version *at the pointer* with its latest one, so a parent
+    without pointer never makes it stale. Without the code version Dagster sees no provenance at all and
+    compares times.
     """
     tags = {
         DATA_VERSION_TAG: version,
@@ -86,15 +94,21 @@ def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) ->
     for asset, shard in parents.items():
         key = dg.AssetKey.from_user_string(asset)
         tags[get_input_data_version_tag(key)] = shard.version
-        tags[get_input_event_pointer_tag(key)] = NULL_EVENT_POINTER if shard.pointer is None else str(shard.pointer)
+        tags[get_input_event_pointer_tag(key)] = (
+            NULL_EVENT_POINTER if shard.pointer is None else str(shard.pointer)
+        )
     return tags
 
 
-def latest_materializations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]) -> dict[str, Latest]:
+def latest_materializations(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, Latest]:
     """The latest materialization of each of these partitions that has one."""
     found: dict[str, Latest] = {}
     for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys):
-        records = instance.fetch_materializations(dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH).records
+        records = instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH
+        ).records
         for record in records:
             event = record.asset_materialization
             if event is not None and event.partition is not None:
@@ -102,11 +116,15 @@ def latest_materializations(instance: dg.DagsterInstance, asset: dg.AssetKey, ke
     return found
 
 
-def latest_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]) -> dict[str, Latest]:
+def latest_observations(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, Latest]:
     """The latest observation of each of these partitions that has one."""
     found: dict[str, Latest] = {}
     for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_OBSERVATION, keys):
-        records = instance.fetch_observations(dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH).records
+        records = instance.fetch_observations(
+            dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH
+        ).records
         for record in records:
             event = record.asset_observation
             if event is not None and event.partition is not None:
@@ -115,10 +133,15 @@ def latest_observations(instance: dg.DagsterInstance, asset: dg.AssetKey, keys: 
 
 
 def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationData | None:
-    """What an evaluation says of the materialization that it judges. Without it the UI takes the evaluation for outdated."""
+    """What an evaluation says of the materialization that it judges.
+
+    Without it the UI takes the evaluation for outdated.
+    """
     if latest is None:
         return None
-    return AssetCheckEvaluationTargetMaterializationData(storage_id=latest.pointer, run_id=latest.run_id, timestamp=latest.timestamp)
+    return AssetCheckEvaluationTargetMaterializationData(
+        storage_id=latest.pointer, run_id=latest.run_id, timestamp=latest.timestamp
+    )
 
 
 def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest | None:
@@ -131,9 +154,11 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
 
 
 def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> None:
-    """Forget that a run meant to evaluate these checks, where it has not: what was not looked at has not failed.
+    """Forget that a run meant to evaluate these checks, where it has not: what was not looked at has not
+    failed.
 
-    Partitions keep the verdict they had before. Only event logs in a database know planned checks apart from their events.
+    Partitions keep the verdict they had before. Only event logs in a database know planned checks apart from
+    their events.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -153,26 +178,39 @@ def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable
             )
 
 
-def failing_shards(instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int) -> dict[str, dg.AssetCheckEvaluation]:
-    """The partitions whose latest evaluation of a check stands and did not pass, of its ``limit`` latest failures."""
+def failing_shards(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
+) -> dict[str, dg.AssetCheckEvaluation]:
+    """The partitions whose latest evaluation of a check stands and did not pass, of its ``limit`` latest
+    failures.
+    """
     status = {AssetCheckExecutionRecordStatus.FAILED}
     found: dict[str, dg.AssetCheckEvaluation] = {}
-    for record in instance.event_log_storage.get_asset_check_execution_history(check, limit=limit, status=status):
+    for record in instance.event_log_storage.get_asset_check_execution_history(
+        check, limit=limit, status=status
+    ):
         if record.partition is not None and record.evaluation is not None:
             found.setdefault(record.partition, record.evaluation)
     failing: set[str | None] = set()
     for keys in _batches(list(found)):
         infos = instance.event_log_storage.get_asset_check_partition_info([check], partition_keys=keys)
-        failing |= {info.partition_key for info in infos if info.is_current and info.latest_execution_status in status}
+        failing |= {
+            info.partition_key for info in infos if info.is_current and info.latest_execution_status in status
+        }
     return {key: evaluation for key, evaluation in found.items() if key in failing}
 
 
 def failed_attempts(
-    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Iterable[str] | None = None
+    instance: dg.DagsterInstance,
+    asset: dg.AssetKey,
+    keys: Iterable[str],
+    run_ids: Iterable[str] | None = None,
 ) -> list[str]:
-    """Those of `keys` whose latest attempt has no materialization, sorted; attempts of these runs, or of any run that has ended.
+    """Those of `keys` whose latest attempt has no materialization, sorted; attempts of these runs, or of any
+    run that has ended.
 
-    Asked within a run, after the asset's step. A shard that another run has planned since is that run's to answer for.
+    Asked within a run, after the asset's step. A shard that another run has planned since is that run's to
+    answer for.
     """
     keys = list(keys)
     planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
@@ -180,30 +218,42 @@ def failed_attempts(
     open_ = {key for key, storage_id in planned.items() if storage_id > landed.get(key, -1)}
     if not open_:
         return []
-    # This query goes over all partitions of the asset; it is only asked when something failed, and only from there on.
+    # This query goes over all partitions of the asset; it is only asked when something failed, and only from
+    # there on.
     start = min(planned[key] for key in open_) - 1
     attempts = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations(
         asset, after_storage_id=start
     )
     run_of_key = {key: attempts[key][0] for key in open_ if key in attempts}
-    runs = set(run_ids) if run_ids is not None else {r for r in set(run_of_key.values()) if _has_ended(instance, r)}
+    runs = (
+        set(run_ids)
+        if run_ids is not None
+        else {r for r in set(run_of_key.values()) if _has_ended(instance, r)}
+    )
     return sorted(key for key, run in run_of_key.items() if run in runs)
 
 
 def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """The run and the runs it re-executes: a re-execution "from failure" may consist of nothing but the failed gate."""
+    """The run and the runs it re-executes: a re-execution "from failure" may consist of nothing but the
+    failed gate.
+    """
     group = instance.get_run_group(run.run_id)
     return list(group[1]) if group else [run]
 
 
-def keys_of_run(run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance) -> list[str]:
+def keys_of_run(
+    run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance
+) -> list[str]:
     """The partition keys a run was launched for, from its tags; empty for a run without.
 
-    Ranges follow the order in which dynamic partitions were added, not the alphabet, and include whatever was added in between. A
-    range whose end was added before its start is empty, without an error.
+    Ranges follow the order in which dynamic partitions were added, not the alphabet, and include whatever was
+    added in between. A range whose end was added before its start is empty, without an error.
     """
     single = run.tags.get(PARTITION_NAME_TAG)
-    first, last = run.tags.get(ASSET_PARTITION_RANGE_START_TAG, single), run.tags.get(ASSET_PARTITION_RANGE_END_TAG, single)
+    first, last = (
+        run.tags.get(ASSET_PARTITION_RANGE_START_TAG, single),
+        run.tags.get(ASSET_PARTITION_RANGE_END_TAG, single),
+    )
     if first is None or last is None:
         return []
     with dg.partition_loading_context(dynamic_partitions_store=instance):
@@ -233,7 +283,11 @@ def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
 
 def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> bool:
     """Whether this run also materializes the asset that a check is about."""
-    return any(asset in data.assets_def.keys for data in context.job_def.asset_layer.data if data.assets_def.is_executable)
+    return any(
+        asset in data.assets_def.keys
+        for data in context.job_def.asset_layer.data
+        if data.assets_def.is_executable
+    )
 
 
 def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
@@ -241,14 +295,18 @@ def _has_ended(instance: dg.DagsterInstance, run_id: str) -> bool:
     return run is None or run.is_finished
 
 
-def _storage_ids(instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]) -> dict[str, int]:
+def _storage_ids(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> dict[str, int]:
     found: dict[str, int] = {}
     for batch in _batches(list(keys)):
         found.update(instance.get_latest_storage_id_by_partition(asset, kind, set(batch)))
     return found
 
 
-def _ids(instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]) -> Iterator[list[int]]:
+def _ids(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
+) -> Iterator[list[int]]:
     return _batches(list(_storage_ids(instance, asset, kind, keys).values()))
 
 
@@ -258,4 +316,10 @@ def _batches(items: list[T]) -> Iterator[list[T]]:
 
 
 def _latest(record: dg.EventLogRecord, event: dg.AssetMaterialization | dg.AssetObservation) -> Latest:
-    return Latest(record.storage_id, (event.tags or {}).get(DATA_VERSION_TAG, ""), record.run_id, record.timestamp, event.metadata)
+    return Latest(
+        record.storage_id,
+        (event.tags or {}).get(DATA_VERSION_TAG, ""),
+        record.run_id,
+        record.timestamp,
+        event.metadata,
+    )

@@ -29,12 +29,19 @@ def schema_alignment(report: PartitionReport) -> Check:
         elif report.schema.field(field.name).type != field.type:
             problems.append(f"{field.name}: {report.schema.field(field.name).type} instead of {field.type}")
     problems.extend(f"{name}: left out by a strict schema" for name in report.dropped_columns)
-    metadata = {"columns": len(report.schema), "problems": {"json": problems}, "summary": "; ".join(problems[:3])}
+    metadata = {
+        "columns": len(report.schema),
+        "problems": {"json": problems},
+        "summary": "; ".join(problems[:3]),
+    }
     return Check(SCHEMA_ALIGNMENT, not problems, "ERROR", metadata)
 
 
 def materialization_errors(report: PartitionReport, policy: str) -> Check:
-    """No item carries an error. Under ``error`` a single one fails the shard; the other policies let it pass with a warning."""
+    """No item carries an error.
+
+    Under ``error`` a single one fails the shard; the other policies let it pass with a warning.
+    """
     listed = [
         {"sample_id": e.sample_id, "position": e.position, "message": e.message, "outcome": e.outcome}
         for e in report.errors[:_LISTED]
@@ -46,7 +53,9 @@ def materialization_errors(report: PartitionReport, policy: str) -> Check:
         "rows_dropped": sum(loss.outcome == "quarantined" and loss.is_item for loss in report.losses),
         "first": {"json": listed},
     }
-    return Check(MATERIALIZATION_ERRORS, not report.errors, "ERROR" if policy == "error" else "WARN", metadata)
+    return Check(
+        MATERIALIZATION_ERRORS, not report.errors, "ERROR" if policy == "error" else "WARN", metadata
+    )
 
 
 def _first(errors: Sequence[ItemError]) -> str:
@@ -57,7 +66,8 @@ def _first(errors: Sequence[ItemError]) -> str:
 
 
 def ledger_balance(balance: Balance) -> Check:
-    """Items in = out + filtered + quarantined; where the input's digest is known, also the rows themselves, modulo order.
+    """Items in = out + filtered + quarantined; where the input's digest is known, also the rows themselves,
+    modulo order.
 
     An input that does not say how many items it holds leaves nothing to balance; ours all say it.
     """
@@ -76,7 +86,9 @@ def ledger_balance(balance: Balance) -> Check:
 
 def images_decode(report: PartitionReport) -> Check:
     """Every image that was looked into could be read; a sample of them was decoded to the last pixel."""
-    bad = [error for error in report.errors if fault_of(error.message) in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)]
+    bad = [
+        error for error in report.errors if fault_of(error.message) in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)
+    ]
     listed = [{"sample_id": e.sample_id, "position": e.position, "message": e.message} for e in bad[:_LISTED]]
     metadata = {
         "images_checked": report.counts.get("images_checked", 0),

@@ -19,7 +19,9 @@ from mm_assets.io_managers.tasks import Task
 
 @dataclass(frozen=True)
 class Fragments:
-    """What a worker hands to the commit: the shard's report, the asset it is of, and the digest of the rows that went in."""
+    """What a worker hands to the commit: the shard's report, the asset it is of, and the digest of the rows
+    that went in.
+    """
 
     asset: str
     report: Any
@@ -33,7 +35,9 @@ def fragment_shard(job: Job) -> Done:
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    writer = InterleavedLanceWriter(job.dest, on_materialize_error=job.options["on_materialize_error"], roots=())
+    writer = InterleavedLanceWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
     planned = schema_from_text(job.options["planned"])
     done, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
     return done if report is None else replace(done, payload=Fragments(job.asset, report, job.shard.version))
@@ -63,7 +67,9 @@ class LanceIOManager(ShardIOManager):
         return {key: facts.get(key, {"rows": 0}) if facts is not None else None for key in dests}
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        """Settle the table's columns over all shards of the chunk; a shard whose schema cannot be read fails alone."""
+        """Settle the table's columns over all shards of the chunk; a shard whose schema cannot be read fails
+        alone.
+        """
         from mm_assets.formats.parquet import InterleavedParquetReader
         from mm_assets.formats.partitions import Partition
 
@@ -79,7 +85,9 @@ class LanceIOManager(ShardIOManager):
         planned = self._writer().prepared(list(schemas.values())).planned
         assert planned is not None
         text = schema_to_text(planned)
-        return [unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs]
+        return [
+            unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs
+        ]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
         assets = {done.key: done.payload.asset for done in dones}
@@ -91,7 +99,9 @@ class LanceIOManager(ShardIOManager):
                 f"{rows} rows that no shard has written were removed from {writer.table_uri}: the version before still has them"
             )
         return [
-            replace(done, payload=None, ok=False, error=complaints[done.key]) if done.key in complaints else self._entered(done)
+            replace(done, payload=None, ok=False, error=complaints[done.key])
+            if done.key in complaints
+            else self._entered(done)
             for done in dones
         ]
 

@@ -23,7 +23,9 @@ from mm_assets.io_managers.tasks import Task
 
 
 def ingest_shard(job: Job) -> Done:
-    """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to fail."""
+    """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to
+    fail.
+    """
     from mm_assets.accounting.contract import Published
     from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.surveys import SurveyStore
@@ -49,11 +51,18 @@ def ingest_shard(job: Job) -> Done:
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
         if survey is not None:
-            absent = {loss.sample_id for loss in report.losses if loss.kind != DUPLICATE_ID and loss.modality == "metadata"}
+            absent = {
+                loss.sample_id
+                for loss in report.losses
+                if loss.kind != DUPLICATE_ID and loss.modality == "metadata"
+            }
             absent |= set(options["taken_ids"])
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
             notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
-            done = replace(done, account={**done.account, FILES: {**done.account[FILES], **digest_files(job.root, notes)}})
+            done = replace(
+                done,
+                account={**done.account, FILES: {**done.account[FILES], **digest_files(job.root, notes)}},
+            )
     return done
 
 
@@ -63,7 +72,9 @@ def rewrite_shard(job: Job) -> Done:
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    writer = InterleavedParquetWriter(job.dest, on_materialize_error=job.options["on_materialize_error"], roots=())
+    writer = InterleavedParquetWriter(
+        job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
     return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
@@ -119,14 +130,27 @@ class IngestIOManager(RawInput, _ParquetFolder):
         return settled
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not what is written."""
-        return [replace(job, options={**job.options, "max_loss": self.gate.max_loss}) for job in super().prepare_chunk(jobs)]
+        """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not
+        what is written.
+        """
+        return [
+            replace(job, options={**job.options, "max_loss": self.gate.max_loss})
+            for job in super().prepare_chunk(jobs)
+        ]
 
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
-        """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on those that may not be."""
+        """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on
+        those that may not be.
+        """
         run = dg.AssetExecutionContext.get()
         asset = dg.AssetKey.from_user_string(self._source)
-        log = CheckLog(run.instance, run.run_id, run.log_event, asset, {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)})
+        log = CheckLog(
+            run.instance,
+            run.run_id,
+            run.log_event,
+            asset,
+            {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},
+        )
         for key, checks in self._verdicts.items():
             if key in tasks or key in self._refused:
                 log.add(key, checks)
@@ -148,16 +172,25 @@ def _refusal(found: Examined | str, is_strict: bool) -> str | None:
 
 
 def _in_own_order(found: Examined) -> pa.Schema:
-    """The shard's columns in the order it has them itself: another shard must not change the bytes of this one's output."""
+    """The shard's columns in the order it has them itself: another shard must not change the bytes of this
+    one's output.
+    """
     fields = {field.name: field for field in found.admission.fields}
     return pa.schema([fields[name] for name in found.survey.columns.needs()])
 
 
 def _wipe_out(found: Examined | str, before: ShardRecord | None) -> str | None:
     """Why a file in which nothing can be read may not replace samples that were published; an empty tar may."""
-    if isinstance(found, str) or found.survey.samples.num_rows or before is None or not before.account["written"]["samples"]:
+    if (
+        isinstance(found, str)
+        or found.survey.samples.num_rows
+        or before is None
+        or not before.account["written"]["samples"]
+    ):
         return None
-    damage = [loss.reason for losses in found.survey.losses.values() for loss in losses.first if not loss.is_item]
+    damage = [
+        loss.reason for losses in found.survey.losses.values() for loss in losses.first if not loss.is_item
+    ]
     if not damage:
         return None
     kept = before.account["written"]["samples"]

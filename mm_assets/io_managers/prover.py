@@ -1,4 +1,6 @@
-"""The proof of zero loss, as a resource that checks use: outputs examined in worker processes, verdicts kept below `proof/`."""
+"""The proof of zero loss, as a resource that checks use: outputs examined in worker processes, verdicts kept
+below `proof/`.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +33,12 @@ _NOTHING = {"rows": 0, "samples": 0, "images": 0, "texts": 0, "digest": ""}
 
 @dataclass(frozen=True)
 class Question:
-    """What is to be proven of an asset: these shards, of which the event log knows the versions of those that were ``materialized``.
+    """What is to be proven of an asset: these shards, of which the event log knows the versions of those that
+    were ``materialized``.
 
-    ``again``: every shard is read, also one that has not changed since it was found good. ``is_whole``: all shards of the asset are meant,
-    also those of which only the storage knows, and files that are of none of them.
+    ``again``: every shard is read, also one that has not changed since it was found good. ``is_whole``: all
+    shards of the asset are meant, also those of which only the storage knows, and files that are of none of
+    them.
     """
 
     asset: str
@@ -53,8 +57,9 @@ class Prover(dg.ConfigurableResource[Any]):
     def prove(self, question: Question) -> Iterator[tuple[str, Check]]:
         """The verdict on each shard that should be there; then `proof.json` is brought up to date.
 
-        A shard should be there if it has a record, if the event log has it as materialized, or if anything in the storage tells that it
-        landed once. Without a record nobody knows what was written: such a shard is not proven.
+        A shard should be there if it has a record, if the event log has it as materialized, or if anything in
+        the storage tells that it landed once. Without a record nobody knows what was written: such a shard is
+        not proven.
         """
         from mm_assets.io_managers.proving import ProofJob, prove_shard
 
@@ -71,7 +76,10 @@ class Prover(dg.ConfigurableResource[Any]):
         for key in keys:
             record = records[asset].get(key)
             if record is None:
-                told_by = [*(["the event log"] if key in question.materialized else []), *evidence.get(key, [])]
+                told_by = [
+                    *(["the event log"] if key in question.materialized else []),
+                    *evidence.get(key, []),
+                ]
                 if told_by:
                     examined.append(self._unrecorded(asset, key, told_by))
                     proofs.write(examined[-1])
@@ -85,24 +93,33 @@ class Prover(dg.ConfigurableResource[Any]):
             jobs.append(self._job(asset, key, records))
         if output.kind == "lance" and jobs:
             schema = self._table_schema(asset)
-            jobs = [replace(job, table_schema=schema, strays=sum(suspects.get(job.key, {}).values())) for job in jobs]
+            jobs = [
+                replace(job, table_schema=schema, strays=sum(suspects.get(job.key, {}).values()))
+                for job in jobs
+            ]
         for job, answer in self.workers.map(prove_shard, jobs):
             if isinstance(answer, WorkerFailure):
                 answer = self._unexamined(job, str(answer))
             problems = [*answer.problems, *_of_no_shard(suspects.get(job.key, {}))]
             problems += _versions_differ(records[asset][job.key], question.materialized.get(job.key))
             told = tuple(beside.get(job.key, ()))
-            proof = replace(answer, stat=stats.get(job.key), problems=(*problems, *told), beside=(*answer.beside, *told))
+            proof = replace(
+                answer, stat=stats.get(job.key), problems=(*problems, *told), beside=(*answer.beside, *told)
+            )
             proofs.write(proof)
             examined.append(proof)
             yield job.key, _check(proof)
         if question.is_whole:
-            proofs.roll_up(examined, {asset: Evidence(self.root).unmade(asset)}, {asset: self.unknown_files(asset)})
+            proofs.roll_up(
+                examined, {asset: Evidence(self.root).unmade(asset)}, {asset: self.unknown_files(asset)}
+            )
         else:
             proofs.roll_up(examined)
 
     def unknown_files(self, asset: str) -> list[str]:
-        """Files in the output's folder, as its readers would find them, that are of no shard that has a record."""
+        """Files in the output's folder, as its readers would find them, that are of no shard that has a
+        record.
+        """
         return Evidence(self.root).unknown_files(asset, ShardRecords(self.root).keys(asset))
 
     def _evidence(self, asset: str) -> dict[str, list[str]]:
@@ -119,7 +136,9 @@ class Prover(dg.ConfigurableResource[Any]):
         return found
 
     def _problems_beside(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, list[str]]:
-        """A line, by shard, for each file of its ledger, scores and quarantine that is not as it was written; the next run mends it."""
+        """A line, by shard, for each file of its ledger, scores and quarantine that is not as it was written;
+        the next run mends it.
+        """
         found = shards_with_problems(self.root, records.values())
         for derived in DERIVED.get(asset, ()):
             of_derived = ShardRecords(self.root).read(derived, records)
@@ -130,13 +149,36 @@ class Prover(dg.ConfigurableResource[Any]):
     def _unrecorded(self, asset: str, key: str, told_by: Sequence[str]) -> ShardProof:
         output = BY_ASSET[asset]
         place = output.uri(self.root, key).removeprefix(f"{self.root.rstrip('/')}/")
-        there = "nobody can tell whether what lies there is what was written" if exists(output.uri(self.root, key)) else "nothing is there"
+        there = (
+            "nobody can tell whether what lies there is what was written"
+            if exists(output.uri(self.root, key))
+            else "nothing is there"
+        )
         problem = f"{place}: no record says what was written, known from {', '.join(told_by)}; {there}"
-        return ShardProof(asset, key, "", _NOTHING, _NOTHING, {"rows": 0, "digest": ""}, problems=(problem,), examined_at=_now())
+        return ShardProof(
+            asset,
+            key,
+            "",
+            _NOTHING,
+            _NOTHING,
+            {"rows": 0, "digest": ""},
+            problems=(problem,),
+            examined_at=_now(),
+        )
 
     def _unexamined(self, job: Any, why: str) -> ShardProof:
         written, lost, made_by = (job.account[name] for name in ("written", "lost", "made_by"))
-        return ShardProof(job.output.asset, job.key, "", written, _NOTHING, lost, made_by, problems=(why,), examined_at=_now())
+        return ShardProof(
+            job.output.asset,
+            job.key,
+            "",
+            written,
+            _NOTHING,
+            lost,
+            made_by,
+            problems=(why,),
+            examined_at=_now(),
+        )
 
     def _job(self, asset: str, key: str, records: Mapping[str, Mapping[str, ShardRecord]]) -> Any:
         from mm_assets.io_managers.proving import Output, ProofJob
@@ -151,7 +193,9 @@ class Prover(dg.ConfigurableResource[Any]):
         return ProofJob(key, output(asset), record.account, self.root, before, after)
 
     def _stats(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
-        if BY_ASSET[asset].kind == "lance":  # the table has no file of a shard's own; the commit that its rows came with is in the record
+        if (
+            BY_ASSET[asset].kind == "lance"
+        ):  # the table has no file of a shard's own; the commit that its rows came with is in the record
             return {key: record.stat for key, record in records.items() if record.stat is not None}
         found = stat_outputs({record.uri for record in records.values() if record.uri})
         return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
@@ -160,16 +204,23 @@ class Prover(dg.ConfigurableResource[Any]):
         """The columns that the shards of a table share, as writers settled them."""
         ledger = ShardRecords(self.root)
         records = ledger.read(asset, ledger.keys(asset)).values()
-        return schema_to_text(unify_schemas([schema_from_text(record.account["schema"]) for record in records]))
+        return schema_to_text(
+            unify_schemas([schema_from_text(record.account["schema"]) for record in records])
+        )
 
     def _suspects(self, records: Mapping[str, ShardRecord]) -> dict[str, Counter[str]]:
-        """Shards of a Lance table with which something is wrong, found without reading their rows: one of their columns is gone or
-        narrower, they have values in a column that is not theirs, or there are rows that no shard has written. Those are counted, by
-        sample id, with the shard that has the sample id, else with the first.
+        """Shards of a Lance table with which something is wrong, found without reading their rows: one of
+        their columns is gone or narrower, they have values in a column that is not theirs, or there are rows
+        that no shard has written. Those are counted, by sample id, with the shard that has the sample id,
+        else with the first.
         """
         suspects: dict[str, Counter[str]] = {}
         for uri in {record.uri for record in records.values() if record.uri}:
-            schemas = {key: schema_from_text(record.account["schema"]) for key, record in records.items() if record.uri == uri}
+            schemas = {
+                key: schema_from_text(record.account["schema"])
+                for key, record in records.items()
+                if record.uri == uri
+            }
             try:
                 suspects |= _suspects_of_table(uri, schemas)
             except (OSError, ValueError):  # whoever reads the shards will say why
@@ -184,7 +235,9 @@ def _suspects_of_table(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, 
     columns = writer.table_columns()
     if columns is None:
         return {}
-    suspects: dict[str, Counter[str]] = {key: Counter() for key, schema in schemas.items() if not _holds(columns, schema)}
+    suspects: dict[str, Counter[str]] = {
+        key: Counter() for key, schema in schemas.items() if not _holds(columns, schema)
+    }
     if foreign := sorted(set(columns.names).difference(*(schema.names for schema in schemas.values()))):
         suspects |= {key: Counter() for key in writer.partitions_with_values(foreign, list(schemas))}
     for stray in writer.strays():
@@ -197,18 +250,25 @@ def _holds(columns: pa.Schema, schema: pa.Schema) -> bool:
     """Whether a table of these columns can hold a shard's: each is there, and in no narrower type."""
     united = unify_schemas([columns, schema])
     asked = [field.name for field in schema if not pa.types.is_null(field.type)]
-    return all(name in columns.names and is_same_type(columns.field(name), united.field(name)) for name in asked)
+    return all(
+        name in columns.names and is_same_type(columns.field(name), united.field(name)) for name in asked
+    )
 
 
 def _of_no_shard(rows_by_sample: Mapping[str, int]) -> list[str]:
-    return [f"sample {name!r}: {rows} rows that no shard has written" for name, rows in list(rows_by_sample.items())[:_NAMED]]
+    return [
+        f"sample {name!r}: {rows} rows that no shard has written"
+        for name, rows in list(rows_by_sample.items())[:_NAMED]
+    ]
 
 
 def _versions_differ(record: ShardRecord, materialized: str | None) -> list[str]:
     """A record that was put in the place of another, or an event log that knows of another making."""
     if materialized in (None, record.version):
         return []
-    return [f"the record is of version {record.version}, the event log of {materialized}: materialize the shard again"]
+    return [
+        f"the record is of version {record.version}, the event log of {materialized}: materialize the shard again"
+    ]
 
 
 def _now() -> str:

@@ -26,7 +26,9 @@ _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 @dataclass(frozen=True)
 class Output:
-    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the Lance table or the folder of the cache."""
+    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the Lance table or the folder
+    of the cache.
+    """
 
     asset: str
     kind: str
@@ -35,9 +37,9 @@ class Output:
 
 @dataclass(frozen=True)
 class ProofJob:
-    """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (Lance) the columns that all shards share
-    (`schema_to_text`); when something differs, it is compared with what it was made from and with what was made from it.
-    `strays` are rows of the table beyond those of its shards.
+    """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (Lance) the
+    columns that all shards share (`schema_to_text`); when something differs, it is compared with what it was
+    made from and with what was made from it. `strays` are rows of the table beyond those of its shards.
     """
 
     key: str
@@ -51,7 +53,9 @@ class ProofJob:
 
 
 def prove_shard(job: ProofJob) -> ShardProof:
-    """Read one shard with the library that its users read it with, and compare with what was written: counts, digest, types."""
+    """Read one shard with the library that its users read it with, and compare with what was written: counts,
+    digest, types.
+    """
     written = job.account["written"]
     expected = schema_from_text(job.account["schema"])
     output = job.output
@@ -60,7 +64,8 @@ def prove_shard(job: ProofJob) -> ShardProof:
     except (OSError, ValueError, TypeError, LookupError) as error:
         return _proof(job, Derived(), (f"{output.uri}: cannot be read: {error_line(error)}",))
     if output.kind == "lance" and job.table_schema and found.digest != written["digest"]:
-        # Columns that other shards widened since: the rows must be the same in the types they were written in.
+        # Columns that other shards widened since: the rows must be the same in the types they were written
+        # in.
         settled = schema_from_text(job.table_schema)
         if not type_differences(settled, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
@@ -91,7 +96,12 @@ def _tar_proof(job: ProofJob, found: Derived) -> ShardProof:
 def _resized(job: ProofJob) -> tuple[str, ...]:
     """A file of another size than written: something may hang on it that readers pass over."""
     uri, written = job.output.uri, job.account.get("nbytes")
-    if job.output.kind in ("lance", "arrow_cache") or not uri or written is None or (found := size_of(uri)) == written:
+    if (
+        job.output.kind in ("lance", "arrow_cache")
+        or not uri
+        or written is None
+        or (found := size_of(uri)) == written
+    ):
         return ()
     return (f"{uri}: {written} bytes written, {found} found",)
 
@@ -105,17 +115,26 @@ def type_differences(expected: pa.Schema, found: pa.Schema) -> list[str]:
         if column.name not in found.names:
             lines.append(f"column {column.name!r} is missing")
         elif found.field(column.name).type != column.type:
-            lines.append(f"column {column.name!r}: {column.type} written, {found.field(column.name).type} found")
+            lines.append(
+                f"column {column.name!r}: {column.type} written, {found.field(column.name).type} found"
+            )
     return lines
 
 
 def _named(job: ProofJob) -> list[str]:
-    """Sample, position and column of what differs, found by comparing with the outputs of the same shard before and after it."""
+    """Sample, position and column of what differs, found by comparing with the outputs of the same shard
+    before and after it.
+    """
     pairs = [(job.before, job.output, job.before)] if job.before is not None else []
     pairs += [(job.output, other, other) for other in job.after]
     lines: list[str] = []
     for left, right, other in pairs:
-        lost = Ledger(job.root).items(right.asset, job.key).select(["sample_id", "position", "modality"]).to_pylist()
+        lost = (
+            Ledger(job.root)
+            .items(right.asset, job.key)
+            .select(["sample_id", "position", "modality"])
+            .to_pylist()
+        )
         places = {(item["sample_id"], item["position"], item["modality"]) for item in lost}
         try:
             result = compare(
@@ -133,7 +152,9 @@ def _named(job: ProofJob) -> list[str]:
     return lines
 
 
-def _proof(job: ProofJob, found: Derived, problems: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> ShardProof:
+def _proof(
+    job: ProofJob, found: Derived, problems: tuple[str, ...] = (), beside: tuple[str, ...] = ()
+) -> ShardProof:
     below_root = f"{job.root.rstrip('/')}/"  # what is published names no place of this machine
     problems, beside = (tuple(line.replace(below_root, "") for line in lines) for lines in (problems, beside))
     derived = {name: getattr(found, name) for name in _COUNTS}

@@ -1,4 +1,6 @@
-"""The quarantine: faulty items of each shard with their raw bytes, from the ledger of the asset that read them."""
+"""The quarantine: faulty items of each shard with their raw bytes, from the ledger of the asset that read
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,9 +37,15 @@ def set_aside_shard(job: Job) -> Done:
     records = quarantine_table(losses, files_of(job.side[RAW].uri), job.options["raw_roots"])
     nbytes = publish_quarantine(job.dest, records)
     content = ContentDigest()
-    content.observe(records.drop_columns(["raw"]))  # the locators and the version of the raw shard stand for the bytes
+    content.observe(
+        records.drop_columns(["raw"])
+    )  # the locators and the version of the raw shard stand for the bytes
     kinds = dict(Counter(records.column("kind").to_pylist()))
-    first = records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"]).slice(0, 20).to_pylist()
+    first = (
+        records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"])
+        .slice(0, 20)
+        .to_pylist()
+    )
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
@@ -47,10 +55,23 @@ def set_aside_shard(job: Job) -> Done:
         "bytes": nbytes,
     }
     summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    check = Check("empty", not len(records), "WARN", {"records": len(records), "kinds": {"json": kinds}, "summary": summary})
+    check = Check(
+        "empty",
+        not len(records),
+        "WARN",
+        {"records": len(records), "kinds": {"json": kinds}, "summary": summary},
+    )
     uri = job.dest if len(records) else ""
     account = {FILES: digest_files(job.root, [job.dest])}
-    return Done(job.key, ok=True, uri=uri, version=content.hexdigest(), metadata=metadata, checks=(check,), account=account)
+    return Done(
+        job.key,
+        ok=True,
+        uri=uri,
+        version=content.hexdigest(),
+        metadata=metadata,
+        checks=(check,),
+        account=account,
+    )
 
 
 class QuarantineIOManager(RawInput):
@@ -64,7 +85,8 @@ class QuarantineIOManager(RawInput):
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
 
     def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides the records.
+        """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides
+        the records.
 
         One that is damaged fails its shard: what was lost is not known, and no record may be closed for that.
         """
@@ -80,7 +102,12 @@ class QuarantineIOManager(RawInput):
             settled.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
         return settled
 
-    def _unchanged(self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports) -> dict[str, ShardRecord]:
+    def _unchanged(
+        self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports
+    ) -> dict[str, ShardRecord]:
         """What an earlier run closed is not closed again."""
         unchanged = super()._unchanged(tasks, ledger, reports)
-        return {key: replace(record, metadata={**record.metadata, _CLOSED: 0}) for key, record in unchanged.items()}
+        return {
+            key: replace(record, metadata={**record.metadata, _CLOSED: 0})
+            for key, record in unchanged.items()
+        }

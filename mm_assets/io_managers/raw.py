@@ -1,7 +1,8 @@
 """Raw shards as a source that is observed: which shards there are, where, and in which version.
 
-They change without us, so each version seen is logged as an `AssetObservation` of its partition; staleness of everything made from the
-shard is measured against the latest one. Only new and changed shards are logged: an event costs ~10 ms, a listing far less.
+They change without us, so each version seen is logged as an `AssetObservation` of its partition; staleness of
+everything made from the shard is measured against the latest one. Only new and changed shards are logged: an
+event costs ~10 ms, a listing far less.
 """
 
 from collections.abc import Mapping
@@ -31,9 +32,12 @@ class RawListing(Protocol):
 
 
 def observe_changes(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, asset: dg.AssetKey, listing: Mapping[str, RawShardLike]
+    context: dg.OpExecutionContext | dg.AssetExecutionContext,
+    asset: dg.AssetKey,
+    listing: Mapping[str, RawShardLike],
 ) -> dg.DataVersionsByPartition:
-    """Body of the observable source asset: log each shard of `listing` that is new or has another version than last seen.
+    """Body of the observable source asset: log each shard of `listing` that is new or has another version
+    than last seen.
 
     The result to return is empty: Dagster would log all shards of it, changed or not, and without their URI.
     """
@@ -47,8 +51,9 @@ def observe_changes(
 class RawShardIOManager(dg.ConfigurableIOManager):
     """Loads raw shards as a `ShardSet` with the version they have now, and the event that says so.
 
-    A shard never observed, or changed since, is observed here and now (inside a run): what is made from it then names the version
-    that it was really made from, and mending a raw shard is enough to have it done again.
+    A shard never observed, or changed since, is observed here and now (inside a run): what is made from it
+    then names the version that it was really made from, and mending a raw shard is enough to have it done
+    again.
     """
 
     raw: dg.ResourceDependency[Any]
@@ -71,7 +76,12 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         return ShardSet(
             asset.to_user_string(),
             tuple(
-                Shard(key, raw.uri, raw.version, seen[key].pointer if key in seen and seen[key].version == raw.version else None)
+                Shard(
+                    key,
+                    raw.uri,
+                    raw.version,
+                    seen[key].pointer if key in seen and seen[key].version == raw.version else None,
+                )
                 for key, raw in present.items()
             ),
             {key: "no such raw shard" for key in keys if key not in present},
@@ -79,7 +89,9 @@ class RawShardIOManager(dg.ConfigurableIOManager):
 
 
 def _warn_of_unmatched(log: dg.DagsterLogManager, listing: Mapping[str, RawShardLike]) -> None:
-    """A folder out of reach, or a pattern that matches nothing, keeps no shard of another from its work; but it is told."""
+    """A folder out of reach, or a pattern that matches nothing, keeps no shard of another from its work; but
+    it is told.
+    """
     for line in listing.unmatched if isinstance(listing, Listing) else ():
         log.warning(line)
 
@@ -89,4 +101,6 @@ def _changed(listing: Mapping[str, RawShardLike], seen: Mapping[str, events.Late
 
 
 def _observation(asset: dg.AssetKey, key: str, raw: RawShardLike) -> dg.AssetObservation:
-    return dg.AssetObservation(asset, partition=key, metadata={events.URI: raw.uri}, tags=events.observed_version(raw.version))
+    return dg.AssetObservation(
+        asset, partition=key, metadata={events.URI: raw.uri}, tags=events.observed_version(raw.version)
+    )

@@ -1,4 +1,6 @@
-"""The gate before compute: what is known of the raw shards, each by itself and all together, as checks and as orders to the workers."""
+"""The gate before compute: what is known of the raw shards, each by itself and all together, as checks and as
+orders to the workers.
+"""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -15,7 +17,13 @@ from mm_assets.accounting.shard_survey import ShardSurvey, findings
 from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
-from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, DEFAULT_JSON_EXTENSIONS, IMAGES, TEXTS, RawLayout
+from mm_assets.formats.webdataset.layout import (
+    DEFAULT_IMAGE_EXTENSIONS,
+    DEFAULT_JSON_EXTENSIONS,
+    IMAGES,
+    TEXTS,
+    RawLayout,
+)
 from mm_assets.io_managers.shards import Check, Shard
 from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
@@ -33,10 +41,11 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class Examined:
-    """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its columns take.
+    """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its
+    columns take.
 
-    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them. `refusal` says why the shard
-    may not be read, where more of it would be lost than may be.
+    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them.
+    `refusal` says why the shard may not be read, where more of it would be lost than may be.
     """
 
     survey: ShardSurvey
@@ -47,32 +56,54 @@ class Examined:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        return (integrity(self.survey, self.refusal), unique_sample_ids(self.taken, self.gone), schema_contract(self.admission))
+        return (
+            integrity(self.survey, self.refusal),
+            unique_sample_ids(self.taken, self.gone),
+            schema_contract(self.admission),
+        )
 
 
 class RawGate(dg.ConfigurableResource[Any]):
-    """Surveys raw shards (once for each version of one) and settles among all shards who keeps an id and which type a column has."""
+    """Surveys raw shards (once for each version of one) and settles among all shards who keeps an id and
+    which type a column has.
+    """
 
     raw: dg.ResourceDependency[Any]
     workers: dg.ResourceDependency[Workers]
     root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
-    asset: str = Field(default="curated_parquet", description="The asset whose records say which shards have landed.")
-    sample_id_field: str | None = Field(default=None, description="Json field with the sample id; None: see the reader's default.")
-    sample_id_prefix: str | None = Field(default=None, description="shard: the partition's name in front of each sample id.")
+    asset: str = Field(
+        default="curated_parquet", description="The asset whose records say which shards have landed."
+    )
+    sample_id_field: str | None = Field(
+        default=None, description="Json field with the sample id; None: see the reader's default."
+    )
+    sample_id_prefix: str | None = Field(
+        default=None, description="shard: the partition's name in front of each sample id."
+    )
     texts_field: str = Field(default=TEXTS, description="Json field with the list of texts.")
     images_field: str = Field(default=IMAGES, description="Json field with the list of images.")
-    image_member_field: str | None = Field(default=None, description="Json field that names the sample's image member.")
-    image_extensions: list[str] = Field(default=list(DEFAULT_IMAGE_EXTENSIONS), description="Suffixes of image members.")
-    json_extensions: list[str] = Field(default=list(DEFAULT_JSON_EXTENSIONS), description="Suffixes of the members that are documents.")
+    image_member_field: str | None = Field(
+        default=None, description="Json field that names the sample's image member."
+    )
+    image_extensions: list[str] = Field(
+        default=list(DEFAULT_IMAGE_EXTENSIONS), description="Suffixes of image members."
+    )
+    json_extensions: list[str] = Field(
+        default=list(DEFAULT_JSON_EXTENSIONS), description="Suffixes of the members that are documents."
+    )
     per_image_fields: list[str] = Field(default=[], description="Json lists with one value per image.")
     per_text_fields: list[str] = Field(default=[], description="Json lists with one value per text.")
     max_member_bytes: str = Field(default="1GiB", description="A larger member of a tar is not read.")
-    max_loss: float = Field(default=1.0, ge=0, le=1, description="Share of a shard's members and items that may be lost.")
+    max_loss: float = Field(
+        default=1.0, ge=0, le=1, description="Share of a shard's members and items that may be lost."
+    )
     schema_changes: str = Field(default=SCHEMA_CHANGES[0], description="refuse or widen.")
 
     def layout(self) -> dict[str, Any]:
         """How raw shards are read, as arguments of the reader."""
-        return {f.name: getattr(self, f.name) for f in fields(RawLayout)} | {"max_member_bytes": parse_bytes(self.max_member_bytes)}
+        return {f.name: getattr(self, f.name) for f in fields(RawLayout)} | {
+            "max_member_bytes": parse_bytes(self.max_member_bytes)
+        }
 
     def examine(self, shards: Sequence[Shard]) -> dict[str, Examined | str]:
         """What is known of each shard by key; one line for a shard that cannot be opened at all."""
@@ -91,9 +122,13 @@ class RawGate(dg.ConfigurableResource[Any]):
         for key in [key for key, admission in admissions.items() if admission.refused and key in published]:
             # What only the shard itself has published it may change: its output is made anew.
             others = {name: made for name, made in published.items() if name != key}
-            admissions[key] = SchemaContract.derive(columns, others, widen=self.schema_changes == "widen").admit(key, surveys[key].columns)
+            admissions[key] = SchemaContract.derive(
+                columns, others, widen=self.schema_changes == "widen"
+            ).admit(key, surveys[key].columns)
         faulty = {key: _faulty_ids(survey, admissions[key]) for key, survey in surveys.items()}
-        hopeless = {key for key, survey in surveys.items() if LossShare.of_survey(survey, {}).share > self.max_loss}
+        hopeless = {
+            key for key, survey in surveys.items() if LossShare.of_survey(survey, {}).share > self.max_loss
+        }
         for key in hopeless:
             faulty[key] = frozenset(surveys[key].sample_ids.to_pylist())
         stuck = {key for key, admission in admissions.items() if admission.refused} | hopeless
@@ -101,7 +136,9 @@ class RawGate(dg.ConfigurableResource[Any]):
         gone = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
             refusal = LossShare.of_survey(survey, taken[key]).refusal(self.max_loss)
-            found[key] = Examined(survey, taken[key], admissions[key], gone.intersection(taken[key].values()), refusal)
+            found[key] = Examined(
+                survey, taken[key], admissions[key], gone.intersection(taken[key].values()), refusal
+            )
         return found
 
     def verdicts(self, keys: Sequence[str]) -> Iterator[tuple[str, Sequence[Check]]]:
@@ -111,7 +148,9 @@ class RawGate(dg.ConfigurableResource[Any]):
         for key, examined in self.examine(shards).items():
             yield key, unreadable(examined) if isinstance(examined, str) else examined.checks
 
-    def _surveys(self, store: SurveyStore, shards: Sequence[Shard]) -> tuple[dict[str, ShardSurvey], dict[str, str]]:
+    def _surveys(
+        self, store: SurveyStore, shards: Sequence[Shard]
+    ) -> tuple[dict[str, ShardSurvey], dict[str, str]]:
         from mm_assets.io_managers.surveying import SurveyJob, digest_of_layout, survey_raw_shard
 
         layout = self.layout()
@@ -127,7 +166,8 @@ class RawGate(dg.ConfigurableResource[Any]):
             else:
                 jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))
         for attempts_left in (2, 1, 0):
-            # Without a survey the others' types and ids would be settled, for good: a death may be anybody's, so it is tried again.
+            # Without a survey the others' types and ids would be settled, for good: a death may be anybody's,
+            # so it is tried again.
             died = []
             for job, answer in self.workers.map(survey_raw_shard, jobs):
                 if not isinstance(answer, WorkerFailure):
@@ -148,7 +188,8 @@ def _faulty_ids(survey: ShardSurvey, admission: Admission) -> frozenset[str]:
 
 
 def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
-    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard, members that are no files.
+    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard, members that
+    are no files.
 
     ERROR when bytes of the tar are lost, or for a ``refusal``.
     """
@@ -157,17 +198,28 @@ def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
     counted = ("damage", "unreadable", "repeated_ids", "unresolved", "frame_counts", "skipped")
     summary = ", ".join(f"{found[name]} {name}" for name in counted if found[name])
     severity = "ERROR" if found["damage"] or refusal else "WARN"
-    return Check(INTEGRITY, survey.is_sound and not refusal, severity, {**metadata, "summary": refusal or summary})
+    return Check(
+        INTEGRITY, survey.is_sound and not refusal, severity, {**metadata, "summary": refusal or summary}
+    )
 
 
 def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> Check:
     """No sample id of the shard belongs to another shard."""
     first = dict(sorted(taken.items())[:_LISTED])
     keepers = sorted(set(taken.values()))
-    summary = f"{len(taken)} ids that shard {keepers[0]!r}{' and others keep' if keepers[1:] else ' keeps'}" if taken else ""
+    summary = (
+        f"{len(taken)} ids that shard {keepers[0]!r}{' and others keep' if keepers[1:] else ' keeps'}"
+        if taken
+        else ""
+    )
     if gone:
         summary += f"; the raw shard of {sorted(gone)[0]!r} is gone: remove its outputs, or bring it back"
-    metadata = {"repeated": len(taken), "kept_by": {"json": first}, "raw_shard_gone": {"json": sorted(gone)}, "summary": summary}
+    metadata = {
+        "repeated": len(taken),
+        "kept_by": {"json": first},
+        "raw_shard_gone": {"json": sorted(gone)},
+        "summary": summary,
+    }
     return Check(UNIQUE_SAMPLE_IDS, not taken, "WARN", metadata)
 
 

@@ -1,4 +1,6 @@
-"""What becomes of a shard, as events in the log of a run: its materialization or an error, and check evaluations."""
+"""What becomes of a shard, as events in the log of a run: its materialization or an error, and check
+evaluations.
+"""
 
 import re
 from ast import literal_eval
@@ -12,7 +14,9 @@ from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.shards import Done, Shard
 
-_FAILURE = re.compile(r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)""")
+_FAILURE = re.compile(
+    r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)"""
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,9 @@ class ShardReports:
         self.code_version = run.assets_def.code_versions_by_key[asset] or ""
         self._run = run
         self._specs = {
-            spec.name: spec for spec in run.assets_def.check_specs if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
+            spec.name: spec
+            for spec in run.assets_def.check_specs
+            if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
         }
         self.failed: dict[str, str] = {}
         self._checks = CheckLog(run.instance, run.run_id, run.log_event, asset, self._specs)
@@ -71,7 +77,10 @@ class ShardReports:
         self._checks.add(done.key, done.checks)
 
     def failure(self, done: Done) -> None:
-        """Log why the shard did not land, and the checks it got to. No materialization: Dagster shows the shard as failed."""
+        """Log why the shard did not land, and the checks it got to.
+
+        No materialization: Dagster shows the shard as failed.
+        """
         error = done.error or "no reason given"
         self.failed[done.key] = error
         line = str(Failure(done.key, self.asset.to_user_string(), error))

@@ -32,7 +32,9 @@ def score_shard(job: Job) -> Done:
     from mm_assets.io_managers.shard_work import column_schema, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    _, tables = reader.project(Partition(job.key, (job.shard.uri,)), [*COLUMNS, "binary_content", "materialize_error"])
+    _, tables = reader.project(
+        Partition(job.key, (job.shard.uri,)), [*COLUMNS, "binary_content", "materialize_error"]
+    )
     dimensions = DimensionTally()
     parts = [SCORES_SCHEMA.empty_table()]
     images = 0
@@ -54,19 +56,35 @@ def score_shard(job: Job) -> Done:
         "dagster/partition_row_count": len(scores),
         "images": len(scores),
         "bytes": nbytes,
-        "formats": {"json": {e["values"] or "unreadable": e["counts"] for e in pc.value_counts(scores.column("format")).to_pylist()}},
+        "formats": {
+            "json": {
+                e["values"] or "unreadable": e["counts"]
+                for e in pc.value_counts(scores.column("format")).to_pylist()
+            }
+        },
         "unreadable": errors,
         "dagster/column_schema": {"table_schema": column_schema(SCORES_SCHEMA)},
     }
     return Done(
-        job.key, ok=True, uri=job.dest, version=digest_of_scores(scores), metadata=metadata, checks=checks, account={FILES: files}
+        job.key,
+        ok=True,
+        uri=job.dest,
+        version=digest_of_scores(scores),
+        metadata=metadata,
+        checks=checks,
+        account={FILES: files},
     )
 
 
 def dimensions_agree(tally: "DimensionTally") -> Check:
     """Images have the size that their documents declare, where they declare one."""
     listed = [
-        {"sample_id": m.sample_id, "position": m.position, "declared": list(m.declared), "measured": list(m.measured)}
+        {
+            "sample_id": m.sample_id,
+            "position": m.position,
+            "declared": list(m.declared),
+            "measured": list(m.measured),
+        }
         for m in tally.mismatches[:_LISTED]
     ]
     metadata = {
@@ -74,7 +92,9 @@ def dimensions_agree(tally: "DimensionTally") -> Check:
         "undeclared": tally.undeclared,
         "mismatches": len(tally.mismatches),
         "first": {"json": listed},
-        "summary": f"{len(tally.mismatches)} images of other dimensions than declared" if tally.mismatches else "",
+        "summary": f"{len(tally.mismatches)} images of other dimensions than declared"
+        if tally.mismatches
+        else "",
     }
     return Check(DIMENSIONS_AGREE, not tally.mismatches, "WARN", metadata)
 

@@ -1,4 +1,6 @@
-"""Asset checks that are steps of their own and say something of every shard: one evaluation a shard, then one for all."""
+"""Asset checks that are steps of their own and say something of every shard: one evaluation a shard, then one
+for all.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,13 @@ from mm_assets.partitions import SHARDS
 def specs_by_shard(asset: dg.AssetKey, descriptions: Mapping[str, str]) -> list[dg.AssetCheckSpec]:
     """Specs of checks that are partitioned by shard, by name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: looked at, pinned, under test
-        return [dg.AssetCheckSpec(name, asset=asset, description=text, partitions_def=SHARDS) for name, text in descriptions.items()]
+        warnings.simplefilter(
+            "ignore", dg.PreviewWarning
+        )  # partitioned checks: looked at, pinned, under test
+        return [
+            dg.AssetCheckSpec(name, asset=asset, description=text, partitions_def=SHARDS)
+            for name, text in descriptions.items()
+        ]
 
 
 def shards_to_check(context: dg.AssetCheckExecutionContext) -> list[str]:
@@ -32,12 +39,14 @@ def report_shards(
     outcomes: Iterable[tuple[str, Sequence[Check]]],
     beyond_shards: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> Iterator[dg.Output[None]]:
-    """Log the checks of each shard as they become known, then one evaluation over all shards for each check of the step.
+    """Log the checks of each shard as they become known, then one evaluation over all shards for each check
+    of the step.
 
-    ``beyond_shards`` gives by check what is wrong with no shard in particular; it is asked once all shards are known.
+    ``beyond_shards`` gives by check what is wrong with no shard in particular; it is asked once all shards
+    are known.
 
-    Yields an empty output in the place of each check. An `AssetCheckResult` would have Dagster look for the one partition of the run, and
-    a run of many, or of none, has no such thing.
+    Yields an empty output in the place of each check. An `AssetCheckResult` would have Dagster look for the
+    one partition of the run, and a run of many, or of none, has no such thing.
     """
     specs = {spec.name: spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys}
     log = CheckLog(context.instance, context.run.run_id, context.op_execution_context.log_event, asset, specs)

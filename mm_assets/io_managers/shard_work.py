@@ -25,10 +25,16 @@ from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets.interleaved.schema_text import schema_to_text
 from mm_assets.interleaved.steps import ROWS_CHANGED
-from mm_assets.io_managers.findings import images_decode, ledger_balance, materialization_errors, schema_alignment
+from mm_assets.io_managers.findings import (
+    images_decode,
+    ledger_balance,
+    materialization_errors,
+    schema_alignment,
+)
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
 
-# Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how many it has.
+# Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how
+# many it has.
 LOSS_SHARE = "loss_share"
 LOSS_SHARE_OF = "loss_share_of"
 
@@ -47,8 +53,9 @@ def convert_shard(
 ) -> tuple[Done, PartitionReport | None]:
     """Take one shard through its steps into a writer, enter it in the ledger, and say what came of it.
 
-    ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is lost must add up to it.
-    Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A shard that loses more than ``max_loss`` is withheld.
+    ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is
+    lost must add up to it. Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A
+    shard that loses more than ``max_loss`` is withheld.
     """
     side = {name: (shard.uri, shard.version) for name, shard in job.side.items()}
     steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
@@ -59,9 +66,13 @@ def convert_shard(
 
     def check(report: PartitionReport) -> None:
         policy = writer.on_materialize_error
-        checks.extend([schema_alignment(report), materialization_errors(report, policy), images_decode(report)])
+        checks.extend(
+            [schema_alignment(report), materialization_errors(report, policy), images_decode(report)]
+        )
         checks.append(ledger_balance(_balance(report, in_digest)))
-        reason = blocked_by(checks, job.blocking) or (None if max_loss is None else LossShare.of_report(report).refusal(max_loss))
+        reason = blocked_by(checks, job.blocking) or (
+            None if max_loss is None else LossShare.of_report(report).refusal(max_loss)
+        )
         if reason is not None:
             raise _Withheld(reason)
 
@@ -72,7 +83,14 @@ def convert_shard(
     except MaterializeError as error:
         failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
         return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
-    except (ShardError, TarDamage, NoRegularFile, IsADirectoryError, SchemaMismatch, FileNotFoundError) as error:
+    except (
+        ShardError,
+        TarDamage,
+        NoRegularFile,
+        IsADirectoryError,
+        SchemaMismatch,
+        FileNotFoundError,
+    ) as error:
         return Done(job.key, ok=False, error=error_line(error)), None
     account = _account(report)
     if enters:
@@ -100,7 +118,9 @@ def convert_shard(
 def enter(
     root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()
 ) -> dict[str, FileDigest | None]:
-    """Enter a published shard in the ledger; returns the digests of its files, by which a later run knows them again."""
+    """Enter a published shard in the ledger; returns the digests of its files, by which a later run knows
+    them again.
+    """
     ledger = Ledger(root)
     ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
     return digest_files(root, ledger.uris(asset, report.partition))
@@ -115,11 +135,18 @@ def _account(report: PartitionReport) -> dict[str, Any]:
     """What a later proof compares the output with."""
     written = {name: getattr(report, name) for name in ("rows", "samples", "images", "texts", "digest")}
     lost = {"rows": sum(loss.is_item for loss in report.losses), "digest": report.lost_digest}
-    return {"written": written, "lost": lost, "schema": schema_to_text(report.schema), "nbytes": report.nbytes}
+    return {
+        "written": written,
+        "lost": lost,
+        "schema": schema_to_text(report.schema),
+        "nbytes": report.nbytes,
+    }
 
 
 def _strays(report: PartitionReport) -> Iterator[Loss]:
-    """Members and frames that are no image of any sample: no items, so nothing that must balance, but listed all the same."""
+    """Members and frames that are no image of any sample: no items, so nothing that must balance, but listed
+    all the same.
+    """
     for notes in report.notes.values():
         yield from notes.get("strays", ())
 

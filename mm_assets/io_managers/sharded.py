@@ -1,4 +1,6 @@
-"""`@sharded`: an asset with one partition per shard, whose body says what shall happen and leaves the doing to its IO manager."""
+"""`@sharded`: an asset with one partition per shard, whose body says what shall happen and leaves the doing
+to its IO manager.
+"""
 
 import functools
 import inspect
@@ -20,7 +22,10 @@ Body = Callable[..., Plan]
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """A check that workers run on every shard before they publish it. A blocking one that fails with ERROR withholds its shard only."""
+    """A check that workers run on every shard before they publish it.
+
+    A blocking one that fails with ERROR withholds its shard only.
+    """
 
     name: str
     description: str | None = None
@@ -38,18 +43,22 @@ def sharded(
     tags: Mapping[str, str] | None = None,
     **asset_kwargs: Any,
 ) -> Callable[[Body], dg.AssetsDefinition]:
-    """Decorate a function that returns a `Plan`; its parameters are upstream assets (`ShardSet`s), `context`, or resources.
+    """Decorate a function that returns a `Plan`; its parameters are upstream assets (`ShardSet`s), `context`,
+    or resources.
 
-    `code_version` is required: change it when the code would make other bytes, and every shard becomes stale. `on_failed_shards`: when
-    shards of a run fail, "fail" fails the run after all good shards have landed in every asset, "skip" lets it succeed with a
-    warning. Further keyword arguments are those of `dagster.asset`. Put `landed_checks(assets)` beside the assets in the `Definitions`.
+    `code_version` is required: change it when the code would make other bytes, and every shard becomes stale.
+    `on_failed_shards`: when shards of a run fail, "fail" fails the run after all good shards have landed in
+    every asset, "skip" lets it succeed with a warning. Further keyword arguments are those of
+    `dagster.asset`. Put `landed_checks(assets)` beside the assets in the `Definitions`.
     """
 
     def decorate(body: Body) -> dg.AssetsDefinition:
         name = asset_kwargs.get("name") or body.__name__
         key = asset_kwargs.get("key") or dg.AssetKey([*_prefix(asset_kwargs.get("key_prefix")), name])
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: looked at, pinned, under test
+            warnings.simplefilter(
+                "ignore", dg.PreviewWarning
+            )  # partitioned checks: looked at, pinned, under test
             warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy
             return dg.asset(
                 code_version=code_version,
@@ -58,7 +67,13 @@ def sharded(
                 io_manager_key=io_manager_key,
                 tags={**(tags or {}), SHARDED_TAG: on_failed_shards},
                 check_specs=[
-                    dg.AssetCheckSpec(c.name, asset=key, description=c.description, blocking=c.blocking, partitions_def=partitions_def)
+                    dg.AssetCheckSpec(
+                        c.name,
+                        asset=key,
+                        description=c.description,
+                        blocking=c.blocking,
+                        partitions_def=partitions_def,
+                    )
                     for c in checks
                 ],
                 **asset_kwargs,
@@ -70,8 +85,9 @@ def sharded(
 def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
     """The check `landed` of each sharded asset among `assets`; other objects are passed over.
 
-    It runs as a step of its own after the asset's. When shards of the run did not land it fails and names them, and with
-    it the run, while the good shards flow on. Launched alone it looks at all shards of the asset, whichever run they failed in.
+    It runs as a step of its own after the asset's. When shards of the run did not land it fails and names
+    them, and with it the run, while the good shards flow on. Launched alone it looks at all shards of the
+    asset, whichever run they failed in.
     """
     return [
         _landed_check(key, policy)
@@ -97,14 +113,16 @@ def _outputs_of(body: Body) -> Callable[..., Iterator[dg.Output[Any]]]:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
         yield dg.Output(plan, metadata={events.MARK: True})
 
-    # The generator's own type, not that of the body: Dagster would take `-> Plan` for the type of its outputs.
+    # The generator's own type, not that of the body: Dagster would take `-> Plan` for the type of its
+    # outputs.
     outputs.__signature__ = inspect.signature(body).replace(return_annotation=inspect.Signature.empty)  # type: ignore[attr-defined]
     outputs.__annotations__ = {name: kind for name, kind in body.__annotations__.items() if name != "return"}
     return outputs
 
 
 def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
-    # A generator, so that the result is stored before the failure is raised; Dagster takes one, its annotation does not say so.
+    # A generator, so that the result is stored before the failure is raised; Dagster takes one, its
+    # annotation does not say so.
     @dg.asset_check(asset=asset, name=LANDED, description="Every shard of the run has been published.")  # type: ignore[arg-type]
     def landed(context: dg.AssetCheckExecutionContext) -> Iterator[dg.AssetCheckResult]:
         partitions_def = context.job_def.asset_layer.get(asset).partitions_def
@@ -120,9 +138,12 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:
-            text = f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
+            text = (
+                f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
+            )
             if policy == "fail":
-                # Their errors are in the log of the asset's step. A retry of this step alone could not change anything.
+                # Their errors are in the log of the asset's step. A retry of this step alone could not change
+                # anything.
                 raise dg.Failure(text, metadata=metadata, allow_retries=False)
             context.log.warning(text)
 

@@ -1,4 +1,5 @@
-"""What assets, IO managers and worker processes say to each other: small, picklable, free of data and of Dagster.
+"""What assets, IO managers and worker processes say to each other: small, picklable, free of data and of
+Dagster.
 
 asset body      ──► Plan(source, steps, side)      what shall happen to every shard
 IO manager      ──► Job                            the same for one shard, sent to a worker
@@ -20,7 +21,8 @@ from typing import Any
 class Shard:
     """One shard of an asset as it was last published.
 
-    `version` is its data version, `pointer` the storage id of the event that said so (None outside of the event log).
+    `version` is its data version, `pointer` the storage id of the event that said so (None outside of the
+    event log).
     """
 
     key: str
@@ -56,9 +58,11 @@ class ShardSet:
 
 @dataclass(frozen=True)
 class Plan:
-    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each `side` input at hand.
+    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each
+    `side` input at hand.
 
-    `steps` are picklable frozen dataclasses. `side` names further inputs (image scores, for instance) whose shards have the same keys.
+    `steps` are picklable frozen dataclasses. `side` names further inputs (image scores, for instance) whose
+    shards have the same keys.
     """
 
     source: ShardSet
@@ -68,7 +72,8 @@ class Plan:
     def digest(self) -> str:
         """Changes if and only if a step's class name or a field changes; equal in every process.
 
-        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary object).
+        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary
+        object).
         """
         for step in self.steps:
             if not dataclasses.is_dataclass(step) or isinstance(step, type):
@@ -88,11 +93,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a worker needs for one shard: read `shard` and `side`, apply `steps`, publish at `dest` in one step.
+    """Everything a worker needs for one shard: read `shard` and `side`, apply `steps`, publish at `dest` in
+    one step.
 
-    `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's (compression, error policy …)
-    and what `settle` found for this shard. `blocking` names the checks that forbid to publish when they fail with
-    severity ERROR: the worker then leaves what is at `dest` alone and answers `ok=False`.
+    `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's
+    (compression, error policy …) and what `settle` found for this shard. `blocking` names the checks that
+    forbid to publish when they fail with severity ERROR: the worker then leaves what is at `dest` alone and
+    answers `ok=False`.
     """
 
     shard: Shard
@@ -113,10 +120,11 @@ class Job:
 class Done:
     """What a worker made of a `Job`.
 
-    `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps names to plain values:
-    int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema": [[name, type], …]} {"path": text} {"url": text}`.
-    `error` is one line (only if not `ok`), `detail` more of it (a traceback). `payload` goes to `publish_chunk` and nowhere else.
-    `account` is kept in the shard's record and shown nowhere: plain values that a later proof needs.
+    `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps
+    names to plain values: int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema":
+    [[name, type], …]} {"path": text} {"url": text}`. `error` is one line (only if not `ok`), `detail` more of
+    it (a traceback). `payload` goes to `publish_chunk` and nowhere else. `account` is kept in the shard's
+    record and shown nowhere: plain values that a later proof needs.
     """
 
     key: str
@@ -138,13 +146,18 @@ def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:
 
 
 def digest(value: Any) -> str:
-    """A stable digest of plain values, enums, dataclasses and containers of them. Raises `TypeError` for anything else."""
+    """A stable digest of plain values, enums, dataclasses and containers of them.
+
+    Raises `TypeError` for anything else.
+    """
     text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    """JSON that tells apart what Python tells apart: tuples stay equal to lists, but 1, 1.0, "1" and True differ."""
+    """JSON that tells apart what Python tells apart: tuples stay equal to lists, but 1, 1.0, "1" and True
+    differ.
+    """
     if isinstance(value, enum.Enum):
         return {"enum": [type(value).__qualname__, value.name]}
     if value is None or isinstance(value, (bool, int, float, str)):

@@ -14,7 +14,9 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
 @dataclass(frozen=True)
 class SurveyJob:
-    """One raw shard in one version; `layout` are reader arguments (`reader_layout`), `relative_to` the folder its locators start from."""
+    """One raw shard in one version; `layout` are reader arguments (`reader_layout`), `relative_to` the folder
+    its locators start from.
+    """
 
     key: str
     uri: str
@@ -28,7 +30,9 @@ def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
     """Survey the shard, keep the result in the store, and return it."""
     reader = InterleavedWebdatasetReader((), **job.layout)
     limit = job.layout["max_member_bytes"]
-    survey = survey_shard(job.key, files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=limit)
+    survey = survey_shard(
+        job.key, files_of(job.uri), job.version, reader.layout, job.relative_to, max_member_bytes=limit
+    )
     SurveyStore(job.root).write(job.key, survey)
     return survey
 

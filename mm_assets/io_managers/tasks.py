@@ -11,8 +11,8 @@ from mm_assets.workers import WorkerFailure
 
 @dataclass(frozen=True)
 class Task:
-    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its provenance, and what identifies
-    code and configuration (`made_by`, part of the fingerprint).
+    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its
+    provenance, and what identifies code and configuration (`made_by`, part of the fingerprint).
     """
 
     job: Job
@@ -39,10 +39,22 @@ class Task:
         """What to remember of the published shard."""
         checks = [asdict(check) for check in done.checks]
         account = {**done.account, "made_by": self.made_by}
-        return ShardRecord(asset, self.key, self.fingerprint, done.version, done.uri, stat, dict(done.metadata), checks, account)
+        return ShardRecord(
+            asset,
+            self.key,
+            self.fingerprint,
+            done.version,
+            done.uri,
+            stat,
+            dict(done.metadata),
+            checks,
+            account,
+        )
 
     def is_done(self, record: ShardRecord, asked_for: frozenset[str]) -> bool:
-        """Whether the record is of the same work, with a result for each check asked for and none that forbids to publish."""
+        """Whether the record is of the same work, with a result for each check asked for and none that
+        forbids to publish.
+        """
         checks = [Check(**check) for check in record.checks]
         return (
             record.fingerprint == self.fingerprint
@@ -52,11 +64,16 @@ class Task:
 
 
 def is_intact(record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
-    """Whether the output is the recorded one. A shard without content may have no output (an empty tar is never written)."""
+    """Whether the output is the recorded one.
+
+    A shard without content may have no output (an empty tar is never written).
+    """
     return digest(stat) == digest(record.stat) and not (stat is None and record.uri)
 
 
 def done_before(record: ShardRecord) -> Done:
     """The answer of the worker that made the recorded shard."""
     checks = tuple(Check(**check) for check in record.checks)
-    return Done(record.key, ok=True, uri=record.uri, version=record.version, metadata=record.metadata, checks=checks)
+    return Done(
+        record.key, ok=True, uri=record.uri, version=record.version, metadata=record.metadata, checks=checks
+    )

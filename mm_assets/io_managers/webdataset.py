@@ -20,7 +20,9 @@ def pack_shard(job: Job) -> Done:
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
     folder = job.dest.rpartition("/")[0]
-    writer = InterleavedWebdatasetWriter(folder, on_materialize_error=job.options["on_materialize_error"], roots=())
+    writer = InterleavedWebdatasetWriter(
+        folder, on_materialize_error=job.options["on_materialize_error"], roots=()
+    )
     return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
@@ -40,11 +42,16 @@ class WebdatasetIOManager(ShardIOManager):
         return dones
 
     def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
-        """Index files are put right also when no tar is to be made: nobody else would see what was done to them."""
+        """Index files are put right also when no tar is to be made: nobody else would see what was done to
+        them.
+        """
         if not tasks:
             try:
                 self._index()
-            except (ValueError, OSError) as error:  # a tar that nobody can index is for its own shard to answer for
+            except (
+                ValueError,
+                OSError,
+            ) as error:  # a tar that nobody can index is for its own shard to answer for
                 dg.get_dagster_logger().warning("index files of %s stay as they are: %s", self.folder, error)
         yield from super()._work(tasks)
 

@@ -1,7 +1,8 @@
 """The worker processes of a run, as a Dagster resource.
 
-No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads the annotations of
-the class as objects, and as text they end in a pydantic `ValidationError` when the code location loads.
+No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads
+the annotations of the class as objects, and as text they end in a pydantic `ValidationError` when the code
+location loads.
 """
 
 from collections import Counter
@@ -17,7 +18,8 @@ from mm_assets.workers import WorkerFailure, WorkerPool
 J = TypeVar("J")
 R = TypeVar("R")
 
-# Dagster makes a copy of a nested resource for every IO manager that has it. The copies of one run find their common pool here.
+# Dagster makes a copy of a nested resource for every IO manager that has it. The copies of one run find their
+# common pool here.
 _Key = tuple[str, int]
 _pools: dict[_Key, WorkerPool] = {}
 _users: Counter[_Key] = Counter()
@@ -26,8 +28,8 @@ _users: Counter[_Key] = Counter()
 class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
-    Give it to every IO manager. Under the multiprocess executor each step is a process and has workers of its own, started anew; use
-    `in_process_executor` and let the workers do the work in parallel.
+    Give it to every IO manager. Under the multiprocess executor each step is a process and has workers of its
+    own, started anew; use `in_process_executor` and let the workers do the work in parallel.
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
@@ -48,8 +50,13 @@ class Workers(ConfigurableResource[Any]):
                 del _users[key]
                 _pools.pop(key).close()
 
-    def map(self, fn: Callable[[J], R], jobs: Iterable[J]) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """See `mm_assets.workers.WorkerPool.map`. Outside of a run or of `build_resources`, use a `WorkerPool` itself."""
+    def map(
+        self, fn: Callable[[J], R], jobs: Iterable[J]
+    ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
+        """See `mm_assets.workers.WorkerPool.map`.
+
+        Outside of a run or of `build_resources`, use a `WorkerPool` itself.
+        """
         if self._pool is None:
             raise RuntimeError("the workers have not been set up by a run or build_resources()")
         return self._pool.map(fn, jobs)

@@ -20,30 +20,49 @@ from mm_assets.settings import Settings
 
 
 def resources_from_environment() -> dict[str, Any]:
-    """Resources by key, from the variables of `mm_assets.settings`. Read when the code location loads. Raises ``ValueError``."""
+    """Resources by key, from the variables of `mm_assets.settings`.
+
+    Read when the code location loads. Raises ``ValueError``.
+    """
     settings = Settings.from_environment()
     root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(locations=settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
     workers = Workers(processes=settings.workers)
-    layout: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.raw_layout().items()}
+    layout: dict[str, Any] = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in settings.raw_layout().items()
+    }
     layout["max_member_bytes"] = settings.max_member_bytes
-    gate = RawGate(raw=raw, workers=workers, root=root, schema_changes=settings.schema_changes, max_loss=settings.max_loss, **layout)
+    gate = RawGate(
+        raw=raw,
+        workers=workers,
+        root=root,
+        schema_changes=settings.schema_changes,
+        max_loss=settings.max_loss,
+        **layout,
+    )
     return {
         "raw": raw,
         "workers": workers,
-        "bounds": FilterBounds(min_aspect_ratio=settings.min_aspect_ratio, max_aspect_ratio=settings.max_aspect_ratio),
+        "bounds": FilterBounds(
+            min_aspect_ratio=settings.min_aspect_ratio, max_aspect_ratio=settings.max_aspect_ratio
+        ),
         "looks": ImageLooks(decode_fraction=settings.decode_fraction, max_pixels=settings.max_image_pixels),
         "gate": gate,
         "prover": Prover(root=root, workers=workers),
         "raw_io_manager": RawShardIOManager(raw=raw),
-        "ingest_io_manager": IngestIOManager(raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy),
+        "ingest_io_manager": IngestIOManager(
+            raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy
+        ),
         "quarantine_io_manager": QuarantineIOManager(raw=raw, workers=workers, root=root),
         "scores_io_manager": ScoresIOManager(workers=workers, root=root),
         "parquet_io_manager": ParquetIOManager(workers=workers, root=root, on_materialize_error=policy),
         "webdataset_io_manager": WebdatasetIOManager(workers=workers, root=root, on_materialize_error=policy),
         "lance_io_manager": LanceIOManager(workers=workers, root=root, on_materialize_error=policy),
-        "arrow_cache_io_manager": ArrowCacheIOManager(workers=workers, root=root, on_materialize_error=policy),
+        "arrow_cache_io_manager": ArrowCacheIOManager(
+            workers=workers, root=root, on_materialize_error=policy
+        ),
     }
 
 

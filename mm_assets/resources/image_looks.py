@@ -9,7 +9,13 @@ from mm_assets.filters.readable import MAX_PIXELS
 
 
 class ImageLooks(dg.ConfigurableResource[Any]):
-    """Every image's header and end are looked at; a sample is decoded to the last pixel, chosen by sample id and position."""
+    """Every image's header and end are looked at; a sample is decoded to the last pixel, chosen by sample id
+    and position.
+    """
 
-    decode_fraction: float = Field(default=0.01, ge=0, le=1, description="Share of the images that is decoded: 0 none, 1 all.")
-    max_pixels: int = Field(default=MAX_PIXELS, gt=0, description="An image of more pixels counts as a decompression bomb.")
+    decode_fraction: float = Field(
+        default=0.01, ge=0, le=1, description="Share of the images that is decoded: 0 none, 1 all."
+    )
+    max_pixels: int = Field(
+        default=MAX_PIXELS, gt=0, description="An image of more pixels counts as a decompression bomb."
+    )

@@ -10,23 +10,34 @@ from mm_assets.formats.raw_shards import Listing, RawLocations
 
 
 class RawShards(dg.ConfigurableResource[Any]):
-    """The raw shards that ``MM_RAW_SHARDS`` names: paths, globs, brace lists or URLs, separated by whitespace.
+    """The raw shards that ``MM_RAW_SHARDS`` names: paths, globs, brace lists or URLs, separated by
+    whitespace.
 
     Or, for paired shards, ``modality=location`` items.
     """
 
-    locations: str = Field(description="Paths, globs, brace lists or URLs of raw shards, separated by whitespace.")
-    excluded: str = Field(default="", description="Folder or URL prefix whose files are no raw shards: the outputs.")
-    missing_keys: str = Field(default="skip", description="Keys that not all modalities of paired shards have: skip, partial or error.")
+    locations: str = Field(
+        description="Paths, globs, brace lists or URLs of raw shards, separated by whitespace."
+    )
+    excluded: str = Field(
+        default="", description="Folder or URL prefix whose files are no raw shards: the outputs."
+    )
+    missing_keys: str = Field(
+        default="skip",
+        description="Keys that not all modalities of paired shards have: skip, partial or error.",
+    )
     files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
 
     def listing(self) -> Listing:
         """The shards as they are now, by partition key.
 
-        Raises ``FileNotFoundError`` when nothing is found at all, `StoreError` when a store cannot be asked, each in one line.
+        Raises ``FileNotFoundError`` when nothing is found at all, `StoreError` when a store cannot be asked,
+        each in one line.
         """
         with told_in_words():
-            return RawLocations(self.locations, excluded=self.excluded, missing_keys=self.missing_keys).shards(self.files_per_partition)
+            return RawLocations(
+                self.locations, excluded=self.excluded, missing_keys=self.missing_keys
+            ).shards(self.files_per_partition)
 
     def roots(self) -> list[str]:
         """The folder and URL prefix that hold all of them; local locators are stored relative to the folder."""

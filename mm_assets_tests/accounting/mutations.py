@@ -1,7 +1,8 @@
-"""What can happen to an output behind our back: one byte, row, type, name or sample changed with tools of others.
+"""What can happen to an output behind our back: one byte, row, type, name or sample changed with tools of
+others.
 
-For datasets with a sample ``doc.one`` (columns ``n`` and ``score``, PNG images at positions 1 and 3) and a sample ``dir/two`` whose text at
-position 0 holds the word "other".
+For datasets with a sample ``doc.one`` (columns ``n`` and ``score``, PNG images at positions 1 and 3) and a
+sample ``dir/two`` whose text at position 0 holds the word "other".
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ import xxhash
 Change = Callable[[pa.Table], pa.Table]
 
 
-def cell(table: pa.Table, column: str, change: Callable[[Any], Any], sample: str, position: int = -1) -> pa.Table:
+def cell(
+    table: pa.Table, column: str, change: Callable[[Any], Any], sample: str, position: int = -1
+) -> pa.Table:
     """One value changed."""
     rows = table.to_pylist()
     for row in rows:
         if (row["sample_id"], row["position"]) == (sample, position):
             row[column] = change(row[column])
     index = table.schema.get_field_index(column)
-    return table.set_column(index, table.schema.field(index), pa.array([row[column] for row in rows], table.schema.field(index).type))
+    return table.set_column(
+        index,
+        table.schema.field(index),
+        pa.array([row[column] for row in rows], table.schema.field(index).type),
+    )
 
 
 def flipped(data: bytes) -> bytes:
@@ -38,7 +45,13 @@ def flipped(data: bytes) -> bytes:
 
 def swapped(table: pa.Table) -> pa.Table:
     images = {row["position"]: row["binary_content"] for row in of_sample(table, "doc.one").to_pylist()}
-    return cell(cell(table, "binary_content", lambda _: images[3], "doc.one", 1), "binary_content", lambda _: images[1], "doc.one", 3)
+    return cell(
+        cell(table, "binary_content", lambda _: images[3], "doc.one", 1),
+        "binary_content",
+        lambda _: images[1],
+        "doc.one",
+        3,
+    )
 
 
 def retyped(table: pa.Table) -> pa.Table:
@@ -51,7 +64,11 @@ def of_sample(table: pa.Table, sample: str) -> pa.Table:
 
 
 def without(table: pa.Table, sample: str, position: int) -> pa.Table:
-    return table.filter(pc.invert(pc.and_(pc.equal(table.column("sample_id"), sample), pc.equal(table.column("position"), position))))
+    return table.filter(
+        pc.invert(
+            pc.and_(pc.equal(table.column("sample_id"), sample), pc.equal(table.column("position"), position))
+        )
+    )
 
 
 TABLE_CHANGES: dict[str, Change] = {
@@ -59,8 +76,12 @@ TABLE_CHANGES: dict[str, Change] = {
     "row": lambda table: without(table, "doc.one", 1),
     "type": retyped,
     "swap": swapped,
-    "rename": lambda table: table.rename_columns([name.replace("score", "points") for name in table.column_names]),
-    "text": lambda table: cell(table, "text_content", lambda text: text.replace("other", "Other"), "dir/two", 0),
+    "rename": lambda table: table.rename_columns(
+        [name.replace("score", "points") for name in table.column_names]
+    ),
+    "text": lambda table: cell(
+        table, "text_content", lambda text: text.replace("other", "Other"), "dir/two", 0
+    ),
     "null": lambda table: cell(table, "n", lambda _: None, "dir/two"),
     "sample": lambda table: pa.concat_tables([table, of_sample(table, "dir/two")]),
 }
@@ -127,7 +148,10 @@ def change_arrow_cache(path: Path, name: str) -> None:
     with pa.OSFile(str(shard), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
     metadata |= {"num_rows": table.num_rows, "shard_row_counts": [table.num_rows]}
-    metadata |= {"shard_sizes": [shard.stat().st_size], "shard_digests": [xxhash.xxh3_128_hexdigest(shard.read_bytes())]}
+    metadata |= {
+        "shard_sizes": [shard.stat().st_size],
+        "shard_digests": [xxhash.xxh3_128_hexdigest(shard.read_bytes())],
+    }
     (path / "_metadata.json").write_text(json.dumps(metadata, indent=2))
 
 

@@ -38,7 +38,12 @@ TABLE = table_of(ROWS, EXTRAS)
 
 
 def place(kind: str, folder: Path | str, partition: str = "part") -> Place:
-    name = {"parquet": f"{partition}.parquet", "webdataset": f"{partition}.tar", "lance": "items.lance", "arrow_cache": partition}[kind]
+    name = {
+        "parquet": f"{partition}.parquet",
+        "webdataset": f"{partition}.tar",
+        "lance": "items.lance",
+        "arrow_cache": partition,
+    }[kind]
     return Place(kind, f"{folder}/{name}", partition)
 
 
@@ -53,7 +58,13 @@ def sorted_rows(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> None:
     other = InterleavedBatch(table_of([item("z", 0, text_content="t")]), (), "other")
-    report = write(kind, tmp_path, [InterleavedBatch(TABLE, (), "part"), other], on_materialize_error="warn", materialize=False)
+    report = write(
+        kind,
+        tmp_path,
+        [InterleavedBatch(TABLE, (), "part"), other],
+        on_materialize_error="warn",
+        materialize=False,
+    )
     source = place(kind, tmp_path)
     same(sorted_rows(rows_of(source)), sorted_rows(TABLE))
     found = derive(kind, source.uri, "part")
@@ -69,7 +80,9 @@ def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> No
 def test_any_table(kind: str, data: st.DataObject) -> None:
     table = data.draw(tables())
     with tempfile.TemporaryDirectory() as folder:
-        report = write(kind, folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+        report = write(
+            kind, folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False
+        )
         if table.num_rows:
             same(rows_of(place(kind, folder)), table)
         assert derive(kind, place(kind, folder).uri, "part").digest == report.partitions[0].digest
@@ -81,7 +94,13 @@ def test_every_format_has_the_same_digest(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = set()
         for kind in FORMATS:
-            write(kind, f"{folder}/{kind}", InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+            write(
+                kind,
+                f"{folder}/{kind}",
+                InterleavedBatch(table, (), "part"),
+                on_materialize_error="warn",
+                materialize=False,
+            )
             found.add(derive(kind, place(kind, f"{folder}/{kind}").uri, "part").digest)
         assert len(found) == 1
 
@@ -98,7 +117,9 @@ def test_what_is_not_there(kind: str, tmp_path: Path) -> None:
         derive(kind, place(kind, tmp_path).uri, "part")
 
 
-@pytest.mark.parametrize(("kind", "what"), [("parquet", "part.parquet"), ("webdataset", "part.tar"), ("lance", "items.lance")])
+@pytest.mark.parametrize(
+    ("kind", "what"), [("parquet", "part.parquet"), ("webdataset", "part.tar"), ("lance", "items.lance")]
+)
 def test_what_cannot_be_read_is_named(kind: str, what: str, tmp_path: Path) -> None:
     write(kind, tmp_path, batch_of(ROWS[:3], EXTRAS, partition="part"))
     broken = next((tmp_path / what / "data").iterdir()) if kind == "lance" else tmp_path / what
@@ -112,15 +133,26 @@ def test_batches_are_small_whatever_the_row_group(tmp_path: Path) -> None:
     pq.write_table(table_of(rows), tmp_path / "x.parquet", row_group_size=40)
     write("lance", tmp_path, batch_of(rows, partition="part"))
     write("webdataset", tmp_path, batch_of(rows, partition="part"))
-    for source in (Place("parquet", str(tmp_path / "x.parquet")), place("lance", tmp_path), place("webdataset", tmp_path)):
+    for source in (
+        Place("parquet", str(tmp_path / "x.parquet")),
+        place("lance", tmp_path),
+        place("webdataset", tmp_path),
+    ):
         found = list(source.tables())
         assert sum(table.num_rows for table in found) == 40
         assert max(table.nbytes for table in found) < 17 << 20
 
 
-@pytest.mark.parametrize(("rows", "text"), [(5000, "t"), (40, "t" * (1 << 18))], ids=["many rows", "much text"])
+@pytest.mark.parametrize(
+    ("rows", "text"), [(5000, "t"), (40, "t" * (1 << 18))], ids=["many rows", "much text"]
+)
 def test_row_groups_of_much_else_than_images(rows: int, text: str, tmp_path: Path) -> None:
-    table = table_of([item(f"s{i}", 0, text_content=f"{i}{text}", binary_content=b"b" * (i % 3) or None) for i in range(rows)])
+    table = table_of(
+        [
+            item(f"s{i}", 0, text_content=f"{i}{text}", binary_content=b"b" * (i % 3) or None)
+            for i in range(rows)
+        ]
+    )
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=rows)
     pq.write_table(table, tmp_path / "many.parquet", row_group_size=10)
     one, many = (Place("parquet", str(tmp_path / f"{name}.parquet")) for name in ("one", "many"))
@@ -132,7 +164,13 @@ def test_row_groups_of_much_else_than_images(rows: int, text: str, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_parts_have_the_same_rows_as_tables(kind: str, tmp_path: Path) -> None:
-    write(kind, tmp_path, batch_of(ROWS, EXTRAS, partition="part"), on_materialize_error="warn", materialize=False)
+    write(
+        kind,
+        tmp_path,
+        batch_of(ROWS, EXTRAS, partition="part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
     whole = rows_of(place(kind, tmp_path))
     tables, blobs = [], []
     for part in place(kind, tmp_path).parts():
@@ -173,7 +211,10 @@ def test_types_are_settled_in_files_of_others(tmp_path: Path) -> None:
         (lambda t: t.drop_columns(["modality"]), "'modality' is missing"),
         (lambda t: t.set_column(0, "sample_id", pa.array([None, *"abcd"])), "'sample_id' is null in 1 rows"),
         (lambda t: t.append_column("n", t.column("n")), "'n' occurs twice"),
-        (lambda t: t.append_column("binary_content", t.column("binary_content")), "'binary_content' occurs twice"),
+        (
+            lambda t: t.append_column("binary_content", t.column("binary_content")),
+            "'binary_content' occurs twice",
+        ),
     ],
 )
 def test_tables_that_are_no_items(change: Any, message: str, tmp_path: Path) -> None:
@@ -185,7 +226,9 @@ def test_tables_that_are_no_items(change: Any, message: str, tmp_path: Path) -> 
 def test_a_schema_to_digest_in(tmp_path: Path) -> None:
     """Columns that other partitions widened are digested in the types they were written in, if asked."""
     first = InterleavedBatch(table_of(ROWS[:2], EXTRAS), (), "one")
-    second = InterleavedBatch(table_of([item("y", n="text", j="1")], [pa.field("n", pa.string()), json_field("j")]), (), "two")
+    second = InterleavedBatch(
+        table_of([item("y", n="text", j="1")], [pa.field("n", pa.string()), json_field("j")]), (), "two"
+    )
     written = write("lance", tmp_path, [first]).partitions[0]
     write("lance", tmp_path, [second])
     uri = str(tmp_path / "items.lance")
@@ -197,12 +240,17 @@ def test_a_schema_to_digest_in(tmp_path: Path) -> None:
 
 
 def test_lance_rows_that_moved_to_other_fragments(tmp_path: Path) -> None:
-    batches = [InterleavedBatch(table_of([item(name, i, text_content="t" * i) for i in range(3)]), (), name) for name in ("one", "two")]
+    batches = [
+        InterleavedBatch(table_of([item(name, i, text_content="t" * i) for i in range(3)]), (), name)
+        for name in ("one", "two")
+    ]
     reports = write("lance", tmp_path, batches).partitions
     uri = str(tmp_path / "items.lance")
     lance.dataset(uri).optimize.compact_files()
     assert len(lance.dataset(uri).get_fragments()) == 1
-    assert [derive("lance", uri, name).digest for name in ("one", "two")] == [report.digest for report in reports]
+    assert [derive("lance", uri, name).digest for name in ("one", "two")] == [
+        report.digest for report in reports
+    ]
     lance.dataset(uri).delete("sample_id = 'one' AND position = 1")
     assert [derive("lance", uri, name).rows for name in ("one", "two", None)] == [2, 3, 5]
 
@@ -217,7 +265,12 @@ def test_raw_tars_are_read_by_our_own_reader(tmp_path: Path) -> None:
 
 
 def test_a_tar_without_our_bookkeeping_is_read_by_our_own_reader(tmp_path: Path) -> None:
-    payload = {"sample_id": "s", "texts": [None], "images": ["0.png"], "_row_extra": {"text": [None], "image": [{"w": 3}], "metadata": {}}}
+    payload = {
+        "sample_id": "s",
+        "texts": [None],
+        "images": ["0.png"],
+        "_row_extra": {"text": [None], "image": [{"w": 3}], "metadata": {}},
+    }
     tar = make_tar(tmp_path / "n.tar", [("s.0.png", PNG), ("s.json", payload)])
     (found,) = [table for table in Place("webdataset", str(tar)).tables() if table.num_rows]
     assert found.select(["position", "modality", "w", "binary_content"]).to_pylist()[1] == {
@@ -229,7 +282,9 @@ def test_a_tar_without_our_bookkeeping_is_read_by_our_own_reader(tmp_path: Path)
 def test_remote_files(kind: str, tmp_path: Path) -> None:
     import fsspec
 
-    report = write(kind, tmp_path, InterleavedBatch(TABLE, (), "part"), on_materialize_error="warn", materialize=False)
+    report = write(
+        kind, tmp_path, InterleavedBatch(TABLE, (), "part"), on_materialize_error="warn", materialize=False
+    )
     source = place(kind, tmp_path)
     url = f"memory://{tmp_path}/part"
     with fsspec.open(url, "wb") as file:
@@ -253,27 +308,61 @@ def rewrite(tar: Path, change: Any) -> None:
     [
         (lambda name, data: [(name, data)] * 2, "sample 'a' occurs twice"),
         (lambda name, data: [] if name == "a.json" else [(name, data)], "key 'a' has no json"),
-        (lambda name, data: [(name, data.replace(b'"sample_id":', b'"sample_id":1,"s":'))], "'s' is not of the layout|sample_id is 1"),
-        (lambda name, data: [(name, data[:-2] if name.endswith("b%2Ec%2Fd.json") else data)], "json of the sample with key 'b%2Ec%2Fd'"),
-        (lambda name, data: [(name, data.replace(b'"texts":', b'"texts":3,"images":'))], "sample 'a': its json is not as the layout says"),
-        (lambda name, data: [(name, data.replace(b'"schema":"', b'"schema":"A'))], "sample 'a': its json states no column types"),
-        (lambda name, data: [(name, data.replace(b'"0.png"', b'"__key__"'))], "sample 'a': its json is not as the layout says"),
-        (lambda name, data: [(name, data.replace(b'"modality":"image"', b'"modality":"sound"'))], "modality 'sound' and position 2"),
+        (
+            lambda name, data: [(name, data.replace(b'"sample_id":', b'"sample_id":1,"s":'))],
+            "'s' is not of the layout|sample_id is 1",
+        ),
+        (
+            lambda name, data: [(name, data[:-2] if name.endswith("b%2Ec%2Fd.json") else data)],
+            "json of the sample with key 'b%2Ec%2Fd'",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"texts":', b'"texts":3,"images":'))],
+            "sample 'a': its json is not as the layout says",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"schema":"', b'"schema":"A'))],
+            "sample 'a': its json states no column types",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"0.png"', b'"__key__"'))],
+            "sample 'a': its json is not as the layout says",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"modality":"image"', b'"modality":"sound"'))],
+            "modality 'sound' and position 2",
+        ),
     ],
 )
 def test_tars_that_are_not_as_documented(change: Any, message: str, tmp_path: Path) -> None:
-    write("webdataset", tmp_path, InterleavedBatch(TABLE, (), "part"), on_materialize_error="warn", materialize=False)
+    write(
+        "webdataset",
+        tmp_path,
+        InterleavedBatch(TABLE, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
     rewrite(tmp_path / "part.tar", change)
     with pytest.raises(ShardError, match=f"part.tar.*({message})"):
         derive("webdataset", str(tmp_path / "part.tar"))
 
 
 def test_values_of_another_type_than_stated_have_their_own(tmp_path: Path) -> None:
-    write("webdataset", tmp_path, InterleavedBatch(TABLE, (), "part"), on_materialize_error="warn", materialize=False)
-    rewrite(tmp_path / "part.tar", lambda name, data: [(name, data.replace(b'{"n":5,', b'{"n":5.0,"added":[1],'))])
+    write(
+        "webdataset",
+        tmp_path,
+        InterleavedBatch(TABLE, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    rewrite(
+        tmp_path / "part.tar", lambda name, data: [(name, data.replace(b'{"n":5,', b'{"n":5.0,"added":[1],'))]
+    )
     found = [table for table in Place("webdataset", str(tmp_path / "part.tar")).tables() if table.num_rows]
     assert sum(table.num_rows for table in found) == 5
     odd = found[0].slice(0, 1)
     assert odd.schema.field("n").type == pa.float64()
-    assert odd.select(["sample_id", "n", "j", "added"]).to_pylist() == [{"sample_id": "a", "n": 5.0, "j": '{"k":[1,null]}', "added": "[1]"}]
+    assert odd.select(["sample_id", "n", "j", "added"]).to_pylist() == [
+        {"sample_id": "a", "n": 5.0, "j": '{"k":[1,null]}', "added": "[1]"}
+    ]
     assert all(table.schema.field("n").type == pa.int64() for table in found[1:])

@@ -149,7 +149,9 @@ def test_a_renamed_column_and_another_type() -> None:
 
 
 def test_a_type_that_changes_in_one_place_changes_no_other() -> None:
-    """The column is JSON text in the one table that both places would make; the rows of the other place are as they were."""
+    """The column is JSON text in the one table that both places would make; the rows of the other place are
+    as they were.
+    """
     text = of([{**ROWS[4], "n": "6"}, ROWS[5]], [pa.field("n", pa.string())])
     found = compare(dataset(TABLE.slice(0, 4), TABLE.slice(4)), dataset(TABLE.slice(0, 4), text))
     assert lines(found) == ["sample 'two', position -1, column 'n': int64 6 in A, string '6' in B"]
@@ -157,9 +159,14 @@ def test_a_type_that_changes_in_one_place_changes_no_other() -> None:
 
 def test_a_long_text_is_shown_where_it_differs() -> None:
     long = "x" * 500
-    found = compare(dataset(of(changed(1, text_content=long + "a"))), dataset(of(changed(1, text_content=long + "b"))))
+    found = compare(
+        dataset(of(changed(1, text_content=long + "a"))), dataset(of(changed(1, text_content=long + "b")))
+    )
     (line,) = lines(found)
-    assert line == f"sample 'one', position 0, column 'text_content': string …'{'x' * 20}a' in A, string …'{'x' * 20}b' in B"
+    assert (
+        line
+        == f"sample 'one', position 0, column 'text_content': string …'{'x' * 20}a' in A, string …'{'x' * 20}b' in B"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +178,9 @@ def test_a_long_text_is_shown_where_it_differs() -> None:
         ([pa.int64(), pa.int64()], [2**60 + 1, 3]),
     ],
 )
-def test_shards_of_other_types_are_the_table_that_was_made_of_them(types: list[pa.DataType], values: list[Any], tmp_path: Path) -> None:
+def test_shards_of_other_types_are_the_table_that_was_made_of_them(
+    types: list[pa.DataType], values: list[Any], tmp_path: Path
+) -> None:
     batches = [
         InterleavedBatch(table_of([item(f"s{i}", v=value)], [pa.field("v", type_)]), (), f"p{i}")
         for i, (type_, value) in enumerate(zip(types, values, strict=True))
@@ -190,7 +199,9 @@ def test_integers_that_no_float_holds() -> None:
         for name, value, type_ in [("i", 2**53 + 1, pa.int64()), ("f", 0.5, pa.float64())]
     )
     texts, others = (
-        dataset(table_of([item("i", v=str(value)), item("f", v="0.5")], [json_field("v")]), states_types=False)
+        dataset(
+            table_of([item("i", v=str(value)), item("f", v="0.5")], [json_field("v")]), states_types=False
+        )
         for value in (2**53 + 1, 2**53)
     )
     assert compare(dataset(integers, floats), texts).is_equal
@@ -206,10 +217,15 @@ def test_integers_that_no_float_holds() -> None:
         (pa.int64(), pa.string(), (5, 6)),
     ],
 )
-def test_a_type_that_is_another_in_one_of_several_places(stated: pa.DataType, cast: pa.DataType, values: tuple[Any, Any]) -> None:
-    """The two places together make the column what it was; only a table that they were poured into has it in one type."""
+def test_a_type_that_is_another_in_one_of_several_places(
+    stated: pa.DataType, cast: pa.DataType, values: tuple[Any, Any]
+) -> None:
+    """The two places together make the column what it was; only a table that they were poured into has it in
+    one type.
+    """
     tables = [
-        table_of([item(f"s{i}", f=value), item(f"s{i}", 0, text_content="t")], [pa.field("f", stated)]) for i, value in enumerate(values)
+        table_of([item(f"s{i}", f=value), item(f"s{i}", 0, text_content="t")], [pa.field("f", stated)])
+        for i, value in enumerate(values)
     ]
     sound, poured = dataset(*tables), dataset(pa.concat_tables(tables), states_types=False)
     narrow = tables[0].set_column(8, pa.field("f", cast), tables[0].column("f").cast(cast))
@@ -237,7 +253,9 @@ def test_a_lost_duplicate_is_lost_as_often_as_named() -> None:
     thrice = dataset(TABLE, TABLE.slice(1, 1), TABLE.slice(1, 1))
     lost = [("one", 0, "text")]
     assert compare(thrice, dataset(TABLE), lost * 2).is_equal
-    assert lines(compare(thrice, dataset(TABLE), lost)) == ["sample 'one', position 0: the text row occurs 3 times in A, 1 time in B"]
+    assert lines(compare(thrice, dataset(TABLE), lost)) == [
+        "sample 'one', position 0: the text row occurs 3 times in A, 1 time in B"
+    ]
 
 
 def test_the_list_is_bounded_and_the_number_is_not() -> None:
@@ -251,8 +269,15 @@ def test_the_list_is_bounded_and_the_number_is_not() -> None:
 def test_two_places(tmp_path: Path) -> None:
     """Outputs of one shard, as the graph compares them."""
     for kind in FORMATS:
-        write(kind, tmp_path, [InterleavedBatch(TABLE, (), "part"), InterleavedBatch(of([item("z", n=1)]), (), "other")])
-    parquet, tar = Place("parquet", f"{tmp_path}/part.parquet", "part"), Place("webdataset", f"{tmp_path}/part.tar", "part")
+        write(
+            kind,
+            tmp_path,
+            [InterleavedBatch(TABLE, (), "part"), InterleavedBatch(of([item("z", n=1)]), (), "other")],
+        )
+    parquet, tar = (
+        Place("parquet", f"{tmp_path}/part.parquet", "part"),
+        Place("webdataset", f"{tmp_path}/part.tar", "part"),
+    )
     table = Place("lance", f"{tmp_path}/items.lance", "part")
     assert compare(parquet, tar).is_equal and compare(parquet, table).is_equal
     found = compare(Place("lance", f"{tmp_path}/items.lance"), tar, names=("table", "tars"))
@@ -268,21 +293,32 @@ def test_a_partition_of_a_table_has_the_types_of_the_table(tmp_path: Path) -> No
     ]
     for kind in ("parquet", "lance"):
         write(kind, tmp_path, batches)
-    parquet, table = Place("parquet", f"{tmp_path}/part.parquet", "part"), Place("lance", f"{tmp_path}/items.lance", "part")
+    parquet, table = (
+        Place("parquet", f"{tmp_path}/part.parquet", "part"),
+        Place("lance", f"{tmp_path}/items.lance", "part"),
+    )
     assert compare(parquet, table).is_equal and compare(table, parquet).is_equal
     assert compare(parquet, table, [("nobody", 0, "text")]).is_equal
     write("parquet", tmp_path, InterleavedBatch(of(changed(4, n=66)), (), "part"))
-    assert lines(compare(parquet, table)) == ["sample 'two', position -1, column 'n': int64 66 in A, json 6 in B"]
+    assert lines(compare(parquet, table)) == [
+        "sample 'two', position -1, column 'n': int64 66 in A, json 6 in B"
+    ]
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 1)), max_size=8), st.data())
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), st.integers(0, 1)), max_size=8), st.data()
+)
 def test_every_row_without_partner_is_found(left: list[tuple[str, int, int]], data: st.DataObject) -> None:
     right = data.draw(
-        st.permutations(left).map(lambda rows: rows[: len(rows) // 2 * 2]) | st.just(left[1:]) | st.permutations(left + left[:2])
+        st.permutations(left).map(lambda rows: rows[: len(rows) // 2 * 2])
+        | st.just(left[1:])
+        | st.permutations(left + left[:2])
     )
     tables = [of([item(s, p, n=n) for s, p, n in rows]) for rows in (left, right)]
-    found = compare(dataset(tables[0]), dataset(*(tables[1].slice(at, 3) for at in range(0, len(right) + 1, 3))))
+    found = compare(
+        dataset(tables[0]), dataset(*(tables[1].slice(at, 3) for at in range(0, len(right) + 1, 3)))
+    )
     counts = Counter(left), Counter(right)
     unequal = {(s, p) for s, p, n in {*left, *right} if counts[0][s, p, n] != counts[1][s, p, n]}
     assert {(d.sample_id, d.position) for d in found.differences} == unequal

@@ -1,4 +1,6 @@
-"""One type a column for all shards: free until a shard is published, then growing only; never at the cost of a value."""
+"""One type a column for all shards: free until a shard is published, then growing only; never at the cost of
+a value.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def raw(**values: Any) -> ShardColumns:
 
 def typed(**types: Any) -> ShardColumns:
     """A shard whose samples declare the types of their columns."""
-    return ShardColumns({}, pa.schema([json_field(name) if t == JSON else pa.field(name, t) for name, t in types.items()]))
+    return ShardColumns(
+        {}, pa.schema([json_field(name) if t == JSON else pa.field(name, t) for name, t in types.items()])
+    )
 
 
 def typed_int(value: int) -> ShardColumns:
@@ -46,11 +50,15 @@ def typed_int(value: int) -> ShardColumns:
 
 def landed(columns: ShardColumns, **types: Any) -> Published:
     """The output of a shard, written in ``types``; of other columns, in those that the shard alone needs."""
-    fields = {name: need.field for name, need in columns.needs().items()} | {f.name: f for f in typed(**types).declared}
+    fields = {name: need.field for name, need in columns.needs().items()} | {
+        f.name: f for f in typed(**types).declared
+    }
     return Published(pa.schema([*INTERLEAVED_SCHEMA, *fields.values()]), columns)
 
 
-def kind(shards: dict[str, ShardColumns], published: dict[str, Published] | None = None, widen: bool = False) -> str:
+def kind(
+    shards: dict[str, ShardColumns], published: dict[str, Published] | None = None, widen: bool = False
+) -> str:
     """The contract's type for column ``x``."""
     return type_name(SchemaContract.derive(shards, published or {}, widen).columns["x"].need.field)
 
@@ -90,7 +98,9 @@ def kind(shards: dict[str, ShardColumns], published: dict[str, Published] | None
         (raw(), raw(x=1), "int64"),
     ],
 )
-def test_unpublished_columns_are_reconciled_freely(one: ShardColumns, other: ShardColumns, expected: str) -> None:
+def test_unpublished_columns_are_reconciled_freely(
+    one: ShardColumns, other: ShardColumns, expected: str
+) -> None:
     for shards in ({"a": one, "b": other}, {"a": other, "b": one}):
         assert kind(shards) == expected
 
@@ -132,15 +142,29 @@ def test_published_columns_grow_without_loss(before: Published, now: ShardColumn
         (landed(raw(x=1)), raw(x="a"), "string in this shard, int64 in shard 'a' (contract: int64)"),
         (landed(raw(x="a")), raw(x=1), "int64 in this shard, string in shard 'a' (contract: string)"),
         (landed(raw(x=1)), raw(x=True), "bool in this shard, int64 in shard 'a' (contract: int64)"),
-        (landed(raw(x=1.5)), raw(x=BIG), "int64 beyond 2^53 in this shard, double in shard 'a' (contract: double)"),
-        (landed(raw(x=BIG)), raw(x=1.5), "double in this shard, int64 beyond 2^53 in shard 'a' (contract: int64)"),
+        (
+            landed(raw(x=1.5)),
+            raw(x=BIG),
+            "int64 beyond 2^53 in this shard, double in shard 'a' (contract: double)",
+        ),
+        (
+            landed(raw(x=BIG)),
+            raw(x=1.5),
+            "double in this shard, int64 beyond 2^53 in shard 'a' (contract: int64)",
+        ),
         (landed(raw(x=1)), raw(x=2**63), "json in this shard, int64 in shard 'a' (contract: int64)"),
         (landed(raw(x="a")), typed(x=JSON), "json in this shard, string in shard 'a' (contract: string)"),
-        (landed(typed(x=pa.date32())), raw(x=[[1]]), "json in this shard, date32[day] in shard 'a' (contract: date32[day])"),
+        (
+            landed(typed(x=pa.date32())),
+            raw(x=[[1]]),
+            "json in this shard, date32[day] in shard 'a' (contract: date32[day])",
+        ),
         (landed(typed(x=pa.uint8())), raw(x=1), "int64 in this shard, uint8 in shard 'a' (contract: uint8)"),
     ],
 )
-def test_what_would_lose_is_refused_or_widened_on_demand(before: Published, now: ShardColumns, says: str) -> None:
+def test_what_would_lose_is_refused_or_widened_on_demand(
+    before: Published, now: ShardColumns, says: str
+) -> None:
     own = type_name(before.schema.field("x"))
     admission = SchemaContract.derive({"b": now}, {"a": before}).admit("b", now)
     assert admission.refused == {"x": f"column 'x': {says}; only JSON text holds both: {HINT}"}
@@ -184,7 +208,9 @@ def test_an_admission_tells_what_is_new_wider_missing_and_refused() -> None:
 def test_the_shards_named_are_the_first_by_key_whoever_is_published() -> None:
     before = {f"p{n}": landed(raw(x=1)) for n in range(20, 40)}
     contract = SchemaContract.derive({"p01": raw(x=1), "p35": raw(x=1)}, before)
-    assert contract.describe() == [{"column": "x", "type": "int64", "published": "int64", "shards": 21, "first": ["p01", "p20", "p21"]}]
+    assert contract.describe() == [
+        {"column": "x", "type": "int64", "published": "int64", "shards": 21, "first": ["p01", "p20", "p21"]}
+    ]
 
 
 def test_columns_come_in_the_order_of_keys_published_ones_first() -> None:
@@ -203,7 +229,10 @@ def test_a_shard_that_fits_is_not_shut_out_by_one_that_wants_a_change() -> None:
     shards = {"b": raw(x=1.5), "bad": raw(x="text"), "c": raw(x=BIG)}
     contract = SchemaContract.derive(shards, {"a": landed(raw(x=1))})
     assert not contract.admit("c", shards["c"]).refused
-    assert "double in this shard, int64 beyond 2^53 in shard 'c' (" in contract.admit("b", shards["b"]).refused["x"]
+    assert (
+        "double in this shard, int64 beyond 2^53 in shard 'c' ("
+        in contract.admit("b", shards["b"]).refused["x"]
+    )
 
 
 def test_of_two_changes_that_exclude_each_other_the_first_key_has_its_way() -> None:
@@ -245,10 +274,21 @@ def test_reserved_names_are_never_passthrough() -> None:
 
 names = st.sampled_from("xyz")
 raw_shards = st.dictionaries(names, st.lists(json_values, min_size=1, max_size=4), max_size=3)
-declared_shards = st.dictionaries(names, arrow_types | st.just(JSON), max_size=3).map(lambda types: typed(**types))
-shards_of = st.dictionaries(TEXT, raw_shards.map(lambda values: raw(**values)) | declared_shards, min_size=1, max_size=5)
-numbers = st.sampled_from([1, BIG, 1.5, None]) | st.sampled_from([pa.int8(), pa.float32(), pa.int64(), pa.uint8()])
-number_shards = st.dictionaries(TEXT, numbers.map(lambda v: typed(x=v) if isinstance(v, pa.DataType) else raw(x=v)), min_size=1, max_size=6)
+declared_shards = st.dictionaries(names, arrow_types | st.just(JSON), max_size=3).map(
+    lambda types: typed(**types)
+)
+shards_of = st.dictionaries(
+    TEXT, raw_shards.map(lambda values: raw(**values)) | declared_shards, min_size=1, max_size=5
+)
+numbers = st.sampled_from([1, BIG, 1.5, None]) | st.sampled_from(
+    [pa.int8(), pa.float32(), pa.int64(), pa.uint8()]
+)
+number_shards = st.dictionaries(
+    TEXT,
+    numbers.map(lambda v: typed(x=v) if isinstance(v, pa.DataType) else raw(x=v)),
+    min_size=1,
+    max_size=6,
+)
 
 
 def _types(contract: SchemaContract) -> dict[str, tuple[str, bool]]:
@@ -256,7 +296,9 @@ def _types(contract: SchemaContract) -> dict[str, tuple[str, bool]]:
 
 
 @given(shards_of | number_shards, st.randoms())
-def test_the_contract_does_not_depend_on_the_order_of_shards(shards: dict[str, ShardColumns], order: random.Random) -> None:
+def test_the_contract_does_not_depend_on_the_order_of_shards(
+    shards: dict[str, ShardColumns], order: random.Random
+) -> None:
     items = list(shards.items())
     order.shuffle(items)
     one, other = SchemaContract.derive(shards, {}), SchemaContract.derive(dict(items), {})
@@ -281,11 +323,15 @@ def test_it_never_narrows_and_refuses_only_what_is_left_out(
         assert set(admission.fields.names) | set(admission.refused) == set(shard.needs())
         assert not set(admission.fields.names) & set(admission.refused)
         assert not (widen and admission.refused)
-        assert all(f.equals(contract.columns[f.name].need.field, check_metadata=True) for f in admission.fields)
+        assert all(
+            f.equals(contract.columns[f.name].need.field, check_metadata=True) for f in admission.fields
+        )
 
 
 @given(st.dictionaries(TEXT, raw_shards, min_size=1, max_size=4), shards_of | number_shards, st.booleans())
-def test_values_survive_in_the_admitted_types(data: dict[str, dict[str, list[Any]]], earlier: dict[str, ShardColumns], widen: bool) -> None:
+def test_values_survive_in_the_admitted_types(
+    data: dict[str, dict[str, list[Any]]], earlier: dict[str, ShardColumns], widen: bool
+) -> None:
     first = SchemaContract.derive(earlier, {})
     published = {key: Published(first.admit(key, shard).fields, shard) for key, shard in earlier.items()}
     shards = {key: raw(**values) for key, values in data.items()}
@@ -298,7 +344,9 @@ def test_values_survive_in_the_admitted_types(data: dict[str, dict[str, list[Any
             column = align_table(read, pa.schema([field])).column(0)
             assert column.type == field.type
             texts = column.to_pylist()
-            found = [None if text is None else json.loads(text) for text in texts] if is_json(field) else texts
+            found = (
+                [None if text is None else json.loads(text) for text in texts] if is_json(field) else texts
+            )
             assert found == values[field.name]
 
 
@@ -317,7 +365,9 @@ def test_declared_columns_survive_in_the_admitted_types(arrays: list[pa.Array]) 
         own = table.schema.field("x")
         if is_json(field) and not pa.types.is_null(array.type):
             values = [None if text is None else json.loads(text) for text in column.to_pylist()]
-            assert repr(json_codec.encode(json_codec.decode(values, own), own)) == repr(json_codec.encode(array, own))  # NaN is not itself
+            assert repr(json_codec.encode(json_codec.decode(values, own), own)) == repr(
+                json_codec.encode(array, own)
+            )  # NaN is not itself
         elif pa.types.is_null(array.type):
             assert column.null_count == len(array)
         else:

@@ -1,4 +1,6 @@
-"""What a shard's making leaves beside the data is known byte for byte, and told in a line when it is not as it was written."""
+"""What a shard's making leaves beside the data is known byte for byte, and told in a line when it is not as
+it was written.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.accounting.file_digests import FILES, digest_files, file_problems, files_of, shards_with_problems
+from mm_assets.accounting.file_digests import (
+    FILES,
+    digest_files,
+    file_problems,
+    files_of,
+    shards_with_problems,
+)
 from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
 from mm_assets.accounting.records import ShardRecord
@@ -38,10 +46,17 @@ def outputs(root: str) -> list[str]:
     scores, quarantine = f"{root}/scores/p.parquet", f"{root}/quarantine/p.parquet"
     publish_table(scores, SCORES_SCHEMA.empty_table())
     row = {"partition": "p", "sample_id": "s", "kind": "bad_json", "message": "why", "raw": b"{"}
-    publish_quarantine(quarantine, QUARANTINE_SCHEMA.empty_table().from_pylist([row], schema=QUARANTINE_SCHEMA))
+    publish_quarantine(
+        quarantine, QUARANTINE_SCHEMA.empty_table().from_pylist([row], schema=QUARANTINE_SCHEMA)
+    )
     Ledger(root).write("curated_parquet", "p", (Balance(3, 2, {}, {"bad_json": 1}), [BAD_JSON]))
     Ledger(root).write("image_scores", "p", (Balance(2, 2, {}, {}), ()))
-    return [scores, quarantine, *Ledger(root).uris("curated_parquet", "p"), Ledger(root).items_uri("image_scores", "p")]
+    return [
+        scores,
+        quarantine,
+        *Ledger(root).uris("curated_parquet", "p"),
+        Ledger(root).items_uri("image_scores", "p"),
+    ]
 
 
 PATHS = [
@@ -67,11 +82,15 @@ def test_every_change_of_a_file_is_one_line(root: str, path: str) -> None:
     size = files_of(record)[path]["bytes"]  # type: ignore[index]
     whole = fsspec.core.url_to_fs(f"{root}/{path}")[0].cat_file(f"{root}/{path}")
     for at in range(0, size, max(size // 50, 1)):
-        replace_bytes(f"{root}/{path}", lambda _, at=at: whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        replace_bytes(
+            f"{root}/{path}", lambda _, at=at: whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        )
         assert file_problems(root, files_of(record)) == [f"{path}: other bytes than were written"]
     replace_bytes(f"{root}/{path}", lambda _: whole[:-1])
     assert file_problems(root, files_of(record)) == [f"{path}: {size} bytes written, {size - 1} found"]
-    assert file_problems(root, files_of(record, *(f"{root}/{other}" for other in PATHS if other != path))) == []
+    assert (
+        file_problems(root, files_of(record, *(f"{root}/{other}" for other in PATHS if other != path))) == []
+    )
     fs, name = fsspec.core.url_to_fs(f"{root}/{path}")
     fs.rm_file(name)
     assert shards_with_problems(root, [record, record_of(root, key="other")]) == {"p": [f"{path}: missing"]}
@@ -80,7 +99,9 @@ def test_every_change_of_a_file_is_one_line(root: str, path: str) -> None:
 def test_a_file_where_there_was_none_is_told(root: str) -> None:
     record = record_of(root, *outputs(root))
     Ledger(root).write("image_scores", "p", (Balance(2, 1, {}, {"bad_json": 1}), [BAD_JSON]))
-    assert file_problems(root, files_of(record)) == [f"{PATHS[4]}: nothing was written, and yet there is a file"]
+    assert file_problems(root, files_of(record)) == [
+        f"{PATHS[4]}: nothing was written, and yet there is a file"
+    ]
 
 
 def test_a_record_of_an_older_version_knows_of_no_files(root: str) -> None:

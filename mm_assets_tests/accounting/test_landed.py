@@ -18,12 +18,21 @@ from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.test_sample_ids import store_of
 from mm_assets_tests.formats.datasets import item, table_of, write
 
-FIELDS = [pa.field("n", pa.int64()), pa.field("big", pa.int64()), pa.field("score", pa.float64()), json_field("tags")]
+FIELDS = [
+    pa.field("n", pa.int64()),
+    pa.field("big", pa.int64()),
+    pa.field("score", pa.float64()),
+    json_field("tags"),
+]
 
 
 def land(root: Path, partition: str, ids: str) -> None:
     """A curated shard and its record; each letter is a sample of two rows."""
-    rows = [row for i in ids for row in (item(i, n=1, big=2**53 + 1, score=0.5, tags="[]"), item(i, 0, text_content="t"))]
+    rows = [
+        row
+        for i in ids
+        for row in (item(i, n=1, big=2**53 + 1, score=0.5, tags="[]"), item(i, 0, text_content="t"))
+    ]
     write("parquet", root / "curated", InterleavedBatch(table_of(rows, FIELDS), (), partition))
     uri = f"{root}/curated/{partition}.parquet"
     ShardRecords(str(root)).write(ShardRecord("curated_parquet", partition, "", "v1", uri))
@@ -48,7 +57,9 @@ def test_a_note_goes_before_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "torn", "no output"])
-def test_an_output_that_tells_nothing_keeps_nothing(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_output_that_tells_nothing_keeps_nothing(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = store_of(tmp_path, {"a": "x"})
     land(tmp_path, "z", "x")
     file = tmp_path / "curated" / "z.parquet"
@@ -68,7 +79,9 @@ def test_the_contract_holds_without_any_note(tmp_path: Path) -> None:
     assert list(published) == ["z"]
     assert published["z"].schema.equals(table_of([], FIELDS).schema, check_metadata=True)
     contract = SchemaContract.derive({}, published)
-    assert {name: column.need.field for name, column in contract.columns.items()} == {field.name: field for field in FIELDS}
+    assert {name: column.need.field for name, column in contract.columns.items()} == {
+        field.name: field for field in FIELDS
+    }
     number = Need(pa.field("n", pa.float64()))
     assert contract.columns["n"].need.join(number).field.type == pa.float64()
     assert contract.columns["big"].need.clashes(number)  # no float holds 2^53 + 1

@@ -14,7 +14,15 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.ledger import BALANCE_SCHEMA, ITEMS_SCHEMA, Balance, Ledger, items_table, locator_columns, publish_losses
+from mm_assets.accounting.ledger import (
+    BALANCE_SCHEMA,
+    ITEMS_SCHEMA,
+    Balance,
+    Ledger,
+    items_table,
+    locator_columns,
+    publish_losses,
+)
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss
@@ -23,20 +31,42 @@ from mm_assets_tests.formats.datasets import item, table_of
 
 REF = build_source_ref("sub/x.tar", "a.1.tiff", 1536, 812, 2)
 FILTERED = Loss("a", 1, "image", "filtered", "aspect_ratio", "wider than max_ratio", 3.5, "1..2", REF)
-BAD_JSON = Loss("b", -1, "metadata", "quarantined", "bad_json", "not JSON: line 1", source_ref=build_source_ref("x.tar", "b.json", 512, 9))
+BAD_JSON = Loss(
+    "b",
+    -1,
+    "metadata",
+    "quarantined",
+    "bad_json",
+    "not JSON: line 1",
+    source_ref=build_source_ref("x.tar", "b.json", 512, 9),
+)
 WITH_IT = Loss("c", 0, "text", "quarantined", "incomplete_sample", "its sample has an error", is_cause=False)
-STRETCH = Loss(None, None, None, "quarantined", "truncated_tar", "cut here", source_ref=build_source_ref("x.tar", None, 4096))
+STRETCH = Loss(
+    None,
+    None,
+    None,
+    "quarantined",
+    "truncated_tar",
+    "cut here",
+    source_ref=build_source_ref("x.tar", None, 4096),
+)
 
 
 def report(losses: tuple[Loss, ...] = (), **values: Any) -> PartitionReport:
     counts = {"rows": 7, "samples": 3, "images": 2, "texts": 2, "nbytes": 0, "image_bytes": 0}
-    made = PartitionReport("p", None, **counts, schema=pa.schema([]), digest="0a", items=7 + sum(loss.is_item for loss in losses))
+    made = PartitionReport(
+        "p", None, **counts, schema=pa.schema([]), digest="0a", items=7 + sum(loss.is_item for loss in losses)
+    )
     return replace(made, losses=losses, **values)
 
 
 @pytest.fixture(params=["local", "file url", "remote"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    places = {"local": str(tmp_path), "file url": f"file://{tmp_path}", "remote": f"memory://ledger-{uuid.uuid4().hex}"}
+    places = {
+        "local": str(tmp_path),
+        "file url": f"file://{tmp_path}",
+        "remote": f"memory://ledger-{uuid.uuid4().hex}",
+    }
     return places[request.param]
 
 
@@ -55,7 +85,13 @@ def test_every_loss_is_one_row(root: str) -> None:
         "kind": "aspect_ratio", "reason": "wider than max_ratio", "score": 3.5, "threshold": "1..2", "is_cause": True,
         "source": "sub/x.tar", "member": "a.1.tiff", "byte_offset": 1536, "byte_size": 812, "frame_index": 2,
     }  # fmt: skip
-    assert [second[n] for n in ("member", "byte_offset", "score", "threshold", "frame_index")] == ["b.json", 512, None, None, None]
+    assert [second[n] for n in ("member", "byte_offset", "score", "threshold", "frame_index")] == [
+        "b.json",
+        512,
+        None,
+        None,
+        None,
+    ]
     assert [third[n] for n in ("is_cause", "source", "member")] == [False, None, None]
     assert [fourth[n] for n in ("sample_id", "position", "modality", "member", "byte_size")] == [None] * 5
     assert (fourth["source"], fourth["byte_offset"]) == ("x.tar", 4096)
@@ -87,7 +123,14 @@ def test_a_shard_never_recorded_has_empty_tables(root: str) -> None:
 
 
 def test_entries_balance(root: str) -> None:
-    losses = (FILTERED, replace(FILTERED, position=2), BAD_JSON, WITH_IT, replace(WITH_IT, sample_id="d"), STRETCH)
+    losses = (
+        FILTERED,
+        replace(FILTERED, position=2),
+        BAD_JSON,
+        WITH_IT,
+        replace(WITH_IT, sample_id="d"),
+        STRETCH,
+    )
     balance = Ledger(root).write("a", "p", report(losses, lost_digest="ff", items=12), in_digest="0109")
     assert (balance.difference, balance.is_balanced, balance.digests_agree) == (0, True, True)
     entries = Ledger(root).balance("a", "p").to_pylist()
@@ -113,9 +156,19 @@ def test_a_balance_is_written_with_its_losses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("items", "losses", "difference"),
-    [(7, (), 0), (8, (), 1), (6, (), -1), (8, (FILTERED,), 0), (7, (STRETCH,), 0), (8, (STRETCH,), 1), (None, (FILTERED,), None)],
+    [
+        (7, (), 0),
+        (8, (), 1),
+        (6, (), -1),
+        (8, (FILTERED,), 0),
+        (7, (STRETCH,), 0),
+        (8, (STRETCH,), 1),
+        (None, (FILTERED,), None),
+    ],
 )
-def test_what_is_missing_is_counted(items: int | None, losses: tuple[Loss, ...], difference: int | None) -> None:
+def test_what_is_missing_is_counted(
+    items: int | None, losses: tuple[Loss, ...], difference: int | None
+) -> None:
     balance = Balance.of(report(losses, items=items))
     assert balance.difference == difference
     assert balance.is_balanced is (None if difference is None else difference == 0)
@@ -197,8 +250,14 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytes
         ("{", {}),
         ("[]", {}),
         ('{"path": 5, "member": ["x"], "byte_offset": "7", "byte_size": -1, "frame_index": true}', {}),
-        ('{"path": "x", "byte_offset": 9223372036854775808, "byte_size": 1e3, "frame_index": 4294967296}', {"source": "x"}),
-        ('{"byte_offset": 9223372036854775807, "frame_index": 0}', {"byte_offset": 2**63 - 1, "frame_index": 0}),
+        (
+            '{"path": "x", "byte_offset": 9223372036854775808, "byte_size": 1e3, "frame_index": 4294967296}',
+            {"source": "x"},
+        ),
+        (
+            '{"byte_offset": 9223372036854775807, "frame_index": 0}',
+            {"byte_offset": 2**63 - 1, "frame_index": 0},
+        ),
     ],
 )
 def test_odd_locators_never_stop_the_ledger(text: str | None, known: dict[str, Any]) -> None:

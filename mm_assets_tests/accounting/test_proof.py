@@ -10,9 +10,21 @@ from mm_assets.accounting.proof import Proofs, ShardProof, damaged_shards
 from mm_assets.accounting.sealed_json import unseal
 
 
-def proof(asset: str = "a", partition: str = "p", rows: int = 3, digest: int = 5, **fields: Any) -> ShardProof:
+def proof(
+    asset: str = "a", partition: str = "p", rows: int = 3, digest: int = 5, **fields: Any
+) -> ShardProof:
     facts = {"rows": rows, "samples": 1, "images": 1, "texts": 1, "digest": f"{digest:032x}"}
-    return ShardProof(asset, partition, "reader", facts, facts, {"rows": 2, "digest": f"{7:032x}"}, "config", {"size": 1}, **fields)
+    return ShardProof(
+        asset,
+        partition,
+        "reader",
+        facts,
+        facts,
+        {"rows": 2, "digest": f"{7:032x}"},
+        "config",
+        {"size": 1},
+        **fields,
+    )
 
 
 def summary(root: Path) -> dict[str, Any]:
@@ -34,11 +46,18 @@ def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
     """Index files beside an output are derived anew without it."""
     proofs = Proofs(str(tmp_path))
-    problems = {"good": ((), ()), "index": (("i",), ("i",)), "tar": (("t",), ()), "both": (("t", "i"), ("i",))}
+    problems = {
+        "good": ((), ()),
+        "index": (("i",), ("i",)),
+        "tar": (("t",), ()),
+        "both": (("t", "i"), ("i",)),
+    }
     for name, (lines, beside) in problems.items():
         proofs.write(proof("tars", name, problems=lines, beside=beside))
     found = {name: proofs.read("tars", name) for name in problems}
-    assert {name: one.beside for name, one in found.items() if one} == {name: beside for name, (_, beside) in problems.items()}
+    assert {name: one.beside for name, one in found.items() if one} == {
+        name: beside for name, (_, beside) in problems.items()
+    }
     assert [name for name, one in found.items() if one and one.is_equal] == ["good"]
     assert damaged_shards(str(tmp_path), "tars", [*problems, "unknown"]) == {"tar", "both"}
 
@@ -64,7 +83,11 @@ def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
         proofs.write(one)
     proofs.roll_up([good, bad])
     told = summary(tmp_path)
-    assert (told["is_equal"], told["assets"]["a"]["is_equal"], told["assets"]["b"]["is_equal"]) == (False, True, False)
+    assert (told["is_equal"], told["assets"]["a"]["is_equal"], told["assets"]["b"]["is_equal"]) == (
+        False,
+        True,
+        False,
+    )
     assert told["shards"]["p"]["b"]["problems"] == ["sample 'x', position 1"]
     assert "problems" not in told["shards"]["p"]["a"]
 

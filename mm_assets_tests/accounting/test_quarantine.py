@@ -1,4 +1,6 @@
-"""Quarantine records: the raw bytes of what is faulty, from the shard's own files, within bounds, or a note why not."""
+"""Quarantine records: the raw bytes of what is faulty, from the shard's own files, within bounds, or a note
+why not.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ import pytest
 
 from mm_assets.accounting import raw_bytes
 from mm_assets.accounting.ledger import items_table
-from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine, quarantine_table, record_names
+from mm_assets.accounting.quarantine import (
+    QUARANTINE_SCHEMA,
+    publish_quarantine,
+    quarantine_table,
+    record_names,
+)
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 from mm_assets.interleaved.losses import Loss
@@ -32,7 +39,11 @@ MEMBERS = [("bad.json", BAD), ("lost.json", LOST_JSON), ("odd.png", BLOB), (LONG
 
 
 def loss(
-    sample_id: str | None, position: int | None = -1, modality: str | None = "metadata", ref: str | None = None, **values: Any
+    sample_id: str | None,
+    position: int | None = -1,
+    modality: str | None = "metadata",
+    ref: str | None = None,
+    **values: Any,
 ) -> Loss:
     given = {"outcome": "quarantined", "kind": "bad_json", "reason": "why", "source_ref": ref, **values}
     return Loss(sample_id, position, modality, **given)
@@ -74,7 +85,14 @@ def test_raw_is_what_lies_at_the_locator(shard: Path, where: str) -> None:
         file = name = f"{root}/{name}"
     losses = [
         loss("bad", ref=ref_of(plain, "bad.json", name)),
-        loss("odd", 0, "image", ref_of(plain, "odd.png", name), kind="undecodable_image", reason="unreadable image: no header"),
+        loss(
+            "odd",
+            0,
+            "image",
+            ref_of(plain, "odd.png", name),
+            kind="undecodable_image",
+            reason="unreadable image: no header",
+        ),
         loss("z", 3, "image", ref_of(plain, LONG, name, 2), kind="undecodable_image"),
     ]
     first, second, third = records(losses, [file], [root])
@@ -102,7 +120,14 @@ def test_only_faulty_items_are_recorded(shard: Path) -> None:
 
 
 def _missing(sample_id: str = "lost") -> Loss:
-    return loss(sample_id, 0, "image", build_source_ref("x.tar", "gone.png"), kind="missing_member", reason="missing member 'gone.png'")
+    return loss(
+        sample_id,
+        0,
+        "image",
+        build_source_ref("x.tar", "gone.png"),
+        kind="missing_member",
+        reason="missing member 'gone.png'",
+    )
 
 
 def test_a_missing_member_is_told_by_the_json_of_its_sample(shard: Path) -> None:
@@ -110,7 +135,11 @@ def test_a_missing_member_is_told_by_the_json_of_its_sample(shard: Path) -> None
     (record,) = records([document, _missing()], [str(shard)], [str(shard.parent)])
     place = json.loads(ref_of(shard, "lost.json"))
     assert (record["raw"], record["member"]) == (LOST_JSON, "gone.png")
-    assert (record["source_uri"], record["byte_offset"], record["byte_size"]) == ("x.tar", place["byte_offset"], len(LOST_JSON))
+    assert (record["source_uri"], record["byte_offset"], record["byte_size"]) == (
+        "x.tar",
+        place["byte_offset"],
+        len(LOST_JSON),
+    )
     assert record["raw_note"] == "the document of its sample: the item has no bytes of its own"
 
 
@@ -120,13 +149,18 @@ def test_a_json_that_may_be_of_another_sample_is_not_taken(shard: Path) -> None:
     for around in ([], one_of_two, [other]):
         (record,) = records([*around, _missing()], [str(shard)], [str(shard.parent)])
         assert record["raw"] is None
-        assert record["raw_note"] == "it has no bytes of its own, and the document of its sample is not in quarantine"
+        assert (
+            record["raw_note"]
+            == "it has no bytes of its own, and the document of its sample is not in quarantine"
+        )
 
 
 def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_path: Path) -> None:
     first, again = {"sample_id": "a", "images": ["gone.png"]}, {"sample_id": "a", "images": ["other.png"]}
     shard = make_tar(tmp_path / "raw" / "x.tar", [("1.json", first), ("2.json", again), ("a.json", BAD)])
-    found = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent)).open(Partition("p", (str(shard),)))
+    found = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent)).open(
+        Partition("p", (str(shard),))
+    )
     (batch,) = found
     losses = [*found.losses, *apply_policy(batch.data, "drop_sample").losses]
     made = records(losses, [str(shard)], [str(shard.parent)])
@@ -136,8 +170,12 @@ def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_p
         ("bad_json", "a.json", BAD),
     }
     dropped_row = [loss for loss in losses if loss.kind != "incomplete_sample"]
-    (alone,) = [r for r in records(dropped_row, [str(shard)], [str(shard.parent)]) if r["kind"] == "missing_member"]
-    assert (alone["raw"], alone["byte_offset"]) == (None, None), "the json of the sample that stands is not in quarantine"
+    (alone,) = [
+        r for r in records(dropped_row, [str(shard)], [str(shard.parent)]) if r["kind"] == "missing_member"
+    ]
+    assert (alone["raw"], alone["byte_offset"]) == (None, None), (
+        "the json of the sample that stands is not in quarantine"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,9 +189,13 @@ def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_p
         (512, 1 << 40, None, "x.tar: range 512+1048576 is outside the file of 20480 bytes"),
     ],
 )
-def test_a_damaged_stretch_gives_its_first_bytes(shard: Path, offset: int | None, size: int | None, raw: Any, note: str) -> None:
+def test_a_damaged_stretch_gives_its_first_bytes(
+    shard: Path, offset: int | None, size: int | None, raw: Any, note: str
+) -> None:
     assert shard.stat().st_size == 20480
-    record = one(loss(None, None, None, build_source_ref("x.tar", None, offset, size), kind="damaged_tar"), shard)
+    record = one(
+        loss(None, None, None, build_source_ref("x.tar", None, offset, size), kind="damaged_tar"), shard
+    )
     assert record["raw"] == (raw(shard.read_bytes()) if raw else None)
     assert record["raw_note"] == note
 
@@ -198,7 +240,9 @@ def test_other_bytes_are_never_taken_for_the_items(shard: Path, change: str) -> 
 
 @pytest.mark.parametrize("where", ["local", "remote"])
 @pytest.mark.parametrize(("damage", "known"), [("cut", [BAD, BLOB, None]), ("corrupt", [None, None, None])])
-def test_of_a_damaged_gzip_file_what_can_be_unpacked_is_taken(shard: Path, where: str, damage: str, known: list[bytes | None]) -> None:
+def test_of_a_damaged_gzip_file_what_can_be_unpacked_is_taken(
+    shard: Path, where: str, damage: str, known: list[bytes | None]
+) -> None:
     packed = bytearray(gzip.compress(shard.read_bytes(), 0))
     if damage == "cut":
         del packed[packed.index(BLOB) + len(BLOB) + 5 :]
@@ -208,23 +252,35 @@ def test_of_a_damaged_gzip_file_what_can_be_unpacked_is_taken(shard: Path, where
     name = "x.tar.gz" if where == "local" else f"{root}/x.tar.gz"
     with fsspec.open(f"{root}/x.tar.gz", "wb") as file:
         file.write(packed)
-    losses = [loss(member, 0, "image", ref_of(shard, member, name)) for member in ("bad.json", "odd.png", LONG)]
+    losses = [
+        loss(member, 0, "image", ref_of(shard, member, name)) for member in ("bad.json", "odd.png", LONG)
+    ]
     found = records(losses, [f"{root}/x.tar.gz"], [root])
     assert [r["raw"] for r in found] == known
-    assert {r["raw_note"] for r in found if r["raw"] is None} == {"the gzip file is damaged before these bytes"}
+    assert {r["raw_note"] for r in found if r["raw"] is None} == {
+        "the gzip file is damaged before these bytes"
+    }
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz"])
 def test_what_the_reader_sets_aside(tmp_path: Path, suffix: str) -> None:
     sound = {"texts": ["x"]}
-    members = [("a.json", sound), ("bad.json", BAD), ("b.json", sound), ("b2.json", {**sound, "sample_id": "b"}), ("c.json", sound)]
+    members = [
+        ("a.json", sound),
+        ("bad.json", BAD),
+        ("b.json", sound),
+        ("b2.json", {**sound, "sample_id": "b"}),
+        ("c.json", sound),
+    ]
     data = make_tar(tmp_path / "raw" / "whole.tar", members).read_bytes()
     cut = data.rindex(b"c.json") + 100  # in the middle of a header
     shard = tmp_path / "raw" / f"x.{suffix}"
     data = data[:cut]
     shard.write_bytes(gzip.compress(data) if suffix == "tar.gz" else data)
     root = str(tmp_path / "raw")
-    stream = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=root).open(Partition("p", (str(shard),)))
+    stream = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=root).open(
+        Partition("p", (str(shard),))
+    )
     assert [i for batch in stream for i in batch.data["sample_id"].unique().to_pylist()] == ["a", "b"]
     found = records(stream.losses, [str(shard)], [root])
     assert [(r["kind"], r["sample_id"], r["raw"]) for r in found] == [
@@ -236,7 +292,17 @@ def test_what_the_reader_sets_aside(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["../key.tar", "raw/../key.tar", "key.tar", "/etc/hostname", "file:///etc/hostname", "memory://key", "", "link.tar"]
+    "path",
+    [
+        "../key.tar",
+        "raw/../key.tar",
+        "key.tar",
+        "/etc/hostname",
+        "file:///etc/hostname",
+        "memory://key",
+        "",
+        "link.tar",
+    ],
 )
 def test_only_files_of_the_shard_are_read(shard: Path, path: str) -> None:
     secret = make_tar(shard.parent / "key.tar", [("key", b"secret")])
@@ -244,7 +310,11 @@ def test_only_files_of_the_shard_are_read(shard: Path, path: str) -> None:
     (shard.parent / "link.tar").symlink_to(secret)
     for ref in (ref_of(secret, "key", path), ref_of(secret, "key", str(secret))):
         given = loss("s", 0, "image", ref)
-        (record,) = records([given], [str(shard), str(shard.with_name("other.tar"))], [str(shard.parent), str(shard.parents[1])])
+        (record,) = records(
+            [given],
+            [str(shard), str(shard.with_name("other.tar"))],
+            [str(shard.parent), str(shard.parents[1])],
+        )
         assert record["raw"] is None
         assert record["raw_note"] == "not in a file of this shard"
 
@@ -252,10 +322,18 @@ def test_only_files_of_the_shard_are_read(shard: Path, path: str) -> None:
 def test_names_of_a_file(shard: Path) -> None:
     other = make_tar(shard.parent / "sub" / "y.tar", [("odd.png", BLOB * 2)])
     files, roots = [str(shard), str(other)], [f"{shard.parent}/", str(shard.parents[1])]
-    for name, path in (("x.tar", shard), ("raw/x.tar", shard), (str(shard), shard), ("sub/y.tar", other), (str(other), other)):
+    for name, path in (
+        ("x.tar", shard),
+        ("raw/x.tar", shard),
+        (str(shard), shard),
+        ("sub/y.tar", other),
+        (str(other), other),
+    ):
         (record,) = records([loss("s", 0, "image", ref_of(path, "odd.png", name))], files, roots)
         assert (record["raw"], record["source_uri"]) == (BLOB if path == shard else BLOB * 2, name)
-    mixed = [loss("s", 0, "image", ref_of(path, "odd.png", str(path))) for path in (other, shard, other, shard)]
+    mixed = [
+        loss("s", 0, "image", ref_of(path, "odd.png", str(path))) for path in (other, shard, other, shard)
+    ]
     assert [len(r["raw"]) // len(BLOB) for r in records(mixed, files, roots)] == [2, 1, 2, 1]
 
 
@@ -265,27 +343,53 @@ def test_what_is_too_large_is_left_where_it_is(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(raw_bytes, "BATCH_BYTES", 1500)
     sizes = [1000, 1001, 900, 601, 600, 0, 1]
     shard = make_tar(tmp_path / "x.tar", [(f"{n}.png", bytes([n]) * size) for n, size in enumerate(sizes)])
-    found = records([loss(str(n), 0, "image", ref_of(shard, f"{n}.png")) for n in range(7)], [str(shard)], [str(tmp_path)])
-    assert [None if r["raw"] is None else len(r["raw"]) for r in found] == [1000, None, 900, None, 600, 0, None]
+    found = records(
+        [loss(str(n), 0, "image", ref_of(shard, f"{n}.png")) for n in range(7)], [str(shard)], [str(tmp_path)]
+    )
+    assert [None if r["raw"] is None else len(r["raw"]) for r in found] == [
+        1000,
+        None,
+        900,
+        None,
+        600,
+        0,
+        None,
+    ]
     assert [r["raw"][:1] for r in found if r["raw"]] == [b"\0", b"\2", b"\4"]
     assert found[1]["raw_note"] == "1001 bytes are more than the 1000 that are kept of one item"
     assert found[3]["raw_note"] == "601 bytes are more than are left of the 2500 that are kept of a shard"
 
 
 def test_frames_of_one_file_hold_its_bytes_once(shard: Path) -> None:
-    found = records([loss("z", p, "image", ref_of(shard, LONG, frame=p)) for p in (2, 4)], [str(shard)], [str(shard.parent)])
+    found = records(
+        [loss("z", p, "image", ref_of(shard, LONG, frame=p)) for p in (2, 4)],
+        [str(shard)],
+        [str(shard.parent)],
+    )
     assert [r["raw"] for r in found] == [BLOB * 3, None]
     assert found[1]["raw_note"] == "a frame of the same file as position 2: see there"
-    nowhere = [loss("lost", p, "image", build_source_ref("x.tar", "gone.tiff", frame_index=p)) for p in (0, 1)]
+    nowhere = [
+        loss("lost", p, "image", build_source_ref("x.tar", "gone.tiff", frame_index=p)) for p in (0, 1)
+    ]
     document = loss("lost", ref=ref_of(shard, "lost.json"), is_cause=False)
-    assert [r["raw"] for r in records([document, *nowhere], [str(shard)], [str(shard.parent)])] == [LOST_JSON] * 2
+    assert [r["raw"] for r in records([document, *nowhere], [str(shard)], [str(shard.parent)])] == [
+        LOST_JSON
+    ] * 2
 
 
 @pytest.mark.parametrize("root", ["local", "memory"])
 def test_records_are_published_and_close(shard: Path, root: str) -> None:
-    uri = f"{shard.parents[1]}/quarantine/p.parquet" if root == "local" else f"memory://quarantine-{uuid.uuid4().hex}/p.parquet"
+    uri = (
+        f"{shard.parents[1]}/quarantine/p.parquet"
+        if root == "local"
+        else f"memory://quarantine-{uuid.uuid4().hex}/p.parquet"
+    )
     assert record_names(uri) == frozenset()
-    losses = [loss("bad", ref=ref_of(shard, "bad.json")), loss("odd", 0, "image", ref_of(shard, "odd.png")), loss(None, None, None)]
+    losses = [
+        loss("bad", ref=ref_of(shard, "bad.json")),
+        loss("odd", 0, "image", ref_of(shard, "odd.png")),
+        loss(None, None, None),
+    ]
     table = quarantine_table(items_table("a", "p", losses), [str(shard)], [str(shard.parent)])
     nbytes = publish_quarantine(uri, table)
     with fsspec.open(uri, "rb") as file:
@@ -313,9 +417,13 @@ def test_row_groups_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert pq.read_table(tmp_path / "q.parquet")["raw"].to_pylist() == [BLOB] * 5
 
 
-def test_a_failed_publication_leaves_the_records_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_publication_leaves_the_records_there_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     uri = tmp_path / "p.parquet"
-    table = pa.Table.from_pylist([{"partition": "p", "kind": "bad_json", "message": "why"}], schema=QUARANTINE_SCHEMA)
+    table = pa.Table.from_pylist(
+        [{"partition": "p", "kind": "bad_json", "message": "why"}], schema=QUARANTINE_SCHEMA
+    )
     publish_quarantine(str(uri), table)
     before = uri.read_bytes()
 
@@ -329,7 +437,13 @@ def test_a_failed_publication_leaves_the_records_there_were(tmp_path: Path, monk
 
 
 def of_row(member: str | None, sample_id: str = "a", position: int = -1, **values: Any) -> Loss:
-    return loss(sample_id, position, "metadata" if position < 0 else "image", build_source_ref("f.parquet", member), **values)
+    return loss(
+        sample_id,
+        position,
+        "metadata" if position < 0 else "image",
+        build_source_ref("f.parquet", member),
+        **values,
+    )
 
 
 @pytest.fixture
@@ -338,18 +452,28 @@ def documents(tmp_path: Path) -> Path:
     texts = pa.array([b"x", b"y", b"\xff", b"z"], pa.binary()).view(pa.string())
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     images = pa.array([[{"bytes": BLOB, "path": "p"}]] * 4, pa.list_(image))
-    table = pa.table({"url": texts, "images": images, "n": pa.array([1, 2, 3, 4]), "blob": pa.array([BLOB] * 4)})
+    table = pa.table(
+        {"url": texts, "images": images, "n": pa.array([1, 2, 3, 4]), "blob": pa.array([BLOB] * 4)}
+    )
     pq.write_table(table, tmp_path / "f.parquet", row_group_size=2)
     return tmp_path / "f.parquet"
 
 
 def test_a_row_of_parquet_is_told_by_its_values(documents: Path) -> None:
-    losses = [of_row("row 1"), of_row("row 2, images[0]", "b", 0), of_row("row 2, images[1]", "b", 1), of_row("row 9"), of_row("no row")]
+    losses = [
+        of_row("row 1"),
+        of_row("row 2, images[0]", "b", 0),
+        of_row("row 2, images[1]", "b", 1),
+        of_row("row 9"),
+        of_row("no row"),
+    ]
     found = records(losses, [str(documents)], [str(documents.parent)])
     place = ("f.parquet", None, None)
     assert [(r["source_uri"], r["byte_offset"], r["byte_size"]) for r in found] == [place] * 5
     assert json.loads(found[0]["raw"]) == {"url": "y", "images": [{"path": "p"}], "n": 2}
-    assert json.loads(found[1]["raw"]) == {"url": "/w==", "images": [{"path": "p"}], "n": 3}, "what is no text is in base64"
+    assert json.loads(found[1]["raw"]) == {"url": "/w==", "images": [{"path": "p"}], "n": 3}, (
+        "what is no text is in base64"
+    )
     assert [r["raw"] for r in found[2:]] == [None, None, None]
     assert [r["raw_note"] for r in found] == [
         "the values of its row, but for bytes",
@@ -365,13 +489,22 @@ def test_rows_of_parquet_within_bounds(documents: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(raw_bytes, "MAX_SHARD_BYTES", size + 1)
     found = records([of_row("row 0"), of_row("row 1", "b")], [str(documents)], [str(documents.parent)])
     assert found[0]["raw"] is not None
-    assert found[1]["raw_note"] == f"{size} bytes are more than are left of the {size + 1} that are kept of a shard"
+    assert (
+        found[1]["raw_note"]
+        == f"{size} bytes are more than are left of the {size + 1} that are kept of a shard"
+    )
     monkeypatch.setattr(raw_bytes, "MAX_PLACE_BYTES", size - 1)
-    assert one(of_row("row 0"), documents)["raw_note"] == f"{size} bytes are more than the {size - 1} that are kept of one item"
+    assert (
+        one(of_row("row 0"), documents)["raw_note"]
+        == f"{size} bytes are more than the {size - 1} that are kept of one item"
+    )
 
 
 def test_a_parquet_file_that_cannot_be_read_any_more(documents: Path) -> None:
-    for content, words in ((b"junk", "cannot be read: f.parquet: not a readable Parquet file: "), (None, "cannot be read: no such file")):
+    for content, words in (
+        (b"junk", "cannot be read: f.parquet: not a readable Parquet file: "),
+        (None, "cannot be read: no such file"),
+    ):
         if content is None:
             documents.unlink()
         else:

@@ -25,9 +25,16 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def record(key: str, version: str = "v1") -> ShardRecord:
-    metadata = {"rows": 3, "share": 0.5, "strip": {"md": "ä | b"}, "schema": {"table_schema": [["a", "string"]]}}
+    metadata = {
+        "rows": 3,
+        "share": 0.5,
+        "strip": {"md": "ä | b"},
+        "schema": {"table_schema": [["a", "string"]]},
+    }
     checks = [{"name": "not_empty", "passed": True, "severity": "ERROR", "metadata": {"rows": 3}}]
-    return ShardRecord("curated", key, "f1", version, f"/out/{key}", {"size": 5, "mtime_ns": 7}, metadata, checks)
+    return ShardRecord(
+        "curated", key, "f1", version, f"/out/{key}", {"size": 5, "mtime_ns": 7}, metadata, checks
+    )
 
 
 def put(root: str, name: str, data: bytes) -> str:
@@ -60,7 +67,9 @@ def test_later_record_replaces_the_earlier(root: str) -> None:
 
 def test_place_is_below_ledger_and_escaped(tmp_path: Path) -> None:
     ShardRecords(str(tmp_path)).write(record("train/a.b"))
-    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == ["ledger/curated/train%2Fa%2Eb.json"]
+    assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()] == [
+        "ledger/curated/train%2Fa%2Eb.json"
+    ]
 
 
 def test_records_move_with_the_data_and_name_no_place(tmp_path: Path) -> None:
@@ -71,10 +80,16 @@ def test_records_move_with_the_data_and_name_no_place(tmp_path: Path) -> None:
     assert str(tmp_path) not in (old / "ledger" / "curated" / "a.json").read_text()
     old.rename(new)
     found = ShardRecords(str(new)).read("curated", ["a", "b", "c"])
-    assert {key: known.uri for key, known in found.items()} == {"a": f"{new}/curated/a.parquet", "b": "s3://elsewhere/b", "c": ""}
+    assert {key: known.uri for key, known in found.items()} == {
+        "a": f"{new}/curated/a.parquet",
+        "b": "s3://elsewhere/b",
+        "c": "",
+    }
 
 
-def test_failed_write_leaves_the_previous_record_and_no_temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_previous_record_and_no_temporary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = ShardRecords(str(tmp_path))
     ledger.write(record("a"))
 
@@ -98,10 +113,14 @@ def test_failed_write_leaves_the_previous_record_and_no_temporary(tmp_path: Path
         b"\xff\xfe",
         json.dumps({"format": 1, "asset": "curated", "key": "a"}).encode(),
         json.dumps({"format": 2, "asset": "curated", "key": "a"}).encode(),
-        json.dumps({"format": 2, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}).encode(),
+        json.dumps(
+            {"format": 2, "asset": "x", "key": "y", "fingerprint": "", "version": "", "uri": ""}
+        ).encode(),
     ],
 )
-def test_damaged_record_counts_as_missing_and_is_told(root: str, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_record_counts_as_missing_and_is_told(
+    root: str, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     ledger = ShardRecords(root)
     ledger.write(record("a"))
     ledger.write(record("b"))
@@ -130,7 +149,10 @@ def test_stat_of_a_folder_is_that_of_its_files(root: str) -> None:
     fs.pipe_file(f"{path}/a.arrow", b"1234")
     fs.pipe_file(f"{path}/_metadata.json", b"{}")
     before = stat_outputs([folder])
-    assert {name: stat["size"] for name, stat in (before[folder] or {})["files"].items()} == {"_metadata.json": 2, "a.arrow": 4}
+    assert {name: stat["size"] for name, stat in (before[folder] or {})["files"].items()} == {
+        "_metadata.json": 2,
+        "a.arrow": 4,
+    }
     assert json.loads(json.dumps(before)) == before
     assert stat_outputs([folder]) == before
     fs.pipe_file(f"{path}/a.arrow", b"12345")

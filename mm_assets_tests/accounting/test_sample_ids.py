@@ -57,7 +57,11 @@ def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | Non
     ids=str,
 )
 def test_who_keeps_an_id(
-    tmp_path: Path, shards: dict[str, str], run: str, published: dict[str, str], expected: dict[str, dict[str, str]]
+    tmp_path: Path,
+    shards: dict[str, str],
+    run: str,
+    published: dict[str, str],
+    expected: dict[str, dict[str, str]],
 ) -> None:
     store = store_of(tmp_path, shards, published)
     assert duplicates(store, list(run), published, list(shards)) == expected
@@ -87,7 +91,9 @@ def test_a_shard_of_the_run_without_a_survey_is_an_error(tmp_path: Path) -> None
 
 
 SHARDS = st.dictionaries(
-    st.sampled_from("abcdefg"), st.sets(st.sampled_from("uvwxyz"), max_size=6).map(lambda ids: "".join(sorted(ids))), min_size=1
+    st.sampled_from("abcdefg"),
+    st.sets(st.sampled_from("uvwxyz"), max_size=6).map(lambda ids: "".join(sorted(ids))),
+    min_size=1,
 )
 
 
@@ -97,7 +103,9 @@ def test_the_rule_for_any_shards(
 ) -> None:
     some = st.sets(st.sampled_from(sorted(shards)))
     run, known = data.draw(some), data.draw(some)
-    published = {key: "".join(sorted(data.draw(st.sets(st.sampled_from("uvwxyz"))))) for key in data.draw(some)}
+    published = {
+        key: "".join(sorted(data.draw(st.sets(st.sampled_from("uvwxyz"))))) for key in data.draw(some)
+    }
     store = store_of(tmp_path_factory.mktemp("store"), shards, published)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sample_ids, "_LEAST_IDS", at_once)
@@ -105,7 +113,14 @@ def test_the_rule_for_any_shards(
     expected: dict[str, dict[str, str]] = {key: {} for key in run}
     for letter in "uvwxyz":
         holders = sorted(key for key in run | known if letter in shards[key])
-        keepers = sorted(key for key, ids in published.items() if letter in ids and (key not in run or letter in shards[key])) or holders
+        keepers = (
+            sorted(
+                key
+                for key, ids in published.items()
+                if letter in ids and (key not in run or letter in shards[key])
+            )
+            or holders
+        )
         for key in holders:
             if key in run and key != keepers[0]:
                 expected[key][letter] = keepers[0]
@@ -116,15 +131,21 @@ def test_the_rule_for_any_shards(
 def test_after_any_runs_each_id_is_published_once(
     tmp_path_factory: pytest.TempPathFactory, shards: dict[str, str], order: list[str], size: int
 ) -> None:
-    """Some shards run early and in vain, some land; in the end all have run: every id is in one output, and in one only."""
+    """Some shards run early and in vain, some land; in the end all have run: every id is in one output, and
+    in one only.
+    """
     store = store_of(tmp_path_factory.mktemp("store"), shards)
     published: dict[str, str] = {}
     order = [partition for partition in order if partition in shards]
-    for number, run in enumerate([order[at : at + size] for at in range(0, len(order), size)] + [sorted(shards)] * 2):
+    for number, run in enumerate(
+        [order[at : at + size] for at in range(0, len(order), size)] + [sorted(shards)] * 2
+    ):
         left_out = duplicates(store, set(run), published, list(shards))
         for partition in run:
             if number % 2 or partition != run[0] or run == sorted(shards):  # else it fails
-                published[partition] = "".join(letter for letter in shards[partition] if letter not in left_out[partition])
+                published[partition] = "".join(
+                    letter for letter in shards[partition] if letter not in left_out[partition]
+                )
                 store.write_published(partition, Published(pa.schema([])), published[partition])
         assert len(set("".join(published.values()))) == len("".join(published.values()))
     assert sorted("".join(published.values())) == sorted(set("".join(shards.values())))

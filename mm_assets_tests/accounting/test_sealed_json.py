@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from mm_assets.accounting.sealed_json import seal, unseal
 
 FIELDS = {"name": "sämple/1", "n": 2**60, "x": 0.1, "list": [1, None, {"a": True}]}
-VALUES = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), lambda v: st.lists(v, max_size=3))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda v: st.lists(v, max_size=3),
+)
 
 
 @given(st.dictionaries(st.text().filter(lambda name: name != "seal"), VALUES, max_size=4))
@@ -36,7 +39,9 @@ def test_one_changed_byte_is_noticed_wherever_it_is(indent: int | None) -> None:
     assert told > len(data) * 0.8
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"{}", b'{"n": 1}', b'{"n": 1, "seal": "x"}', b"\xff", seal(FIELDS)[:-20]])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"{}", b'{"n": 1}', b'{"n": 1, "seal": "x"}', b"\xff", seal(FIELDS)[:-20]]
+)
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
         unseal(data)

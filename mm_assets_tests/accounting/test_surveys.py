@@ -17,7 +17,14 @@ import pytest
 from mm_assets.accounting import shard_survey
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.accounting.shard_survey import Excerpt, ShardSurvey, findings, layout_digest, merge_files, survey_shard
+from mm_assets.accounting.shard_survey import (
+    Excerpt,
+    ShardSurvey,
+    findings,
+    layout_digest,
+    merge_files,
+    survey_shard,
+)
 from mm_assets.accounting.surveys import SurveyStore
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.partitions import Partition
@@ -29,7 +36,14 @@ from mm_assets.interleaved.json_values import FieldTally, json_field
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 from mm_assets.interleaved.source_ref import build_source_ref, parse_source_ref
-from mm_assets_tests.formats.parquet_of_others import PICTURES, curator, curator_rows, documents, image, interleaved
+from mm_assets_tests.formats.parquet_of_others import (
+    PICTURES,
+    curator,
+    curator_rows,
+    documents,
+    image,
+    interleaved,
+)
 from mm_assets_tests.formats.raw_tars import make_tar
 
 
@@ -74,8 +88,24 @@ SURVEY = merge_files([("a.tar", TAR)], "v1", "layout")
 
 def test_one_tar_is_told_as_it_is() -> None:
     assert SURVEY.samples.to_pylist() == [
-        {"sample_id": "a", "member": "a.json", "source": "a.tar", "byte_offset": 512, "byte_size": 100, "items": 3, "images": 1},
-        {"sample_id": "ü/b.c", "member": "ü/b.c.json", "source": "a.tar", "byte_offset": 9216, "byte_size": 100, "items": 7, "images": 4},
+        {
+            "sample_id": "a",
+            "member": "a.json",
+            "source": "a.tar",
+            "byte_offset": 512,
+            "byte_size": 100,
+            "items": 3,
+            "images": 1,
+        },
+        {
+            "sample_id": "ü/b.c",
+            "member": "ü/b.c.json",
+            "source": "a.tar",
+            "byte_offset": 9216,
+            "byte_size": 100,
+            "items": 7,
+            "images": 4,
+        },
     ]
     assert SURVEY.losses == {BAD_JSON: Excerpt(TAR.losses[:2], 2), TRUNCATED_TAR: Excerpt(TAR.losses[2:], 1)}
     assert SURVEY.unresolved == Excerpt(TAR.unresolved, 1)
@@ -103,7 +133,12 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
         ("c", "b.tar"),
     ]
     (loss,) = merged.losses[DUPLICATE_ID].first
-    assert (loss.sample_id, loss.position, loss.modality, loss.outcome) == ("a", -1, "metadata", "quarantined")
+    assert (loss.sample_id, loss.position, loss.modality, loss.outcome) == (
+        "a",
+        -1,
+        "metadata",
+        "quarantined",
+    )
     assert loss.reason == "sample id 'a' occurs twice in this shard, first in member 'a.json' of a.tar"
     assert parse_source_ref(loss.source_ref) == {
         "path": "b.tar", "member": "a.json", "byte_offset": 1024, "byte_size": 100, "frame_index": None,
@@ -111,16 +146,24 @@ def test_files_of_a_shard_are_one_survey_and_the_first_keeps_an_id() -> None:
     assert merged.members == 13
     assert merged.frame_counts.first == (("a.tar: a.tiff", 3, 2), ("b.tar: c.tiff", 1, 2))
     assert merged.unreferenced.first == ("a.tar: stray.jpg", "a.tar: README", "b.tar: stray.jpg")
-    assert merged.columns.tallies == {"score": tally(1, None, 2.5), "n": tally(2**53 + 1, "text"), "new": tally(True)}
+    assert merged.columns.tallies == {
+        "score": tally(1, None, 2.5),
+        "n": tally(2**53 + 1, "text"),
+        "new": tally(True),
+    }
     assert TAR.tallies["n"] == tally(2**53 + 1)  # not changed by merging
     assert merged.columns.declared == pa.schema([json_field("tags"), ("when", pa.timestamp("us"))])
     assert merged.columns.declared_ints == {"big": tally(None, 2**53 + 1), "n": tally(6)}
 
 
-def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_surveyed_file_by_file_with_the_ref_paths_of_the_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = []
 
-    def survey_tar(uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str) -> FileSurvey:
+    def survey_tar(
+        uri: str, layout: RawLayout, ref_path: str, *, max_member_bytes: int, options: Any, id_prefix: str
+    ) -> FileSurvey:
         asked.append((uri, ref_path, max_member_bytes, options, id_prefix))
         return FileSurvey(samples=(fact(ref_path),))
 
@@ -146,7 +189,10 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
             ("stray.jpg", b"no image"),
         ],
     )
-    two = make_tar(tmp_path / "in" / "two.tar", [("b.json", {"texts": ["x"], "n": 0.5, "mixed": "a"}), ("a.json", {"texts": []})])
+    two = make_tar(
+        tmp_path / "in" / "two.tar",
+        [("b.json", {"texts": ["x"], "n": 0.5, "mixed": "a"}), ("a.json", {"texts": []})],
+    )
     files = [str(one), str(two)]
     survey = survey_shard("a", files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
     assert survey.samples.select(["sample_id", "source", "items", "images"]).to_pylist() == [
@@ -157,13 +203,18 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
     assert [loss.sample_id for loss in survey.losses[DUPLICATE_ID].first] == ["a", "a"]
     assert [entry[:2] for entry in survey.unresolved.first] == [("a", 1)]
     assert survey.unreferenced.first == ("in/one.tar: stray.jpg",)
-    reader = InterleavedWebdatasetReader(files, files_per_partition=2, relative_to=str(tmp_path), set_aside=True)
+    reader = InterleavedWebdatasetReader(
+        files, files_per_partition=2, relative_to=str(tmp_path), set_aside=True
+    )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
     own = pa.schema([need.field for need in survey.columns.needs().values()])
     assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
     table = pa.concat_tables([batch.data for batch in stream])
-    counts = {row["sample_id"]: row["count_all"] for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()}
+    counts = {
+        row["sample_id"]: row["count_all"]
+        for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()
+    }
     assert counts == {row["sample_id"]: row["items"] for row in survey.samples.to_pylist()}
 
 
@@ -171,16 +222,55 @@ def test_tars_and_parquet_of_one_shard_are_surveyed_as_they_are_read(tmp_path: P
     more = {"sample_id": (pa.string(), ["a", None, "b"]), "n": (pa.int64(), [1, 2, 3])}
     columns = interleaved([["x"], None, ["y", "z"]], [[image(0, "p")], [image(1)], None], **more)
     files = [
-        str(make_tar(tmp_path / "in" / "one.tar", [("a.json", {"texts": ["x"], "n": 0.5}), ("a.png", b"stray")])),
+        str(
+            make_tar(
+                tmp_path / "in" / "one.tar", [("a.json", {"texts": ["x"], "n": 0.5}), ("a.png", b"stray")]
+            )
+        ),
         str(documents(tmp_path / "in" / "two.parquet", columns)),
-        str(curator(tmp_path / "in" / "three.parquet", [*curator_rows("c", "t", PICTURES[0]), *curator_rows("b", "again")])),
+        str(
+            curator(
+                tmp_path / "in" / "three.parquet",
+                [*curator_rows("c", "t", PICTURES[0]), *curator_rows("b", "again")],
+            )
+        ),
     ]
     survey = survey_shard("p", files, "v1", RawLayout(), str(tmp_path), max_member_bytes=1 << 20)
-    assert survey.samples.select(["sample_id", "member", "source", "byte_offset", "items", "images"]).to_pylist() == [
-        {"sample_id": "a", "member": "a.json", "source": "in/one.tar", "byte_offset": 512, "items": 2, "images": 0},
-        {"sample_id": "p/two/1", "member": "row 1", "source": "in/two.parquet", "byte_offset": None, "items": 2, "images": 1},
-        {"sample_id": "b", "member": "row 2", "source": "in/two.parquet", "byte_offset": None, "items": 3, "images": 0},
-        {"sample_id": "c", "member": "row 0", "source": "in/three.parquet", "byte_offset": None, "items": 3, "images": 1},
+    assert survey.samples.select(
+        ["sample_id", "member", "source", "byte_offset", "items", "images"]
+    ).to_pylist() == [
+        {
+            "sample_id": "a",
+            "member": "a.json",
+            "source": "in/one.tar",
+            "byte_offset": 512,
+            "items": 2,
+            "images": 0,
+        },
+        {
+            "sample_id": "p/two/1",
+            "member": "row 1",
+            "source": "in/two.parquet",
+            "byte_offset": None,
+            "items": 2,
+            "images": 1,
+        },
+        {
+            "sample_id": "b",
+            "member": "row 2",
+            "source": "in/two.parquet",
+            "byte_offset": None,
+            "items": 3,
+            "images": 0,
+        },
+        {
+            "sample_id": "c",
+            "member": "row 0",
+            "source": "in/three.parquet",
+            "byte_offset": None,
+            "items": 3,
+            "images": 1,
+        },
     ]
     assert [(loss.sample_id, loss.reason) for loss in survey.losses[DUPLICATE_ID].first] == [
         ("a", "sample id 'a' occurs twice in this shard, first in member 'a.json' of in/one.tar"),
@@ -192,13 +282,20 @@ def test_tars_and_parquet_of_one_shard_are_surveyed_as_they_are_read(tmp_path: P
     own = pa.schema([need.field.with_nullable(True) for need in survey.columns.needs().values()])
     assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
     table = pa.concat_tables([batch.data for batch in stream])
-    counts = {row["sample_id"]: row["count_all"] for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()}
+    counts = {
+        row["sample_id"]: row["count_all"]
+        for row in table.group_by("sample_id").aggregate([([], "count_all")]).to_pylist()
+    }
     assert counts == {row["sample_id"]: row["items"] for row in survey.samples.to_pylist()}
     assert stream.items == table.num_rows + sum(loss.is_item for loss in stream.losses)
 
 
 def test_the_layout_digest_knows_every_setting() -> None:
-    digests = {layout_digest(RawLayout(), 99), layout_digest(RawLayout(), 98), layout_digest(RawLayout(texts_field="t"), 99)}
+    digests = {
+        layout_digest(RawLayout(), 99),
+        layout_digest(RawLayout(), 98),
+        layout_digest(RawLayout(texts_field="t"), 99),
+    }
     assert len(digests) == 3
     assert layout_digest(RawLayout(), 99) in digests
 
@@ -211,18 +308,31 @@ def test_what_was_written_is_read(root: str, key: str, survey: ShardSurvey) -> N
     assert SurveyStore(root).read(key) == survey
     assert store.columns([key, "other"]) == {key: survey.columns}
     assert store.columns([key])[key].declared.equals(survey.columns.declared, check_metadata=True)
-    assert [(name, ids.to_pylist()) for name, ids in store.sample_ids([key])] == [(key, survey.sample_ids.to_pylist())]
+    assert [(name, ids.to_pylist()) for name, ids in store.sample_ids([key])] == [
+        (key, survey.sample_ids.to_pylist())
+    ]
     assert store.partitions() == [key]
 
 
 def test_nothing_written_yet(root: str) -> None:
     store = SurveyStore(root)
-    assert (store.read("a"), store.partitions(), store.columns(["a"]), store.published(["a"])) == (None, [], {}, {})
+    assert (store.read("a"), store.partitions(), store.columns(["a"]), store.published(["a"])) == (
+        None,
+        [],
+        {},
+        {},
+    )
 
 
 @pytest.mark.parametrize(
     ("wanted", "is_found"),
-    [({}, True), ({"version": "v1"}, True), ({"version": "v2"}, False), ({"layout": "layout"}, True), ({"layout": "other"}, False)],
+    [
+        ({}, True),
+        ({"version": "v1"}, True),
+        ({"version": "v2"}, False),
+        ({"layout": "layout"}, True),
+        ({"layout": "other"}, False),
+    ],
     ids=str,
 )
 def test_another_version_or_layout_is_none(root: str, wanted: dict[str, str], is_found: bool) -> None:
@@ -248,8 +358,19 @@ def test_the_file_is_a_table_that_anyone_can_query(tmp_path: Path) -> None:
     store.write("train/a", SURVEY)
     store.write("train/b", merge_files([("b.tar", FileSurvey(samples=(fact("c"),)))], "v1", "layout"))
     store.write_published("train/a", Published(pa.schema([])), ["a"])
-    table = pa.concat_tables([pq.read_table(p) for p in sorted((tmp_path / "ledger" / "raw_shards").glob("*.parquet"))])
-    assert table.schema.names == ["partition", "sample_id", "member", "source", "byte_offset", "byte_size", "items", "images"]
+    table = pa.concat_tables(
+        [pq.read_table(p) for p in sorted((tmp_path / "ledger" / "raw_shards").glob("*.parquet"))]
+    )
+    assert table.schema.names == [
+        "partition",
+        "sample_id",
+        "member",
+        "source",
+        "byte_offset",
+        "byte_size",
+        "items",
+        "images",
+    ]
     assert table.schema.types == [*[pa.string()] * 4, pa.int64(), pa.int64(), pa.int32(), pa.int32()]
     assert table.select(["partition", "sample_id"]).to_pylist() == [
         {"partition": "train/a", "sample_id": "a"},
@@ -271,13 +392,15 @@ def test_the_kept_entries_are_bounded_and_all_are_counted(tmp_path: Path) -> Non
 
 
 def _damages(good: bytes) -> list[bytes]:
-    other = good.replace(rb'\"format\": 1', rb'\"format\": 9')
+    other = good.replace(rb"\"format\": 1", rb"\"format\": 9")
     assert other != good
     return [b"", b"PAR1", good[:-9], good[: len(good) // 2], other, b"\xff" * 100]
 
 
 @pytest.mark.parametrize("which", range(6))
-def test_a_damaged_survey_counts_as_absent_and_is_told(root: str, which: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_survey_counts_as_absent_and_is_told(
+    root: str, which: int, caplog: pytest.LogCaptureFixture
+) -> None:
     store = SurveyStore(root)
     store.write("a", SURVEY)
     store.write("b", SURVEY)
@@ -313,9 +436,14 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
     store.write_published("b", noted, [])
     found = store.published(["train/a", "b", "c"])
     assert found.keys() == {"train/a", "b"}
-    assert found["train/a"].schema.equals(pa.schema([json_field("tags"), ("n", pa.int64())]), check_metadata=True)
+    assert found["train/a"].schema.equals(
+        pa.schema([json_field("tags"), ("n", pa.int64())]), check_metadata=True
+    )
     assert found["train/a"].columns == SURVEY.columns
-    assert {key: ids.to_pylist() for key, ids in store.published_ids(["train/a", "b", "c"])} == {"train/a": ["a", "ü"], "b": []}
+    assert {key: ids.to_pylist() for key, ids in store.published_ids(["train/a", "b", "c"])} == {
+        "train/a": ["a", "ü"],
+        "b": [],
+    }
     assert store.partitions() == []
     fs, path = fsspec.core.url_to_fs(f"{root}/ledger/raw_shards/b.published.json")
     fs.pipe_file(path, b"{}")
@@ -326,10 +454,19 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
 def test_findings_name_and_count_what_is_wrong() -> None:
     losses = tuple(bad(NOT_UTF8, f"n{n}", n) for n in range(30))
     tar = replace(TAR, losses=(*TAR.losses, *losses))
-    found = findings(merge_files([("a.tar", tar), ("b.tar", FileSurvey(samples=(fact("a", 1024),)))], "v1", "layout"))
+    found = findings(
+        merge_files([("a.tar", tar), ("b.tar", FileSurvey(samples=(fact("a", 1024),)))], "v1", "layout")
+    )
     assert len(found["not_utf8_first"]) == 20
-    assert found["not_utf8_first"][1] == {"sample_id": "n1", "member": "n1.json", "offset": 1, "message": "a.tar: not_utf8 here"}
-    assert {name: value for name, value in found.items() if not name.startswith(("not_utf8", "bad_json_first"))} == {
+    assert found["not_utf8_first"][1] == {
+        "sample_id": "n1",
+        "member": "n1.json",
+        "offset": 1,
+        "message": "a.tar: not_utf8 here",
+    }
+    assert {
+        name: value for name, value in found.items() if not name.startswith(("not_utf8", "bad_json_first"))
+    } == {
         "samples": 2,
         "damage": 1,
         "damage_first": [{"kind": "truncated_tar", "offset": 20480, "message": "a.tar: truncated_tar here"}],
@@ -375,7 +512,10 @@ def test_findings_of_a_sound_shard_are_zeros() -> None:
     ids=str,
 )
 def test_what_makes_a_shard_unsound(change: dict[str, Any], is_sound: bool) -> None:
-    assert merge_files([("a.tar", FileSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound is is_sound
+    assert (
+        merge_files([("a.tar", FileSurvey(samples=(fact("a"),), **change))], "v1", "layout").is_sound
+        is is_sound
+    )
 
 
 @pytest.mark.parametrize("kind", ["survey", "published", "ids"])
@@ -390,7 +530,11 @@ def test_no_flipped_byte_is_believed(tmp_path: Path, kind: str, caplog: pytest.L
     def read() -> Any:
         if kind == "survey":
             return store.read("p")
-        return store.published(["p"]) if kind == "published" else {key: ids.to_pylist() for key, ids in store.published_ids(["p"])}
+        return (
+            store.published(["p"])
+            if kind == "published"
+            else {key: ids.to_pylist() for key, ids in store.published_ids(["p"])}
+        )
 
     whole, expected = path.read_bytes(), read()
     left_out = 0

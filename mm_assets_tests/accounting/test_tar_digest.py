@@ -28,7 +28,16 @@ EXTRAS = [
     pa.field("nothing", pa.null()), pa.field("zz", pa.string()),
 ]  # fmt: skip
 ROWS = [
-    item("a", n=-(2**63), f=1e300, b=True, s="ä\0", j='{"k":[1,null]}', content_type="application/json", source_ref='{"path":"x"}'),
+    item(
+        "a",
+        n=-(2**63),
+        f=1e300,
+        b=True,
+        s="ä\0",
+        j='{"k":[1,null]}',
+        content_type="application/json",
+        source_ref='{"path":"x"}',
+    ),
     item("a", 0, text_content="ü", content_type="text/plain", f=float("nan"), b=False),
     item("a", 0, "image", binary_content=PNG, content_type="image/png", n=2**63 - 1, f=-0.0, zz=""),
     item("a", 2, "image", binary_content=b"no image", content_type="image/odd", materialize_error="broken"),
@@ -39,7 +48,13 @@ ROWS = [
 
 
 def write_tar(folder: Path | str, table: pa.Table) -> Path:
-    write("webdataset", folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+    write(
+        "webdataset",
+        folder,
+        InterleavedBatch(table, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
     return Path(folder, "part.tar")
 
 
@@ -69,7 +84,9 @@ def test_any_table(table: pa.Table) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [pa.field("x", pa.int32()), pa.field("x", pa.timestamp("s")), pa.field("x", pa.list_(pa.int64()))], ids=str
+    "field",
+    [pa.field("x", pa.int32()), pa.field("x", pa.timestamp("s")), pa.field("x", pa.list_(pa.int64()))],
+    ids=str,
 )
 def test_other_types_are_left_to_tables(field: pa.Field, tmp_path: Path) -> None:
     tar = write_tar(tmp_path, table_of([item("a", x=[7] if pa.types.is_list(field.type) else 7)], [field]))
@@ -78,7 +95,10 @@ def test_other_types_are_left_to_tables(field: pa.Field, tmp_path: Path) -> None
 
 
 def test_tars_of_others_are_left_to_tables(tmp_path: Path) -> None:
-    assert derive_tar(str(make_tar(tmp_path / "r.tar", [("k.json", {"texts": ["t"], "images": [None]})]))) is None
+    assert (
+        derive_tar(str(make_tar(tmp_path / "r.tar", [("k.json", {"texts": ["t"], "images": [None]})])))
+        is None
+    )
     assert derive_tar(str(make_tar(tmp_path / "empty.tar", []))) is None
 
 
@@ -139,7 +159,9 @@ def test_samples_are_runs_of_one_id(tmp_path: Path) -> None:
 def test_stated_columns_that_are_reserved_ones(tmp_path: Path) -> None:
     tar = write_tar(tmp_path, table_of([item("a", n=1)], [pa.field("n", pa.int64())]))
     stated = json.loads(members(tar)["a.json"])["_mm_assets"]["schema"]
-    replaced(tar, stated, schema_to_text(pa.schema([pa.field("position", pa.int64()), pa.field("n", pa.int64())])))
+    replaced(
+        tar, stated, schema_to_text(pa.schema([pa.field("position", pa.int64()), pa.field("n", pa.int64())]))
+    )
     with pytest.raises(ShardError, match="'position' occurs twice"):
         derive("webdataset", str(tar))
 

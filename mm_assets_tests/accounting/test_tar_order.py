@@ -50,7 +50,13 @@ def swap(entries: list[Any], one: int, other: int) -> None:
 
 def lengthen(payload: Payload) -> None:
     extra = payload["_row_extra"]
-    for entries in (payload["texts"], payload["images"], payload["image_members"], extra["text"], extra["image"]):
+    for entries in (
+        payload["texts"],
+        payload["images"],
+        payload["image_members"],
+        extra["text"],
+        extra["image"],
+    ):
         entries.append(None)
 
 

@@ -1,4 +1,6 @@
-"""The shards that benchmarks measure with: always the same bytes, and what the two layouts of MINT-1T look like."""
+"""The shards that benchmarks measure with: always the same bytes, and what the two layouts of MINT-1T look
+like.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def test_the_same_shape_gives_the_same_bytes(tmp_path: Path, layout: Layout) -> 
     assert [path.name for path in one] == ["shard-00000.tar", "shard-00001.tar"]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
     stamps = [path.stat().st_mtime_ns for path in one]
-    assert [path.stat().st_mtime_ns for path in make_shards(tmp_path / "one", shape(layout))] == stamps  # made once
+    assert [
+        path.stat().st_mtime_ns for path in make_shards(tmp_path / "one", shape(layout))
+    ] == stamps  # made once
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -31,7 +35,9 @@ def test_what_the_shards_hold(tmp_path: Path, layout: Layout) -> None:
     files = make_shards(tmp_path, shape(layout))
     reader = InterleavedWebdatasetReader([str(file) for file in files], per_image_fields=("image_metadata",))
     rows = [row for batch in reader for row in batch.data.to_pylist()]
-    assert [len({row["sample_id"] for row in rows if row["source_ref"].count(file.name)}) for file in files] == [3, 2]
+    assert [
+        len({row["sample_id"] for row in rows if row["source_ref"].count(file.name)}) for file in files
+    ] == [3, 2]
     for sample_id in {row["sample_id"] for row in rows}:
         kinds = Counter(row["modality"] for row in rows if row["sample_id"] == sample_id)
         assert kinds["metadata"] == 1

@@ -16,7 +16,13 @@ from benchmarks.paired_reads import Sizes, Tars, make_tars, prepare_paired, prep
 from benchmarks.shards import Shape, make_shards
 from mm_assets_tests.clients.environment import clients_bin
 
-FOLDERS = {"cache": "arrow_cache", "cache rows": "arrow_cache", "lance": "lance", "parquet": "parquet", "webdataset": "webdataset"}
+FOLDERS = {
+    "cache": "arrow_cache",
+    "cache rows": "arrow_cache",
+    "lance": "lance",
+    "parquet": "parquet",
+    "webdataset": "webdataset",
+}
 
 
 @pytest.fixture(scope="module")
@@ -78,23 +84,36 @@ def test_another_sample_has_another_digest(what: str, outputs: Path, tmp_path: P
     else:
         name = {"text": "text_content", "id": "sample_id"}[what]
         at = rows.column_names.index(name)
-        changed = rows.set_column(at, name, pc.replace_substring(rows.column(at), rows.column(at).drop_null()[0].as_py(), "other"))
+        changed = rows.set_column(
+            at, name, pc.replace_substring(rows.column(at), rows.column(at).drop_null()[0].as_py(), "other")
+        )
     for name, table in (("as", rows), ("changed", changed)):
         (tmp_path / name).mkdir()
         pq.write_table(table, tmp_path / name / "0.parquet")
-    found = [sample_reads.digest_of("parquet", str(folder))() for folder in (outputs / "parquet", tmp_path / "as", tmp_path / "changed")]
+    found = [
+        sample_reads.digest_of("parquet", str(folder))()
+        for folder in (outputs / "parquet", tmp_path / "as", tmp_path / "changed")
+    ]
     assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.clients
 def test_hugging_face_gives_the_same_samples(outputs: Path, tmp_path: Path) -> None:
     clients_bin("python")
-    other: dict[str, Any] = {"python": curator.PYTHON, "environment": {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}}
+    other: dict[str, Any] = {
+        "python": curator.PYTHON,
+        "environment": {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"},
+    }
     folder = str(tmp_path / "datasets")
     measure("benchmarks.sample_reads:make_hugging_face", files=parquet_of(outputs), folder=folder, **other)
     for order in (None, [5, 0, 7]):
         ours = sample_reads.digest_of("parquet", str(outputs / "parquet"), order)()
-        assert measure("benchmarks.sample_reads:digest_of", reader="datasets", folder=folder, order=order, **other).result == ours
+        assert (
+            measure(
+                "benchmarks.sample_reads:digest_of", reader="datasets", folder=folder, order=order, **other
+            ).result
+            == ours
+        )
 
 
 def test_paired_tars_hold_what_the_others_hold(tmp_path: Path) -> None:

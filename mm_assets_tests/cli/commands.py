@@ -17,18 +17,37 @@ _POWERS = "-dac_override,-dac_read_search"
 _AS_A_USER = ["setpriv", f"--bounding-set={_POWERS}", f"--inh-caps={_POWERS}"]
 
 
-def run(*arguments: object, module: str = "mm_assets.cli", as_user: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run ``mm-assets``; further arguments are those of `subprocess.run`, ``env`` those variables that differ (None: absent)."""
+def run(
+    *arguments: object, module: str = "mm_assets.cli", as_user: bool = False, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run ``mm-assets``; further arguments are those of `subprocess.run`, ``env`` those variables that differ
+    (None: absent).
+    """
     command = [sys.executable, "-m", module, *map(os.fspath, map(_text, arguments))]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "surrogateescape", "timeout": 120, **more}
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "errors": "surrogateescape",
+        "timeout": 120,
+        **more,
+    }
     options["env"] = environment(**more.get("env", {}))
-    return subprocess.run([*(_AS_A_USER if as_user and os.geteuid() == 0 else []), *command], check=False, **options)
+    return subprocess.run(
+        [*(_AS_A_USER if as_user and os.geteuid() == 0 else []), *command], check=False, **options
+    )
 
 
 def environment(**changes: str | None) -> dict[str, str]:
     """This process' environment without settings and credentials, and with some changes."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MM_", "AWS_", "DAGSTER_"))}
-    offline = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/nowhere", "AWS_SHARED_CREDENTIALS_FILE": "/nowhere"}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MM_", "AWS_", "DAGSTER_"))
+    }
+    offline = {
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": "/nowhere",
+        "AWS_SHARED_CREDENTIALS_FILE": "/nowhere",
+    }
     wanted = {**clean, **offline, "PYTHONPATH": str(REPOSITORY), **changes}
     return {name: value for name, value in wanted.items() if value is not None}
 
@@ -49,7 +68,9 @@ def lines(done: subprocess.CompletedProcess[str]) -> Sequence[str]:
 
 
 def interrupt(process: subprocess.Popen[str], started: Path) -> tuple[int, str]:
-    """Ctrl-C for the whole group as soon as the file ``started`` is there; exit code and stderr of the process."""
+    """Ctrl-C for the whole group as soon as the file ``started`` is there; exit code and stderr of the
+    process.
+    """
     while not started.exists():
         assert process.poll() is None
         time.sleep(0.02)

@@ -22,10 +22,21 @@ def fill(root: str, raw: str, assets: Sequence[str] = ASSETS, policy: str = "dro
     raws = {partition.name: partition.files[0] for partition in reader.partitions()}
     _make(root, "curated_parquet", reader, raws, ("parquet", "curated"), policy, [ReadableImages()])
     files = {name: f"{partition_filename(name)}.parquet" for name in raws}
-    curated, filtered = ({name: f"{root}/{folder}/{file}" for name, file in files.items()} for folder in ("curated", "filtered"))
+    curated, filtered = (
+        {name: f"{root}/{folder}/{file}" for name, file in files.items()}
+        for folder in ("curated", "filtered")
+    )
     reader = reader_for("parquet", ())
     if "filtered_parquet" in assets:
-        _make(root, "filtered_parquet", reader, curated, ("parquet", "filtered"), policy, [AspectRatioFilter(1.0, 2.0)])
+        _make(
+            root,
+            "filtered_parquet",
+            reader,
+            curated,
+            ("parquet", "filtered"),
+            policy,
+            [AspectRatioFilter(1.0, 2.0)],
+        )
     if "final_tars" in assets:
         _make(root, "final_tars", reader, filtered, ("webdataset", "webdataset"), policy)
     if "lance_table" in assets:
@@ -44,7 +55,9 @@ def _make(
     steps: Sequence[Step] = (),
 ) -> None:
     streams = [reader.open(Partition(name, (uri,))) for name, uri in shards.items()]
-    writer = writer_for(target[0], f"{root}/{target[1]}", on_materialize_error=policy).prepared([stream.schema for stream in streams])
+    writer = writer_for(target[0], f"{root}/{target[1]}", on_materialize_error=policy).prepared(
+        [stream.schema for stream in streams]
+    )
     reports = [writer.write_partition(stream.through(steps)) for stream in streams]
     writer.finish(reports)
     for report in reports:

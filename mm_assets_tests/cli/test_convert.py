@@ -48,7 +48,13 @@ def refused(*arguments: object, code: int = 1, **more: Any) -> str:
 
 
 def document(name: str, **fields: Any) -> list[tuple[str, Any]]:
-    payload = {"texts": [f"text of {name}", None], "images": [None, f"{name}.png"], "lang": ["en"], "url": f"https://x/{name}", **fields}
+    payload = {
+        "texts": [f"text of {name}", None],
+        "images": [None, f"{name}.png"],
+        "lang": ["en"],
+        "url": f"https://x/{name}",
+        **fields,
+    }
     return [(f"{name}.json", payload), (f"{name}.png", PNG)]
 
 
@@ -64,7 +70,11 @@ def raw(tmp_path: Path) -> Path:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.parent.name != ".origins"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.parent.name != ".origins"
+    }
 
 
 def test_round_trip_through_every_format(raw: Path, tmp_path: Path) -> None:
@@ -115,9 +125,23 @@ def test_options(raw: Path, tmp_path: Path) -> None:
 
 
 def test_filter(tmp_path: Path, raw: Path) -> None:
-    out = ok("convert", raw, tmp_path / "out", "--to", "parquet", "--min-aspect-ratio", 1.3, "--max-aspect-ratio", 1.4)
+    out = ok(
+        "convert",
+        raw,
+        tmp_path / "out",
+        "--to",
+        "parquet",
+        "--min-aspect-ratio",
+        1.3,
+        "--max-aspect-ratio",
+        1.4,
+    )
     assert "filtered: " in out
-    kept = [r for r in read("parquet", tmp_path / "out", files_per_partition=2).to_pylist() if r["modality"] == "image"]
+    kept = [
+        r
+        for r in read("parquet", tmp_path / "out", files_per_partition=2).to_pylist()
+        if r["modality"] == "image"
+    ]
     assert [r["sample_id"] for r in kept] == ["p", "p"]
     assert [r["position"] for r in kept] == [0, 1]
 
@@ -131,7 +155,11 @@ def test_good_shards_land_beside_a_bad_one(raw: Path, tmp_path: Path, to: str) -
     assert "Traceback" not in done.stderr
     assert [line for line in done.stderr.splitlines() if "bad.tar" in line] == done.stderr.splitlines()
     assert "2 partitions, 4 samples" in done.stdout
-    ids = {name for batch in reader_for(to, str(tmp_path / "out")) for name in batch.data["sample_id"].to_pylist()}
+    ids = {
+        name
+        for batch in reader_for(to, str(tmp_path / "out"))
+        for name in batch.data["sample_id"].to_pylist()
+    }
     assert ids == {"d1", "d2", "d3", "p"}
     (raw / "bad.tar").write_bytes(whole)
     assert "3 partitions, 5 samples" in ok("convert", raw, tmp_path / "out", "--to", to)
@@ -139,8 +167,13 @@ def test_good_shards_land_beside_a_bad_one(raw: Path, tmp_path: Path, to: str) -
 
 @pytest.mark.parametrize("policy", ["error", "warn", "drop_row", "drop_sample"])
 def test_policies(tmp_path: Path, policy: str) -> None:
-    make_tar(tmp_path / "raw" / "x.tar", [*document("good"), ("lost.json", {"images": ["gone.png"], "texts": ["t"]})])
-    done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", "--on-materialize-error", policy)
+    make_tar(
+        tmp_path / "raw" / "x.tar",
+        [*document("good"), ("lost.json", {"images": ["gone.png"], "texts": ["t"]})],
+    )
+    done = run(
+        "convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", "--on-materialize-error", policy
+    )
     assert "Traceback" not in done.stderr
     if policy == "error":
         assert done.returncode == 1
@@ -168,7 +201,9 @@ def test_sources_that_are_not_there(tmp_path: Path, raw: Path) -> None:
 
 def test_sources_of_two_formats(tmp_path: Path, raw: Path) -> None:
     write("lance", raw, batch_of([item("a")]))
-    assert "holds lance and webdataset; name one of them" in refused("convert", raw, tmp_path / "out", "--to", "lance")
+    assert "holds lance and webdataset; name one of them" in refused(
+        "convert", raw, tmp_path / "out", "--to", "lance"
+    )
     assert "2 partitions" in ok("convert", f"{raw}/**/*.tar*", tmp_path / "out", "--to", "parquet")
 
 
@@ -190,7 +225,9 @@ def test_outputs_inside_the_input(tmp_path: Path, raw: Path) -> None:
     assert "would overwrite the input" in refused("convert", raw / "*.tar", raw, "--to", "webdataset")
     ok("convert", raw, tmp_path / "caches", "--to", "arrow_cache")
     source = tmp_path / "caches" / "*" / "_metadata.json"
-    assert "would overwrite the input" in refused("convert", source, tmp_path / "caches", "--to", "arrow_cache")
+    assert "would overwrite the input" in refused(
+        "convert", source, tmp_path / "caches", "--to", "arrow_cache"
+    )
     assert snapshot(raw) == before
     (tmp_path / "link").symlink_to(raw)
     assert "inside the input" in refused("convert", raw, tmp_path / "link" / "out", "--to", "parquet")
@@ -207,7 +244,9 @@ def test_outputs_that_cannot_be_written(tmp_path: Path, raw: Path, to: str) -> N
 
 
 def test_one_file_does_not_take_two_partitions(tmp_path: Path, raw: Path) -> None:
-    assert "2 partitions do not go into one file" in refused("convert", raw, tmp_path / "one.parquet", "--to", "parquet")
+    assert "2 partitions do not go into one file" in refused(
+        "convert", raw, tmp_path / "one.parquet", "--to", "parquet"
+    )
     ok("convert", raw / "a.tar", tmp_path / "one.parquet", "--to", "parquet")
     assert read("parquet", tmp_path / "one.parquet")["sample_id"].unique().to_pylist() == ["d1", "d2"]
 
@@ -240,7 +279,10 @@ def test_bad_options(tmp_path: Path, raw: Path, options: list[str], code: int, s
 def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     write("parquet", tmp_path / "in", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
-    assert f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, which this project wrote" in message
+    assert (
+        f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, which this project wrote"
+        in message
+    )
     write("lance", tmp_path / "in2", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in2", tmp_path / "out", "--to", "parquet", "--texts-field", "x")
     assert "--texts-field is for tars and for Parquet of others, not for lance" in message
@@ -253,11 +295,15 @@ def test_a_missing_id_field_is_named(tmp_path: Path, raw: Path) -> None:
 
 
 def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
-    """Curated data may name a file of this machine: it is read below the input or MM_RAW_SHARDS, nowhere else."""
+    """Curated data may name a file of this machine: it is read below the input or MM_RAW_SHARDS, nowhere
+    else.
+    """
     shard = make_tar(tmp_path / "raw" / "x.tar", [("a.png", PNG)])
     for folder, path in (("in", "secret/../../raw/x.tar"), ("abs", str(shard)), ("etc", "/etc/passwd")):
         ref = json.dumps({"path": path, "member": None if path.startswith("/etc") else "a.png"})
-        write("parquet", tmp_path / folder, batch_of([item("s", 0, "image", source_ref=ref)]), materialize=False)
+        write(
+            "parquet", tmp_path / folder, batch_of([item("s", 0, "image", source_ref=ref)]), materialize=False
+        )
         done = run("convert", tmp_path / folder, tmp_path / "out", "--to", "webdataset")
         assert done.returncode == 1
         assert "outside the configured roots" in done.stderr
@@ -266,7 +312,10 @@ def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
 
 
 def test_notes_are_printed(tmp_path: Path) -> None:
-    make_tar(tmp_path / "raw" / "x.tar", [*document("a"), ("stray.png", PNG), ("t.json", {"images": ["p"]}), ("t.tiff", tiff_of(2))])
+    make_tar(
+        tmp_path / "raw" / "x.tar",
+        [*document("a"), ("stray.png", PNG), ("t.json", {"images": ["p"]}), ("t.tiff", tiff_of(2))],
+    )
     out = ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
     assert "1 members that are no part of any sample: stray.png" in out
     assert "1 TIFFs with more frames than references: t.tiff: 1 of 2 frames" in out

@@ -1,4 +1,6 @@
-"""``mm-assets convert`` says what it lost, lists every item of it beside the output, and reads no such list back as data."""
+"""``mm-assets convert`` says what it lost, lists every item of it beside the output, and reads no such list
+back as data.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def raw(tmp_path: Path) -> Path:
     return tmp_path / "raw"
 
 
-def convert(capsys: pytest.CaptureFixture[str], source: Path, target: Path, to: str, *options: str, code: int = 0) -> tuple[list[str], str]:
+def convert(
+    capsys: pytest.CaptureFixture[str], source: Path, target: Path, to: str, *options: str, code: int = 0
+) -> tuple[list[str], str]:
     """What is printed below the first line, and on stderr."""
     assert main(["convert", str(source), str(target), "--to", to, "--workers", "1", *options]) == code
     out, err = capsys.readouterr()
@@ -53,7 +57,9 @@ def ids(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_what_is_lost_is_counted_and_listed(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str) -> None:
+def test_what_is_lost_is_counted_and_listed(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
     out = tmp_path / "out"
     lines, err = convert(capsys, raw, out, to, "--on-materialize-error", "drop_sample", *RATIOS)
     assert err == ""
@@ -66,7 +72,9 @@ def test_what_is_lost_is_counted_and_listed(raw: Path, tmp_path: Path, capsys: p
     found = lists(out)
     assert list(found) == ["a", "sub%2Fb"]
     assert {(row["asset"], row["partition"]) for row in found["a"]} == {("convert", "a")}
-    assert sorted((row["sample_id"], row["position"], row["kind"], row["is_cause"]) for row in found["a"]) == [
+    assert sorted(
+        (row["sample_id"], row["position"], row["kind"], row["is_cause"]) for row in found["a"]
+    ) == [
         ("bad", -1, "bad_json", True),
         ("lost", -1, "incomplete_sample", False),
         ("lost", 0, "incomplete_sample", False),
@@ -75,7 +83,13 @@ def test_what_is_lost_is_counted_and_listed(raw: Path, tmp_path: Path, capsys: p
         ("two", 2, "aspect_ratio", True),
     ]
     (row,) = found["sub%2Fb"]
-    assert [row[n] for n in ("partition", "sample_id", "outcome", "score", "threshold")] == ["sub/b", "three", "filtered", 3.5, "1..2"]
+    assert [row[n] for n in ("partition", "sample_id", "outcome", "score", "threshold")] == [
+        "sub/b",
+        "three",
+        "filtered",
+        3.5,
+        "1..2",
+    ]
     assert (row["source"], row["member"]) == ("sub/b.tar", "three.2.png")
     assert ids(out) == {"one", "two", "three"}
     for path in out.rglob("*"):
@@ -84,11 +98,15 @@ def test_what_is_lost_is_counted_and_listed(raw: Path, tmp_path: Path, capsys: p
 
 def test_nothing_lost_is_no_word_and_no_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_tar(tmp_path / "raw" / "a.tar", sample("one"))
-    assert convert(capsys, tmp_path / "raw", tmp_path / "out", "parquet", "--on-materialize-error", "drop_sample") == ([], "")
+    assert convert(
+        capsys, tmp_path / "raw", tmp_path / "out", "parquet", "--on-materialize-error", "drop_sample"
+    ) == ([], "")
     assert visible(tmp_path / "out") == ["a.parquet"]
 
 
-def test_a_mended_shard_has_no_list_any_more(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mended_shard_has_no_list_any_more(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ("--on-materialize-error", "drop_sample", *RATIOS)
     convert(capsys, raw, tmp_path / "out", "parquet", *options)
     make_tar(raw / "a.tar", [*sample("one"), *sample("two")])
@@ -102,21 +120,30 @@ def test_a_mended_shard_has_no_list_any_more(raw: Path, tmp_path: Path, capsys: 
 
 @pytest.mark.parametrize("policy", ["warn", "drop_row", "drop_sample"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_a_damaged_tar_gives_what_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, cut: bool) -> None:
+def test_a_damaged_tar_gives_what_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, cut: bool
+) -> None:
     members = [*sample("one"), ("two.json", {"texts": ["x"]}), ("three.json", {"texts": ["y"]})]
     data = make_tar(tmp_path / "raw" / "a.tar", members).read_bytes()
     at = data.index(b"three.json\0")
     (tmp_path / "raw" / "a.tar").write_bytes(data[:at] if cut else data[: at + 148] + b"7" + data[at + 149 :])
-    lines, err = convert(capsys, tmp_path / "raw", tmp_path / "out", "parquet", "--on-materialize-error", policy)
+    lines, err = convert(
+        capsys, tmp_path / "raw", tmp_path / "out", "parquet", "--on-materialize-error", policy
+    )
     kind = "truncated_tar" if cut else "damaged_tar"
-    assert lines == [f"quarantined: 0 items, 1 damaged stretch ({kind} 1)", f"lost items are listed in {tmp_path}/out/_ledger"]
+    assert lines == [
+        f"quarantined: 0 items, 1 damaged stretch ({kind} 1)",
+        f"lost items are listed in {tmp_path}/out/_ledger",
+    ]
     assert ids(tmp_path / "out") == {"one", "two"}
     ((row,),) = lists(tmp_path / "out").values()
     assert (row["kind"], row["sample_id"], row["source"], row["byte_offset"]) == (kind, None, "a.tar", at)
     assert "Traceback" not in err
 
 
-def test_the_policy_error_refuses_the_shard_as_ever(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_policy_error_refuses_the_shard_as_ever(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines, err = convert(capsys, raw, tmp_path / "out", "parquet", *RATIOS, code=1)
     assert re.fullmatch(r"mm-assets: .*a\.tar: bad\.json: not JSON: .*\n", err)
     assert [path.name for path in (tmp_path / "out").glob("*.parquet")] == ["sub%2Fb.parquet"]
@@ -124,7 +151,9 @@ def test_the_policy_error_refuses_the_shard_as_ever(raw: Path, tmp_path: Path, c
     assert list(lists(tmp_path / "out")) == ["sub%2Fb"]
 
 
-def test_a_shard_that_fails_keeps_the_list_of_its_output(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shard_that_fails_keeps_the_list_of_its_output(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     convert(capsys, raw, tmp_path / "out", "parquet", "--on-materialize-error", "drop_sample")
     before = lists(tmp_path / "out")
     assert list(before) == ["a"]
@@ -134,7 +163,9 @@ def test_a_shard_that_fails_keeps_the_list_of_its_output(raw: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_lists_are_not_read_back_as_data(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str) -> None:
+def test_lists_are_not_read_back_as_data(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
     convert(capsys, raw, tmp_path / "1", to, "--on-materialize-error", "drop_sample", *RATIOS)
     assert detect_format(str(tmp_path / "1")) == to
     lines, err = convert(capsys, tmp_path / "1", tmp_path / "2", "parquet")
@@ -143,10 +174,18 @@ def test_lists_are_not_read_back_as_data(raw: Path, tmp_path: Path, capsys: pyte
     assert ids(tmp_path / "2") == {"one", "two", "three"}
 
 
-@pytest.mark.parametrize(("to", "name"), [("parquet", "x.y.parquet"), ("webdataset", "x.y.tar"), ("lance", "x.y.lance")])
+@pytest.mark.parametrize(
+    ("to", "name"), [("parquet", "x.y.parquet"), ("webdataset", "x.y.tar"), ("lance", "x.y.lance")]
+)
 @pytest.mark.parametrize("where", ["relative", "absolute"])
 def test_lists_lie_beside_a_single_file(
-    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, to: str, name: str, where: str
+    raw: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    to: str,
+    name: str,
+    where: str,
 ) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path / "out")

@@ -1,4 +1,6 @@
-"""``mm-assets convert``: an id in two files is one sample in the output, whatever the formats; the other is in the list of its file."""
+"""``mm-assets convert``: an id in two files is one sample in the output, whatever the formats; the other is
+in the list of its file.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def raw_files(folder: Path) -> Path:
 def parquet_files(folder: Path) -> Path:
     for name in "abc":
         rows = [item("x", -1, "metadata"), item("x", 0, "text", text_content=f"x of {name}")]
-        own = [item(f"own-{name}", -1, "metadata"), item(f"own-{name}", 0, "text", text_content=f"text of own-{name}")]
+        own = [
+            item(f"own-{name}", -1, "metadata"),
+            item(f"own-{name}", 0, "text", text_content=f"text of own-{name}"),
+        ]
         write("parquet", folder / f"{name}.parquet", batch_of([*rows, *own]))
     return folder
 
@@ -47,11 +52,18 @@ Source = Callable[[Path], Path]
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
 @pytest.mark.parametrize("policy", ["warn", "drop_row", "drop_sample"])
-def test_the_first_file_keeps_the_id(tmp_path: Path, capsys: pytest.CaptureFixture[str], source: Source, to: str, policy: str) -> None:
+def test_the_first_file_keeps_the_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: Source, to: str, policy: str
+) -> None:
     out = tmp_path / "out"
     lines, err = convert(capsys, source(tmp_path / "in"), out, to, "--on-materialize-error", policy)
     assert err == ""
-    assert texts(to, out) == [("own-a", "text of own-a"), ("own-b", "text of own-b"), ("own-c", "text of own-c"), ("x", "x of a")]
+    assert texts(to, out) == [
+        ("own-a", "text of own-a"),
+        ("own-b", "text of own-b"),
+        ("own-c", "text of own-c"),
+        ("x", "x of a"),
+    ]
     found = lists(out)
     assert list(found) == ["b", "c"]
     for name, rows in found.items():
@@ -59,7 +71,9 @@ def test_the_first_file_keeps_the_id(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert [(row["sample_id"], row["position"], row["partition"], row["outcome"]) for row in rows] == [
             ("x", position, name, "quarantined") for position in positions
         ]
-        assert [row["kind"] for row in rows] == ["duplicate_id"] + ["incomplete_sample"] * (len(positions) - 1)
+        assert [row["kind"] for row in rows] == ["duplicate_id"] + ["incomplete_sample"] * (
+            len(positions) - 1
+        )
         assert [row["is_cause"] for row in rows] == [True] + [False] * (len(positions) - 1)
         assert {row["reason"] for row in rows} == {"sample id 'x' is already in partition 'a'"}
         if source is raw_files:
@@ -76,7 +90,9 @@ def test_the_policy_error_refuses_the_later_file_and_names_both(
     folder = source(tmp_path / "in")
     assert main(["convert", str(folder), str(tmp_path / "out"), "--to", to, "--workers", "1"]) == 1
     out, err = capsys.readouterr()
-    assert re.match(rf".*: 1 partitions, 2 samples, {2 * 2 if source is raw_files else 0} images, 2 texts, ", out)
+    assert re.match(
+        rf".*: 1 partitions, 2 samples, {2 * 2 if source is raw_files else 0} images, 2 texts, ", out
+    )
     a, b, c = sorted(folder.iterdir())
     assert err.splitlines() == [f"mm-assets: {file}: sample id 'x' is already in {a}" for file in (b, c)]
     assert texts(to, tmp_path / "out") == [("own-a", "text of own-a"), ("x", "x of a")]
@@ -84,7 +100,9 @@ def test_the_policy_error_refuses_the_later_file_and_names_both(
 
 def test_an_id_of_a_refused_file_is_free(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, ids in {"a": "x", "b": "xyz", "c": "yw"}.items():
-        make_tar(tmp_path / "raw" / f"{name}.tar", [member for sample_id in ids for member in sample(sample_id)])
+        make_tar(
+            tmp_path / "raw" / f"{name}.tar", [member for sample_id in ids for member in sample(sample_id)]
+        )
     _, err = convert(capsys, tmp_path / "raw", tmp_path / "out", "lance", code=1)
     assert err == f"mm-assets: {tmp_path}/raw/b.tar: sample id 'x' is already in {tmp_path}/raw/a.tar\n"
     assert texts("lance", tmp_path / "out") == [("w", "text of w"), ("x", "text of x"), ("y", "text of y")]
@@ -100,13 +118,27 @@ def test_an_id_of_a_refused_file_is_free(tmp_path: Path, capsys: pytest.CaptureF
     assert texts("lance", tmp_path / "2") == [(name, f"text of {name}") for name in "xyz"]
 
 
-def test_a_sample_that_is_dropped_anyway_gives_its_id_to_a_sound_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    make_tar(tmp_path / "raw" / "a.tar", [("x.json", {"texts": ["faulty", None], "images": [None, "gone.png"]}), *sample("own")])
+def test_a_sample_that_is_dropped_anyway_gives_its_id_to_a_sound_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_tar(
+        tmp_path / "raw" / "a.tar",
+        [("x.json", {"texts": ["faulty", None], "images": [None, "gone.png"]}), *sample("own")],
+    )
     make_tar(tmp_path / "raw" / "b.tar", sample("x"))
     convert(capsys, tmp_path / "raw", tmp_path / "drop", "parquet", *DROP)
     assert texts("parquet", tmp_path / "drop") == [("own", "text of own"), ("x", "text of x")]
     assert [row["kind"] for row in lists(tmp_path / "drop")["a"] if row["is_cause"]] == ["missing_member"]
-    convert(capsys, tmp_path / "raw", tmp_path / "row", "parquet", "--on-materialize-error", "drop_row", "--max-loss", "1")
+    convert(
+        capsys,
+        tmp_path / "raw",
+        tmp_path / "row",
+        "parquet",
+        "--on-materialize-error",
+        "drop_row",
+        "--max-loss",
+        "1",
+    )
     assert texts("parquet", tmp_path / "row") == [("own", "text of own"), ("x", "faulty")]
 
 
@@ -117,16 +149,35 @@ def test_partitions_of_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert texts("parquet", tmp_path / "out") == texts("lance", tmp_path / "one")
 
 
-def test_a_table_in_use_refuses_ids_that_its_other_partitions_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_use_refuses_ids_that_its_other_partitions_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     convert(capsys, raw_files(tmp_path / "raw"), tmp_path / "out", "lance", *DROP)
     before = lists(tmp_path / "out")
     for name, members in {"y": sample("y"), "z": [*sample("x"), ("bad.json", b"{")]}.items():
         make_tar(tmp_path / "more" / f"{name}.tar", members)
-    assert main(["convert", str(tmp_path / "more"), str(tmp_path / "out"), "--to", "lance", "--workers", "1", *DROP]) == 1
+    assert (
+        main(
+            [
+                "convert",
+                str(tmp_path / "more"),
+                str(tmp_path / "out"),
+                "--to",
+                "lance",
+                "--workers",
+                "1",
+                *DROP,
+            ]
+        )
+        == 1
+    )
     out, err = capsys.readouterr()
     assert out.splitlines()[0].startswith(f"{tmp_path}/out: 1 partitions, 1 samples, 2 images, 1 texts, ")
     assert out.splitlines()[1:] == []
-    assert err == "mm-assets: sample id 'x' of partition 'z' is already in partition 'a': sample ids are unique in a table\n"
+    assert (
+        err
+        == "mm-assets: sample id 'x' of partition 'z' is already in partition 'a': sample ids are unique in a table\n"
+    )
     assert ("y", "text of y") in texts("lance", tmp_path / "out")
     assert lists(tmp_path / "out") == before
 
@@ -140,7 +191,21 @@ def test_nothing_is_counted_of_a_commit_that_fails(
         raise ValueError("overtaken")
 
     monkeypatch.setattr(LanceTable, "commit", fails)
-    assert main(["convert", str(raw_files(tmp_path / "raw")), str(tmp_path / "out"), "--to", "lance", "--workers", "1", *DROP]) == 1
+    assert (
+        main(
+            [
+                "convert",
+                str(raw_files(tmp_path / "raw")),
+                str(tmp_path / "out"),
+                "--to",
+                "lance",
+                "--workers",
+                "1",
+                *DROP,
+            ]
+        )
+        == 1
+    )
     out, err = capsys.readouterr()
     assert ": 0 partitions, 0 samples, 0 images, 0 texts, " in out
     assert err == "mm-assets: overtaken\n"

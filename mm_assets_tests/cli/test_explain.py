@@ -1,4 +1,6 @@
-"""``mm-assets explain``: what it says of each item, for whole samples, lost ones, repeated ones, and half-made storage."""
+"""``mm-assets explain``: what it says of each item, for whole samples, lost ones, repeated ones, and
+half-made storage.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,11 @@ GOOD, WIDE = image(30), image(70)
 
 def sample(name: str, good: bytes = GOOD, **fields: Any) -> list[tuple[str, Any]]:
     """A text, an image that passes the filter, and one that is too wide."""
-    payload = {"texts": [f"text of {name}", None, None], "images": [None, f"{name}.1.png", f"{name}.2.png"], **fields}
+    payload = {
+        "texts": [f"text of {name}", None, None],
+        "images": [None, f"{name}.1.png", f"{name}.2.png"],
+        **fields,
+    }
     return [(f"{name}.json", payload), (f"{name}.1.png", good), (f"{name}.2.png", WIDE)]
 
 
@@ -65,7 +71,10 @@ def explain(capsys: pytest.CaptureFixture[str], sample_id: str, root: object) ->
 @pytest.fixture
 def raw(tmp_path: Path) -> Path:
     make_tar(tmp_path / "raw" / "a.tar", [*sample("one"), *sample("two"), ("bad.json", b"{nope")])
-    make_tar(tmp_path / "raw" / "sub" / "b.tar", [*sample("three"), *sample("broken", b"no picture"), *sample("twice")])
+    make_tar(
+        tmp_path / "raw" / "sub" / "b.tar",
+        [*sample("three"), *sample("broken", b"no picture"), *sample("twice")],
+    )
     return tmp_path / "raw"
 
 
@@ -97,7 +106,9 @@ def test_every_item_from_its_shard_to_every_output(root: Path, capsys: pytest.Ca
     assert list(explain(capsys, "three", root)) == ["sub/b"]
 
 
-def test_a_sample_that_was_never_read_is_found_by_its_key(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_that_was_never_read_is_found_by_its_key(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ((source, table),) = explain(capsys, "bad", root).values()
     assert source.startswith("a.tar: bad.json @")
     ((place, fates),) = table.items()
@@ -112,10 +123,14 @@ def test_items_that_went_along_with_their_sample(root: Path, capsys: pytest.Capt
     fault = table[1, "image", "broken.1.png"][0]
     assert fault.startswith("quarantined: undecodable_image: unreadable image")
     for place in ((-1, "metadata", "broken.json"), (0, "text", "broken.json"), (2, "image", "broken.2.png")):
-        assert table[place][0].startswith("quarantined: incomplete_sample: its sample has an error at position 1: unreadable image")
+        assert table[place][0].startswith(
+            "quarantined: incomplete_sample: its sample has an error at position 1: unreadable image"
+        )
 
 
-def test_an_id_of_two_shards_is_shown_in_both(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_id_of_two_shards_is_shown_in_both(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make_tar(raw / "a.tar", sample("twice"))
     root = tmp_path / "storage"
     fill(str(root), str(raw), ASSETS[:3])
@@ -129,7 +144,9 @@ def test_an_id_of_two_shards_is_shown_in_both(raw: Path, tmp_path: Path, capsys:
         assert shards[shard][1][1, "image", "twice.1.png"] == ["kept", "kept", "kept", in_lance, "not made"]
 
 
-def test_an_id_that_a_shard_has_twice_is_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_id_that_a_shard_has_twice_is_two_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     second = [("second.json", {"sample_id": "twin", "texts": ["other"]})]
     make_tar(tmp_path / "raw" / "a.tar", [*sample("twin"), *second])
     fill(str(tmp_path / "storage"), str(tmp_path / "raw"))
@@ -142,8 +159,12 @@ def test_an_id_that_a_shard_has_twice_is_two_lines(tmp_path: Path, capsys: pytes
     assert fates[1:] == ["absent"] * 4
 
 
-@pytest.mark.parametrize("made", [ASSETS[:1], ASSETS[:2], ASSETS[:3], (*ASSETS[:2], ASSETS[3]), (*ASSETS[:2], ASSETS[4])])
-def test_assets_that_do_not_exist_yet(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "made", [ASSETS[:1], ASSETS[:2], ASSETS[:3], (*ASSETS[:2], ASSETS[3]), (*ASSETS[:2], ASSETS[4])]
+)
+def test_assets_that_do_not_exist_yet(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], made: tuple[str, ...]
+) -> None:
     fill(str(tmp_path / "storage"), str(raw), made)
     ((_, table),) = explain(capsys, "two", tmp_path / "storage").values()
     expected = ["kept" if asset in made else "not made" for asset in ASSETS]
@@ -161,7 +182,9 @@ def test_outputs_alone_are_enough(root: Path, capsys: pytest.CaptureFixture[str]
     assert list(table.values()) == [["not made", "not made", "kept", "kept", "kept"]] * 3
 
 
-def test_a_part_of_the_shards_is_not_made_yet(raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_the_shards_is_not_made_yet(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = tmp_path / "storage"
     fill(str(root), str(make_tar(tmp_path / "first" / "a.tar", sample("one")).parent))
     fill(str(root), str(raw), ASSETS[:2])
@@ -179,7 +202,22 @@ def test_kept_with_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    "sample_id", ["it's", 'a"b', "x.y.z", "日本 é", "a\nb\x1b[31m", "", " ", "%", "-x", "a" * 200, "a/b/../c", "__key__", "\U0001f600" * 30]
+    "sample_id",
+    [
+        "it's",
+        'a"b',
+        "x.y.z",
+        "日本 é",
+        "a\nb\x1b[31m",
+        "",
+        " ",
+        "%",
+        "-x",
+        "a" * 200,
+        "a/b/../c",
+        "__key__",
+        "\U0001f600" * 30,
+    ],
 )
 def test_odd_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str], sample_id: str) -> None:
     neighbours = [sample("n", sample_id=f"{sample_id}x"), sample("m", sample_id=sample_id[:-1] or "y")]
@@ -208,7 +246,9 @@ def test_after_lance_was_compacted(root: Path, capsys: pytest.CaptureFixture[str
         assert lines[0, "text", f"{name}.json"] == ALL_KEPT
 
 
-def test_a_lance_table_that_says_nothing_of_shards(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lance_table_that_says_nothing_of_shards(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = lance.dataset(str(root / "lance" / "items.lance")).to_table()
     lance.write_dataset(rows, str(tmp_path / "bare" / "lance" / "items.lance"))
     ((shard, (source, table)),) = explain(capsys, "two", tmp_path / "bare").items()
@@ -242,9 +282,18 @@ def test_an_unknown_id_or_root_is_one_line_and_exit_code_1(
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        (lambda file: file.write_bytes(b"garbage, not a Parquet file"), "no output of the graph, or damaged: Parquet magic bytes"),
-        (lambda file: file.write_bytes(b""), "no output of the graph, or damaged: Parquet file size is 0 bytes"),
-        (lambda file: pq.write_table(pa.table({"x": [1]}), file), "no output of the graph, or damaged: column 'sample_id' is missing"),
+        (
+            lambda file: file.write_bytes(b"garbage, not a Parquet file"),
+            "no output of the graph, or damaged: Parquet magic bytes",
+        ),
+        (
+            lambda file: file.write_bytes(b""),
+            "no output of the graph, or damaged: Parquet file size is 0 bytes",
+        ),
+        (
+            lambda file: pq.write_table(pa.table({"x": [1]}), file),
+            "no output of the graph, or damaged: column 'sample_id' is missing",
+        ),
     ],
 )
 def test_an_output_that_cannot_be_read_is_named(
@@ -258,7 +307,9 @@ def test_an_output_that_cannot_be_read_is_named(
     assert out == "" and err.startswith(f"mm-assets: {file}: {line}") and err.count("\n") == 1
 
 
-def test_the_default_storage(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_storage(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("MM_STORAGE", str(root))
     assert main(["explain", "two"]) == 0
     monkeypatch.delenv("MM_STORAGE")
@@ -282,7 +333,10 @@ def remote(tmp_path: Path) -> Iterator[str]:
     large = image(700, 500)
     large += bytes(400_000 - len(large))
     for shard in range(4):
-        make_tar(tmp_path / "raw" / f"{shard}.tar", [member for n in range(5) for member in sample(f"{shard}-{n}", large)])
+        make_tar(
+            tmp_path / "raw" / f"{shard}.tar",
+            [member for n in range(5) for member in sample(f"{shard}-{n}", large)],
+        )
     fill(str(tmp_path / "storage"), str(tmp_path / "raw"), (*ASSETS[:3], ASSETS[4]))
     files, root = fsspec.filesystem("memory"), f"memory://explain-{uuid.uuid4().hex}"
     files.put(f"{tmp_path}/storage/", f"{root}/", recursive=True)
@@ -290,7 +344,9 @@ def remote(tmp_path: Path) -> Iterator[str]:
     files.rm(root, recursive=True)
 
 
-def test_a_remote_root_costs_footers_not_images(remote: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_root_costs_footers_not_images(
+    remote: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = 0
     whole = MemoryFile.read
 

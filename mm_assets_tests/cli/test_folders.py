@@ -1,4 +1,6 @@
-"""Folders in which not all is as a command wants it: what it passes over, or cannot read, it says, and goes on."""
+"""Folders in which not all is as a command wants it: what it passes over, or cannot read, it says, and goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def test_an_output_beside_data_of_another_format(raw: Path, tmp_path: Path) -> N
     assert run("convert", raw, out, "--to", "parquet").stderr == ""
     done = run("convert", raw, out, "--to", "lance")
     assert done.returncode == 0
-    assert done.stderr == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files of one\n"
+    assert (
+        done.stderr
+        == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files of one\n"
+    )
     assert run("convert", raw, out, "--to", "parquet").stderr == done.stderr.replace("parquet", "lance")
     assert "holds lance and parquet" in only_line(run("inspect", out))
 
@@ -34,7 +39,10 @@ def test_inspect_goes_on_past_what_cannot_be_read(raw: Path) -> None:
     (raw / "a.tar").write_bytes(b"no tar" * 200)
     done = run("inspect", raw)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0] == f"{raw}: webdataset, 2 partitions, of which 1 cannot be read to the end, 1 samples, 3 rows"
+    assert (
+        done.stdout.splitlines()[0]
+        == f"{raw}: webdataset, 2 partitions, of which 1 cannot be read to the end, 1 samples, 3 rows"
+    )
     assert "first sample: d2" in done.stdout
     assert only_line(done).startswith(f"{raw}/a.tar: byte 0: ")
     (raw / "b.tar").write_bytes(b"")
@@ -48,20 +56,30 @@ def test_a_cache_without_its_metadata_is_told(raw: Path, tmp_path: Path) -> None
     for source in (out, out / "*"):
         done = run("inspect", source)
         assert done.returncode == 0
-        assert done.stderr == f"mm-assets: warning: {out}/a: not read: a cache without its _metadata.json; make it again\n"
+        assert (
+            done.stderr
+            == f"mm-assets: warning: {out}/a: not read: a cache without its _metadata.json; make it again\n"
+        )
     assert set(read("arrow_cache", out)["sample_id"].to_pylist()) == {"d2"}
 
 
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(raw: Path, tmp_path: Path) -> None:
     done = run("convert", raw / "a.tar", tmp_path / "out", "--to", "parquet", "--fields", "lnag")
     assert done.returncode == 0
-    assert done.stderr == f"mm-assets: warning: {raw}/a.tar: fields not found, filled with null: lnag (is lang meant?)\n"
+    assert (
+        done.stderr
+        == f"mm-assets: warning: {raw}/a.tar: fields not found, filled with null: lnag (is lang meant?)\n"
+    )
 
 
 def test_explain_of_a_sample_whose_shard_has_not_landed(tmp_path: Path) -> None:
     strange = json.dumps({"words": ["t"], "pictures": []}).encode()
     make_tar(tmp_path / "raw" / "a.tar", [("d.json", strange)])
-    settings = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage"), "MM_WORKERS": "1"}
+    settings = {
+        "MM_RAW_SHARDS": str(tmp_path / "raw"),
+        "MM_STORAGE": str(tmp_path / "storage"),
+        "MM_WORKERS": "1",
+    }
     assert run(module="mm_assets.demo", env=settings, cwd=tmp_path).returncode == 1
     line = only_line(run("explain", "d", "--storage", tmp_path / "storage"))
     assert line.startswith(f"{tmp_path}/storage: sample 'd' is in raw shard 'a': no output of it has landed")

@@ -12,7 +12,14 @@ import pytest
 from mm_assets.formats.registry import FORMATS
 from mm_assets_tests.cli.test_convert import ok, refused, run
 from mm_assets_tests.formats.datasets import read
-from mm_assets_tests.formats.parquet_of_others import PICTURES, curator, curator_rows, documents, image, interleaved
+from mm_assets_tests.formats.parquet_of_others import (
+    PICTURES,
+    curator,
+    curator_rows,
+    documents,
+    image,
+    interleaved,
+)
 from mm_assets_tests.formats.raw_tars import make_tar
 
 P0, P1, P2 = PICTURES[:3]
@@ -22,7 +29,13 @@ def pairs(folder: Path) -> list[str]:
     """Tars as img2dataset writes them, with its other files beside them."""
     for shard in ("00000", "00001"):
         fields = {"caption": f"c {shard}", "width": 3, "url": "u"}
-        members = [("0.jpg", P0), ("0.txt", b"c"), ("0.json", fields), ("1.png", P1), ("1.json", {"caption": "d"})]
+        members = [
+            ("0.jpg", P0),
+            ("0.txt", b"c"),
+            ("0.json", fields),
+            ("1.png", P1),
+            ("1.json", {"caption": "d"}),
+        ]
         make_tar(folder / f"{shard}.tar", [*members, ("2.PNG", P2), ("2.TXT", b"e")])
         documents(folder / f"{shard}.parquet", {"caption": (pa.string(), ["c"]), "url": (pa.string(), ["u"])})
         (folder / f"{shard}_stats.json").write_text("{}")
@@ -31,7 +44,11 @@ def pairs(folder: Path) -> list[str]:
 
 def hugging_face(folder: Path) -> list[str]:
     for shard in ("a", "b"):
-        columns = interleaved([["x", None], ["y", "z"]], [[None, image(0, "0.png")], [image(1), None]], n=(pa.int16(), [1, None]))
+        columns = interleaved(
+            [["x", None], ["y", "z"]],
+            [[None, image(0, "0.png")], [image(1), None]],
+            n=(pa.int16(), [1, None]),
+        )
         documents(folder / "sub" / f"{shard}.parquet", columns)
     return []
 
@@ -44,8 +61,20 @@ def of_curator(folder: Path) -> list[str]:
 
 
 def other_names(folder: Path) -> list[str]:
-    make_tar(folder / "a.tar", [("d.json", {"text_list": ["t", None], "image_list": [None, "d.pic"], "uid": "D"}), ("d.pic", P0)])
-    return ["--texts-field", "text_list", "--images-field", "image_list", "--image-extensions", "pic,png", "--sample-id-field", "uid"]
+    make_tar(
+        folder / "a.tar",
+        [("d.json", {"text_list": ["t", None], "image_list": [None, "d.pic"], "uid": "D"}), ("d.pic", P0)],
+    )
+    return [
+        "--texts-field",
+        "text_list",
+        "--images-field",
+        "image_list",
+        "--image-extensions",
+        "pic,png",
+        "--sample-id-field",
+        "uid",
+    ]
 
 
 SOURCES: dict[str, tuple[Callable[[Path], list[str]], int, int]] = {
@@ -58,7 +87,9 @@ SOURCES: dict[str, tuple[Callable[[Path], list[str]], int, int]] = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(("make", "samples", "images"), SOURCES.values(), ids=SOURCES)
-def test_every_format_holds_what_the_source_holds(tmp_path: Path, make: Callable[[Path], list[str]], samples: int, images: int) -> None:
+def test_every_format_holds_what_the_source_holds(
+    tmp_path: Path, make: Callable[[Path], list[str]], samples: int, images: int
+) -> None:
     raw = tmp_path / "raw"
     flags = make(raw)
     for kind in FORMATS:
@@ -67,11 +98,17 @@ def test_every_format_holds_what_the_source_holds(tmp_path: Path, make: Callable
     verified = run("verify", raw, *(tmp_path / kind for kind in FORMATS), *flags)
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "equal"), verified
     inspected = run("inspect", raw, *flags)
-    assert f"{samples} samples" in inspected.stdout and f"{images} image rows; 0 with an error" in inspected.stdout
+    assert (
+        f"{samples} samples" in inspected.stdout
+        and f"{images} image rows; 0 with an error" in inspected.stdout
+    )
     ids = read("parquet", tmp_path / "parquet", fields=[])["sample_id"].unique().to_pylist()
     assert len(set(ids)) == samples
     if "shard" in flags:
-        assert all(sample_id.partition("/")[0] in {file.name.split(".")[0] for file in raw.iterdir()} for sample_id in ids)
+        assert all(
+            sample_id.partition("/")[0] in {file.name.split(".")[0] for file in raw.iterdir()}
+            for sample_id in ids
+        )
 
 
 def test_what_a_pair_becomes(tmp_path: Path) -> None:
@@ -85,7 +122,12 @@ def test_what_a_pair_becomes(tmp_path: Path) -> None:
 
 def test_settings_hold_where_no_flag_is_given(tmp_path: Path) -> None:
     other_names(tmp_path / "raw")
-    names = {"MM_TEXTS_FIELD": "text_list", "MM_IMAGES_FIELD": "image_list", "MM_IMAGE_EXTENSIONS": "pic", "MM_SAMPLE_ID_FIELD": "uid"}
+    names = {
+        "MM_TEXTS_FIELD": "text_list",
+        "MM_IMAGES_FIELD": "image_list",
+        "MM_IMAGE_EXTENSIONS": "pic",
+        "MM_SAMPLE_ID_FIELD": "uid",
+    }
     ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", **names)
     assert ok("verify", tmp_path / "raw", tmp_path / "out", **names).endswith("equal\n")
     assert "1 text, 1 image rows" in ok("inspect", tmp_path / "raw", **names)
@@ -104,7 +146,9 @@ def test_the_setting_of_prefixes_is_for_data_of_others(tmp_path: Path) -> None:
             assert ok("verify", source, target, **prefix).endswith("equal\n")
             flag = ("--sample-id-prefix", "shard")
             ok("convert", source, tmp_path / f"{target.name}-twice", "--to", kind, *flag)
-            assert read(kind, tmp_path / f"{target.name}-twice")["sample_id"].unique().to_pylist() == ["a/a/d"]
+            assert read(kind, tmp_path / f"{target.name}-twice")["sample_id"].unique().to_pylist() == [
+                "a/a/d"
+            ]
         source = target
 
 
@@ -113,16 +157,26 @@ def test_flags_that_say_nothing_of_the_source(tmp_path: Path) -> None:
     of_curator(tmp_path / "items")
     out = tmp_path / "out"
     message = refused("convert", tmp_path / "docs", out, "--to", "lance", "--per-image-fields", "n")
-    assert message.endswith(f"--per-image-fields says nothing of {tmp_path}/docs/sub/a.parquet: its rows are documents")
+    assert message.endswith(
+        f"--per-image-fields says nothing of {tmp_path}/docs/sub/a.parquet: its rows are documents"
+    )
     message = refused("inspect", tmp_path / "items", "--texts-field", "n")
     assert message.endswith(f"--texts-field says nothing of {tmp_path}/items/a.parquet: its rows are items")
 
 
 def test_other_parquet_is_refused_in_one_line(tmp_path: Path) -> None:
-    documents(tmp_path / "raw" / "x.parquet", {"id": (pa.int64(), [1]), "images": (pa.list_(pa.int32()), [[1]])})
-    for command in (["convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet"], ["inspect", tmp_path / "raw"]):
+    documents(
+        tmp_path / "raw" / "x.parquet", {"id": (pa.int64(), [1]), "images": (pa.list_(pa.int32()), [[1]])}
+    )
+    for command in (
+        ["convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet"],
+        ["inspect", tmp_path / "raw"],
+    ):
         message = refused(*command)
-        assert "x.parquet: not interleaved data: it has columns id: int64, images: list<element: int32>; expected a row an item" in message
+        assert (
+            "x.parquet: not interleaved data: it has columns id: int64, images: list<element: int32>; expected a row an item"
+            in message
+        )
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.parquet"))
 
 
@@ -130,9 +184,22 @@ def test_what_is_lost_is_told_and_listed(tmp_path: Path) -> None:
     bad = {"bytes": None, "path": "https://x/y.jpg"}
     documents(tmp_path / "raw" / "x.parquet", interleaved([["a"], ["b"]], [[image(0)], [bad]]))
     error = "dangling reference 'https://x/y.jpg': a name without bytes"
-    assert f"sample 'x/1', position 0: {error}" in refused("convert", tmp_path / "raw", tmp_path / "strict", "--to", "parquet")
-    out = ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", "--on-materialize-error", "drop_sample")
-    assert "1 samples, 1 images" in out and "quarantined: 3 items (dangling_reference 1, incomplete_sample 2)" in out
+    assert f"sample 'x/1', position 0: {error}" in refused(
+        "convert", tmp_path / "raw", tmp_path / "strict", "--to", "parquet"
+    )
+    out = ok(
+        "convert",
+        tmp_path / "raw",
+        tmp_path / "out",
+        "--to",
+        "parquet",
+        "--on-materialize-error",
+        "drop_sample",
+    )
+    assert (
+        "1 samples, 1 images" in out
+        and "quarantined: 3 items (dangling_reference 1, incomplete_sample 2)" in out
+    )
     listed = pq.read_table(tmp_path / "out" / "_ledger" / "x.parquet").to_pylist()
     assert [(row["source"], row["member"]) for row in listed] == [
         ("x.parquet", "row 1"), ("x.parquet", "row 1, texts[0]"), ("x.parquet", "row 1, images[0]"),

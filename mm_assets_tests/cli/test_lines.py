@@ -1,4 +1,6 @@
-"""``mm-assets`` in clumsy hands: one line that says what is wrong and where, no traceback, nothing half-written."""
+"""``mm-assets`` in clumsy hands: one line that says what is wrong and where, no traceback, nothing
+half-written.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +46,27 @@ def small(tmp_path: Path) -> Iterator[Path]:
     """A disk of 300 KB: one shard fits, two do not."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk], check=False).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", disk], check=False).returncode
+    ):
         pytest.skip("a disk can only be mounted by root")
     yield disk
     subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file() and path.parent.name != ".origins")
+    return sorted(
+        path.name for path in folder.rglob("*") if path.is_file() and path.parent.name != ".origins"
+    )
 
 
 # --- paths ---
 
 
-@pytest.mark.parametrize("command", [("inspect",), ("verify", "{raw}"), ("convert", "{folder}/out", "--to", "parquet")])
+@pytest.mark.parametrize(
+    "command", [("inspect",), ("verify", "{raw}"), ("convert", "{folder}/out", "--to", "parquet")]
+)
 @pytest.mark.parametrize(
     ("source", "line"),
     [
@@ -65,17 +74,26 @@ def files(folder: Path) -> list[str]:
         ("{folder}/notes.txt/x", "{folder}/notes.txt/x: no such file or folder"),
         ("{folder}/*.tar", "{folder}/*.tar: no such file"),
         ("{folder}/s-{{0..3}}.tar", "{folder}/s-0.tar: no such file"),
-        ("{folder}/s-{{0..999999999999}}.tar", "{folder}/s-{{0..999999999999}}.tar: the braces stand for 1,000,000,000,000 names"),
+        (
+            "{folder}/s-{{0..999999999999}}.tar",
+            "{folder}/s-{{0..999999999999}}.tar: the braces stand for 1,000,000,000,000 names",
+        ),
         ("{folder}/{{a", "{folder}/{{a: a brace without its partner"),
         ("odd://x/a.tar", "odd://x/a.tar: Protocol not known: odd"),
         ("sftp://x/a.tar", 'sftp://x/a.tar: SFTPFileSystem requires "paramiko" to be installed'),
         ("http://127.0.0.1:1/a.tar", "http://127.0.0.1:1/a.tar: no connection to 127.0.0.1:1"),
     ],
 )
-def test_a_source_that_is_none(raw: Path, tmp_path: Path, command: tuple[str, ...], source: str, line: str) -> None:
+def test_a_source_that_is_none(
+    raw: Path, tmp_path: Path, command: tuple[str, ...], source: str, line: str
+) -> None:
     (tmp_path / "notes.txt").write_text("not data")
     name, *others = (word.format(raw=raw, folder=tmp_path) for word in command)
-    given = [*others, source.format(folder=tmp_path)] if name == "verify" else [source.format(folder=tmp_path), *others]
+    given = (
+        [*others, source.format(folder=tmp_path)]
+        if name == "verify"
+        else [source.format(folder=tmp_path), *others]
+    )
     assert only_line(run(name, *given)).startswith(line.format(folder=tmp_path))
     assert files(tmp_path) == ["notes.txt"]
 
@@ -119,13 +137,18 @@ def test_an_output_that_cannot_be_made(raw: Path, tmp_path: Path, kind: str, tar
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_read_only_disk(raw: Path, small: Path, kind: str) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small], check=True)
-    assert only_line(run("convert", raw, small / "out", "--to", kind)) == f"{small}: the file system is read-only"
+    assert (
+        only_line(run("convert", raw, small / "out", "--to", kind))
+        == f"{small}: the file system is read-only"
+    )
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_full_disk_fails_what_does_not_fit(raw: Path, small: Path, kind: str) -> None:
     done = run("convert", raw, small / "out", "--to", kind, "--workers", "1")
-    assert all(line.startswith(f"{small}/out") and "no space left on the device" in line for line in lines(done)), done
+    assert all(
+        line.startswith(f"{small}/out") and "no space left on the device" in line for line in lines(done)
+    ), done
     assert not [name for name in files(small) if name.endswith((".tmp", ".building"))]
     (small / "out").exists() and shutil.rmtree(small / "out")
     assert not list(small.iterdir())
@@ -138,11 +161,17 @@ def test_no_room_for_temporary_files(raw: Path, small: Path, tmp_path: Path, kin
     subprocess.run(["gzip", packed / "web-00000.tar"], check=True)
     (small / "filler").write_bytes(bytes(250_000))
     done = run("convert", packed, tmp_path / "out", "--to", kind, env={"TMPDIR": str(small)})
-    assert only_line(done).endswith(f"the folder {small} for temporary files (TMPDIR): no space left on the device")
+    assert only_line(done).endswith(
+        f"the folder {small} for temporary files (TMPDIR): no space left on the device"
+    )
 
 
 def test_what_may_not_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
-    for kind, name in [("raw", "web-00000.tar"), ("parquet", "web-00000.parquet"), ("arrow_cache", "web-00000/shard-00000.arrow")]:
+    for kind, name in [
+        ("raw", "web-00000.tar"),
+        ("parquet", "web-00000.parquet"),
+        ("arrow_cache", "web-00000/shard-00000.arrow"),
+    ]:
         shutil.copytree(outputs / kind, tmp_path / kind)
         (tmp_path / kind / name).chmod(0)
         for command in (["inspect", tmp_path / kind], ["verify", tmp_path / kind, outputs / "raw"]):
@@ -152,23 +181,34 @@ def test_what_may_not_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
         assert only_line(done).startswith(f"{tmp_path}/{kind}/{name}: ")
         assert files(tmp_path / f"{kind}-out") == ["web-00001.parquet"]
     (tmp_path / "raw").chmod(0)
-    for command in (["inspect", tmp_path / "raw" / "web-00001.tar"], ["verify", tmp_path / "raw" / "web-00001.tar", outputs / "raw"]):
+    for command in (
+        ["inspect", tmp_path / "raw" / "web-00001.tar"],
+        ["verify", tmp_path / "raw" / "web-00001.tar", outputs / "raw"],
+    ):
         assert only_line(run(*command, as_user=True)) == f"{tmp_path}/raw/web-00001.tar: permission denied"
 
 
-def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(outputs: Path, tmp_path: Path) -> None:
+def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(
+    outputs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(outputs / "lance", tmp_path / "lance")
     for file in (tmp_path / "lance" / "items.lance" / "data").iterdir():
         file.chmod(0)
     done = run("convert", tmp_path / "lance", tmp_path / "out", "--to", "parquet", as_user=True)
-    assert only_line(done) == f"{tmp_path}/lance/items.lance: unreadable Lance data: permission denied (2 partitions)"
+    assert (
+        only_line(done)
+        == f"{tmp_path}/lance/items.lance: unreadable Lance data: permission denied (2 partitions)"
+    )
 
 
 def test_fields_that_are_not_found_are_told_with_their_file(raw: Path, tmp_path: Path) -> None:
     for kind in ("parquet", "lance"):  # the second looks at all schemas beforehand
         done = run("convert", raw, tmp_path / kind, "--to", kind, "--fields", "url,gone")
         assert done.returncode == 0
-        told = [f"mm-assets: warning: {raw}/web-0000{n}.tar: fields not found, filled with null: gone" for n in range(2)]
+        told = [
+            f"mm-assets: warning: {raw}/web-0000{n}.tar: fields not found, filled with null: gone"
+            for n in range(2)
+        ]
         assert sorted(done.stderr.splitlines()) == told
 
 
@@ -189,7 +229,9 @@ def foreign(tmp_path: Path) -> Path:
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ],
 )
-def test_a_terminal_that_has_no_such_letters(raw: Path, foreign: Path, tmp_path: Path, locale: dict[str, str]) -> None:
+def test_a_terminal_that_has_no_such_letters(
+    raw: Path, foreign: Path, tmp_path: Path, locale: dict[str, str]
+) -> None:
     shown = run("inspect", foreign, env=locale)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert r"  \u043a\u043b\u044e\u0447: int64" in shown.stdout.splitlines()
@@ -213,8 +255,13 @@ def test_names_that_are_not_utf8(raw: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     for kind in ("parquet", "lance"):
         out = os.fsdecode(os.fsencode(tmp_path) + b"/out-\xff")
-        assert all("a name that is not UTF-8; rename the file or folder" in line for line in lines(run("convert", raw, out, "--to", kind)))
-    assert only_line(run("explain", "\udcff", "--storage", tmp_path)).startswith(r"'\udcff' is not UTF-8, so it is the id of no sample")
+        assert all(
+            "a name that is not UTF-8; rename the file or folder" in line
+            for line in lines(run("convert", raw, out, "--to", kind))
+        )
+    assert only_line(run("explain", "\udcff", "--storage", tmp_path)).startswith(
+        r"'\udcff' is not UTF-8, so it is the id of no sample"
+    )
 
 
 # --- streams and signals ---
@@ -238,9 +285,26 @@ def test_output_that_cannot_be_written(raw: Path) -> None:
 @pytest.mark.parametrize("closed", ["0", "1", "2", "012"])
 def test_streams_that_are_closed(raw: Path, tmp_path: Path, closed: str) -> None:
     """A worker's files must not become its stderr, for one."""
-    command = f"exec \"$@\" {' '.join(f'{number}>&-' for number in closed)}"
-    arguments = [sys.executable, "-m", "mm_assets.cli", "convert", str(raw), str(tmp_path / "out"), "--to", "parquet", "--fields", "gone"]
-    done = subprocess.run(["sh", "-c", command, "sh", *arguments], env=environment(), capture_output=True, text=True, check=False)
+    command = f'exec "$@" {" ".join(f"{number}>&-" for number in closed)}'
+    arguments = [
+        sys.executable,
+        "-m",
+        "mm_assets.cli",
+        "convert",
+        str(raw),
+        str(tmp_path / "out"),
+        "--to",
+        "parquet",
+        "--fields",
+        "gone",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done
     assert files(tmp_path / "out") == ["web-00000.parquet", "web-00001.parquet"]
 
@@ -248,12 +312,27 @@ def test_streams_that_are_closed(raw: Path, tmp_path: Path, closed: str) -> None
 def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
     """It goes to the whole group, also to workers that are still starting."""
     note = tmp_path / "started"
-    (tmp_path / "sitecustomize.py").write_text(STILLBORN.format(f"open({str(note)!r}, 'w').close(); import time; time.sleep(60)"))
-    command = [sys.executable, "-m", "mm_assets.cli", "convert", str(raw), str(tmp_path / "out"), "--to", "lance"]
+    (tmp_path / "sitecustomize.py").write_text(
+        STILLBORN.format(f"open({str(note)!r}, 'w').close(); import time; time.sleep(60)")
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "mm_assets.cli",
+        "convert",
+        str(raw),
+        str(tmp_path / "out"),
+        "--to",
+        "lance",
+    ]
     variables = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
     restored = "import signal, os, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
     process = subprocess.Popen(
-        [sys.executable, "-S", "-c", restored, *command], env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-S", "-c", restored, *command],
+        env=variables,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     assert interrupt(process, note) == (130, "mm-assets: interrupted; nothing half-written was published\n")
     assert not (tmp_path / "out").exists()
@@ -261,17 +340,31 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
 
 # --- workers ---
 
+
 @pytest.mark.parametrize(
     ("action", "line"),
     [
         ("os._exit(7)", "worker processes do not start: worker ended with exit status 7"),
-        ("raise SystemExit('no memory for this')", "worker processes do not start: SystemExit: no memory for this"),
-        ("os.kill(os.getpid(), 9)", "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does when memory"),
+        (
+            "raise SystemExit('no memory for this')",
+            "worker processes do not start: SystemExit: no memory for this",
+        ),
+        (
+            "os.kill(os.getpid(), 9)",
+            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does when memory",
+        ),
     ],
 )
 def test_workers_that_cannot_start(raw: Path, tmp_path: Path, action: str, line: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(STILLBORN.format(action))
-    done = run("convert", raw, tmp_path / "out", "--to", "parquet", env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"})
+    done = run(
+        "convert",
+        raw,
+        tmp_path / "out",
+        "--to",
+        "parquet",
+        env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+    )
     assert only_line(done).startswith(line)
     assert not (tmp_path / "out").exists()
 
@@ -286,7 +379,16 @@ def test_what_a_worker_says_before_it_starts_is_kept_when_it_does(raw: Path, tmp
 def test_as_many_workers_as_the_system_allows(tmp_path: Path) -> None:
     for number in range(20):
         make_tar(tmp_path / "raw" / f"{number}.tar", [(f"{number}.json", {"texts": ["x"]})])
-    arguments = [sys.executable, "-m", "mm_assets.cli", "convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", "parquet"]
+    arguments = [
+        sys.executable,
+        "-m",
+        "mm_assets.cli",
+        "convert",
+        str(tmp_path / "raw"),
+        str(tmp_path / "out"),
+        "--to",
+        "parquet",
+    ]
     limited = ["sh", "-c", 'ulimit -n 25; exec "$@"', "sh", *arguments, "--workers", "20"]
     few = subprocess.run(limited, env=environment(), capture_output=True, text=True, check=False)
     assert (few.returncode, few.stderr) == (0, "")

@@ -26,11 +26,17 @@ def samples(kind: str, out: Path) -> set[str]:
 
 
 def look(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_another_data_set_is_not_overwritten_unasked(tmp_path: Path, two: tuple[Path, Path], kind: str) -> None:
+def test_another_data_set_is_not_overwritten_unasked(
+    tmp_path: Path, two: tuple[Path, Path], kind: str
+) -> None:
     one, other = two
     out = tmp_path / "out"
     assert run("convert", one, out, "--to", kind).returncode == 0
@@ -51,7 +57,9 @@ def test_another_data_set_is_not_overwritten_unasked(tmp_path: Path, two: tuple[
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_dry_run_says_what_would_become_of_each_partition(tmp_path: Path, two: tuple[Path, Path], kind: str) -> None:
+def test_dry_run_says_what_would_become_of_each_partition(
+    tmp_path: Path, two: tuple[Path, Path], kind: str
+) -> None:
     one, other = two
     out = tmp_path / "out"
     done = run("convert", one, out, "--to", kind, "--dry-run")
@@ -66,7 +74,11 @@ def test_dry_run_says_what_would_become_of_each_partition(tmp_path: Path, two: t
     (line,) = run("convert", one, out, "--to", kind, "--dry-run").stdout.splitlines()
     assert line.startswith(f"would replace {out}")
     assert line.endswith("(there already, from the same source)")
-    for mode, verb, code in (("error", "refuse", 1), ("ignore", "leave alone", 0), ("overwrite", "replace", 0)):
+    for mode, verb, code in (
+        ("error", "refuse", 1),
+        ("ignore", "leave alone", 0),
+        ("overwrite", "replace", 0),
+    ):
         done = run("convert", other, out, "--to", kind, "--dry-run", "--mode", mode)
         first, second = done.stdout.splitlines()
         assert first.startswith(f"would {verb} {out}")

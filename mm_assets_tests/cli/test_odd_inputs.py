@@ -1,4 +1,6 @@
-"""Folders in which not everything is a shard, and locations written in other ways, as a user meets them on the command line."""
+"""Folders in which not everything is a shard, and locations written in other ways, as a user meets them on
+the command line.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,17 @@ def raw(tmp_path: Path) -> Path:
 
 @special
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_special_file_fails_alone(tmp_path: Path, raw: Path, make: Callable[[Path], None], words: str, to: str) -> None:
+def test_a_special_file_fails_alone(
+    tmp_path: Path, raw: Path, make: Callable[[Path], None], words: str, to: str
+) -> None:
     make(raw / "m.tar")
     done = run("convert", raw, tmp_path / "out", "--to", to)
     assert (done.returncode, done.stderr) == (1, f"mm-assets: {raw}/m.tar: {words}, not a regular file\n")
     assert set(read(to, tmp_path / "out")["sample_id"].to_pylist()) == {"d1", "d2"}
-    for lines in (refused("convert", raw / "m.tar", tmp_path / "none", "--to", to), refused("inspect", raw / "m.tar")):
+    for lines in (
+        refused("convert", raw / "m.tar", tmp_path / "none", "--to", to),
+        refused("inspect", raw / "m.tar"),
+    ):
         assert lines == f"mm-assets: {raw}/m.tar: {words}, not a regular file"
     assert "not a regular file" in refused("verify", raw, tmp_path / "out")
 
@@ -37,7 +44,12 @@ def test_a_special_file_fails_alone(tmp_path: Path, raw: Path, make: Callable[[P
 def test_a_special_file_among_data_of_ours(tmp_path: Path, raw: Path, kind: str) -> None:
     out = tmp_path / "out"
     ok("convert", raw, out, "--to", kind)
-    odd = {"parquet": "m.parquet", "webdataset": "m.tar", "lance": "m.lance", "arrow_cache": "m/_metadata.json"}[kind]
+    odd = {
+        "parquet": "m.parquet",
+        "webdataset": "m.tar",
+        "lance": "m.lance",
+        "arrow_cache": "m/_metadata.json",
+    }[kind]
     (out / odd).parent.mkdir(exist_ok=True)
     os.mkfifo(out / odd)
     if kind == "lance":  # a table is a folder, and nothing else is looked at
@@ -46,7 +58,10 @@ def test_a_special_file_among_data_of_ours(tmp_path: Path, raw: Path, kind: str)
     for arguments in (("inspect", out), ("verify", out, raw)):
         assert f"{odd}: a named pipe" in refused(*arguments)
     done = run("convert", out, tmp_path / "again", "--to", "parquet")
-    assert (done.returncode, done.stderr) == (1, f"mm-assets: {out}/{odd}: a named pipe, not a regular file\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"mm-assets: {out}/{odd}: a named pipe, not a regular file\n",
+    )
     assert set(read("parquet", tmp_path / "again")["sample_id"].to_pylist()) == {"d1", "d2"}
 
 
@@ -73,12 +88,21 @@ def test_links_are_followed_and_what_is_not_read_is_a_warning(tmp_path: Path, ra
     ]
     assert set(read("parquet", tmp_path / "out")["sample_id"].to_pylist()) == {"d1", "d2", "d3"}
     assert (tmp_path / "out" / "link%2Fb.parquet").exists()
-    assert "c.tar.bz2: a tar packed in a way that is not read" in refused("convert", raw / "c.tar.bz2", tmp_path / "o", "--to", "parquet")
+    assert "c.tar.bz2: a tar packed in a way that is not read" in refused(
+        "convert", raw / "c.tar.bz2", tmp_path / "o", "--to", "parquet"
+    )
 
 
 @pytest.mark.parametrize("to", FORMATS)
 @pytest.mark.parametrize(
-    "place", ["memory://out", "memory:///out/x", "simplecache::memory://out", "filecache::file:///tmp/x", "zip://out::file:///tmp/x.zip"]
+    "place",
+    [
+        "memory://out",
+        "memory:///out/x",
+        "simplecache::memory://out",
+        "filecache::file:///tmp/x",
+        "zip://out::file:///tmp/x.zip",
+    ],
 )
 def test_an_output_that_would_be_lost_is_refused(raw: Path, to: str, place: str) -> None:
     line = refused("convert", raw, place, "--to", to)
@@ -95,5 +119,7 @@ def test_a_local_url_is_as_good_as_a_path(tmp_path: Path, raw: Path, kind: str) 
     assert ok("verify", f"file://{first}", second, f"file://{raw}").endswith("equal\n")
     again = ok("convert", f"file://{first}", f"file:{tmp_path}/third", "--to", "parquet")
     assert "2 samples, 2 images, 2 texts" in again
-    assert "the output cannot be inside the input" in refused("convert", f"file://{first}", first / "x", "--to", "parquet")
+    assert "the output cannot be inside the input" in refused(
+        "convert", f"file://{first}", first / "x", "--to", "parquet"
+    )
     assert sorted(os.listdir(tmp_path)) == ["one%20two three", "raw", "second", "third"]

@@ -18,7 +18,11 @@ def _no_configured_roots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _look(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in folder.rglob("*") if p.is_file() and p.name != "lock"}
+    return {
+        str(p): (p.stat().st_mtime_ns, p.stat().st_size)
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != "lock"
+    }
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -49,17 +53,26 @@ def test_leftovers_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_damaged_outputs_are_made_again(tmp_path: Path, kind: str, change: str) -> None:
-    """Files of the same bytes are left alone; others are not taken for them, whatever their size and time say."""
+    """Files of the same bytes are left alone; others are not taken for them, whatever their size and time
+    say.
+    """
     make_shards(tmp_path / "raw", members=1, pdf=0, samples=2)
     command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind, "--workers", "1"]
     assert main(command) == 0
     shutil.copytree(tmp_path / "out", tmp_path / "sound")
-    largest = max((path for path in (tmp_path / "out").rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    largest = max(
+        (path for path in (tmp_path / "out").rglob("*") if path.is_file()),
+        key=lambda path: path.stat().st_size,
+    )
     data, before = largest.read_bytes(), largest.stat()
     if change == "removed":
         largest.unlink()
     else:
-        largest.write_bytes(data[: len(data) // 2] if change == "cut" else data[: len(data) // 2] + b"\xff\0" + data[len(data) // 2 + 2 :])
+        largest.write_bytes(
+            data[: len(data) // 2]
+            if change == "cut"
+            else data[: len(data) // 2] + b"\xff\0" + data[len(data) // 2 + 2 :]
+        )
         os.utime(largest, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert main(command) == 0
     assert main(["verify", str(tmp_path / "sound"), str(tmp_path / "out")]) == 0

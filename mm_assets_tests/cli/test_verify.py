@@ -28,15 +28,26 @@ from mm_assets_tests.formats.test_round_trip import tables
 
 PNG = picture(0)[1]
 OTHER = PNG[:60] + b"other" + PNG[60:]
-FIELDS = [pa.field("n", pa.int64()), pa.field("score", pa.float64()), json_field("tags"), pa.field("width", pa.int32())]
+FIELDS = [
+    pa.field("n", pa.int64()),
+    pa.field("score", pa.float64()),
+    json_field("tags"),
+    pa.field("width", pa.int32()),
+]
 ONE = [
     item("doc.one", n=5, score=0.5, tags='{"a":[1]}', content_type="application/json"),
     item("doc.one", 0, text_content="first text", content_type="text/plain"),
     item("doc.one", 1, "image", binary_content=PNG, content_type="image/png", width=640),
     item("doc.one", 3, "image", binary_content=OTHER, content_type="image/png", width=320),
 ]
-TWO = [item("dir/two", n=6, score=1.5), item("dir/two", 0, text_content="other text", content_type="text/plain")]
-THREE = [item("three", n=7), item("three", 0, "image", binary_content=PNG[:-1] + b"!", content_type="image/png", width=1)]
+TWO = [
+    item("dir/two", n=6, score=1.5),
+    item("dir/two", 0, text_content="other text", content_type="text/plain"),
+]
+THREE = [
+    item("three", n=7),
+    item("three", 0, "image", binary_content=PNG[:-1] + b"!", content_type="image/png", width=1),
+]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +58,10 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(
             kind,
             folder / kind,
-            [InterleavedBatch(table_of(ONE + TWO, FIELDS), (), "p"), InterleavedBatch(table_of(THREE, FIELDS), (), "q")],
+            [
+                InterleavedBatch(table_of(ONE + TWO, FIELDS), (), "p"),
+                InterleavedBatch(table_of(THREE, FIELDS), (), "q"),
+            ],
         )
     return folder
 
@@ -82,7 +96,12 @@ def test_all_formats_are_equal(sound: Path, capsys: pytest.CaptureFixture[str]) 
 def test_no_dagster_is_loaded(sound: Path) -> None:
     code = "import sys; from mm_assets.cli import main; sys.exit(main(sys.argv[1:]) or 2 * ('dagster' in sys.modules))"
     arguments = ["verify", *(str(sound / kind) for kind in FORMATS)]
-    assert subprocess.run([sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, timeout=120).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=subprocess.DEVNULL, timeout=120
+        ).returncode
+        == 0
+    )
 
 
 PATHS = {"parquet": "p.parquet", "webdataset": "p.tar", "lance": "items.lance", "arrow_cache": "p"}
@@ -101,7 +120,9 @@ EXPECTED = {
         "sample 'dir/two', position -1, column 'score': double 1.5 in A, no such column in B",
         "sample 'dir/two', position -1, column 'points': no such column in A, double 1.5 in B",
     ],
-    "text": ["sample 'dir/two', position 0, column 'text_content': string 'other text' in A, string 'Other text' in B"],
+    "text": [
+        "sample 'dir/two', position 0, column 'text_content': string 'other text' in A, string 'Other text' in B"
+    ],
     "null": ["sample 'dir/two', position -1, column 'n': int64 6 in A, null in B"],
     "sample": [
         "sample 'dir/two', position -1: the metadata row occurs 1 time in A, 2 times in B",
@@ -112,7 +133,9 @@ EXPECTED = {
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("change", EXPECTED)
-def test_a_change_is_named(kind: str, change: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_is_named(
+    kind: str, change: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(sound / kind, tmp_path / kind)
     CHANGES[kind](tmp_path / kind / PATHS[kind], change)
     expected = set(EXPECTED[change])
@@ -130,7 +153,10 @@ def test_a_type_that_changed_in_one_shard_of_several(
     kind: str, cast: pa.DataType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Both shards together would still make a column of doubles."""
-    tables = {name: table_of([item(name, f=value)], [pa.field("f", pa.float64())]) for name, value in (("a", 5.0), ("b", 0.5))}
+    tables = {
+        name: table_of([item(name, f=value)], [pa.field("f", pa.float64())])
+        for name, value in (("a", 5.0), ("b", 0.5))
+    }
     for folder in ("sound", "changed"):
         batches = [InterleavedBatch(table, (), name) for name, table in tables.items()]
         write(kind if folder == "sound" else "parquet", tmp_path / folder, batches)
@@ -142,18 +168,27 @@ def test_a_type_that_changed_in_one_shard_of_several(
     assert line.startswith("sample 'a', position -1, column 'f': double 5.0 in A, ") and f"{cast} 5" in line
     pq.write_table(pa.concat_tables(tables.values()), tmp_path / "one.parquet")
     assert len(differences(capsys, tmp_path / "changed", tmp_path / "one.parquet")) == 1
-    assert verify(tmp_path / "changed", tmp_path / "table") == verify(tmp_path / "sound", tmp_path / "table") == 0
+    assert (
+        verify(tmp_path / "changed", tmp_path / "table")
+        == verify(tmp_path / "sound", tmp_path / "table")
+        == 0
+    )
 
 
 def test_types_of_raw_shards_are_told_from_values(tmp_path: Path) -> None:
     """What is made of them may have a column in the one type that holds all of them."""
     for name, value in (("a", 5), ("b", 0.5)):
-        make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["t"], "images": [None], "f": value})])
+        make_tar(
+            tmp_path / "raw" / f"{name}.tar",
+            [(f"{name}.json", {"texts": ["t"], "images": [None], "f": value})],
+        )
     assert main(["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", "parquet"]) == 0
     path = tmp_path / "out" / "a.parquet"
     table = pq.read_table(path)
     assert table.schema.field("f").type == pa.int64()
-    pq.write_table(table.set_column(table.column_names.index("f"), "f", table.column("f").cast(pa.float64())), path)
+    pq.write_table(
+        table.set_column(table.column_names.index("f"), "f", table.column("f").cast(pa.float64())), path
+    )
     assert verify(tmp_path / "raw", tmp_path / "out") == 0
 
 
@@ -165,7 +200,9 @@ def test_a_third_dataset_is_named(sound: Path, tmp_path: Path, capsys: pytest.Ca
     assert len(differences(capsys, *sources[::-1])) == 2
 
 
-def test_a_sample_that_a_tar_has_twice_in_a_row(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_that_a_tar_has_twice_in_a_row(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """WebDataset reads no such tar."""
     with tarfile.open(sound / "webdataset" / "p.tar") as tar, tarfile.open(tmp_path / "p.tar", "w") as twice:
         for member in [found for found in tar for _ in range(2)]:
@@ -174,9 +211,15 @@ def test_a_sample_that_a_tar_has_twice_in_a_row(sound: Path, tmp_path: Path, cap
     assert capsys.readouterr().err == f"mm-assets: {tmp_path}/p.tar: sample 'doc.one' occurs twice\n"
 
 
-def test_many_differences_are_counted(sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_differences_are_counted(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name, n in (("a", 1), ("b", 2)):
-        write("parquet", tmp_path / name, InterleavedBatch(table_of([item(f"s{i}", n=n) for i in range(30)], FIELDS)))
+        write(
+            "parquet",
+            tmp_path / name,
+            InterleavedBatch(table_of([item(f"s{i}", n=n) for i in range(30)], FIELDS)),
+        )
     lines = differences(capsys, tmp_path / "a", tmp_path / "b")
     assert (len(lines), lines[-1]) == (21, "30 items in all differ between A and B")
 
@@ -199,9 +242,18 @@ def test_raw_shards_and_what_was_made_of_them(tmp_path: Path, capsys: pytest.Cap
     [
         (lambda path: None, "no such file or folder"),
         (lambda path: path.mkdir(), "no .tar, .parquet, .lance or _metadata.json of a cache here"),
-        (lambda path: path.write_bytes(b"junk"), "bad: no .tar, .parquet, .lance or _metadata.json of a cache\n"),
-        (lambda path: (path.mkdir(), (path / "x.parquet").write_bytes(b"PAR1 junk PAR1")), "x.parquet: pyarrow cannot read it"),
-        (lambda path: (path.mkdir(), pq.write_table(pa.table({"a": [1]}), path / "x.parquet")), "x.parquet: not interleaved data"),
+        (
+            lambda path: path.write_bytes(b"junk"),
+            "bad: no .tar, .parquet, .lance or _metadata.json of a cache\n",
+        ),
+        (
+            lambda path: (path.mkdir(), (path / "x.parquet").write_bytes(b"PAR1 junk PAR1")),
+            "x.parquet: pyarrow cannot read it",
+        ),
+        (
+            lambda path: (path.mkdir(), pq.write_table(pa.table({"a": [1]}), path / "x.parquet")),
+            "x.parquet: not interleaved data",
+        ),
         (lambda path: (path.mkdir(), (path / "x.tar").write_bytes(b"junk" * 1000)), "x.tar: byte 0: "),
         (lambda path: (path / "x.lance").mkdir(parents=True), "x.lance: no Lance table here"),
     ],
@@ -221,7 +273,11 @@ def test_a_bucket_without_credentials_is_one_clear_line(
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     nowhere = tmp_path / "none"
-    for name, value in {"EC2_METADATA_DISABLED": "true", "CONFIG_FILE": nowhere, "SHARED_CREDENTIALS_FILE": nowhere}.items():
+    for name, value in {
+        "EC2_METADATA_DISABLED": "true",
+        "CONFIG_FILE": nowhere,
+        "SHARED_CREDENTIALS_FILE": nowhere,
+    }.items():
         monkeypatch.setenv(f"AWS_{name}", str(value))
     assert verify("s3://nobucket/a", tmp_path) == 1
     hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -242,5 +298,11 @@ def test_a_fault_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_any_dataset_verifies_across_the_formats(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for kind in FORMATS:
-            write(kind, f"{folder}/{kind}", InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+            write(
+                kind,
+                f"{folder}/{kind}",
+                InterleavedBatch(table, (), "part"),
+                on_materialize_error="warn",
+                materialize=False,
+            )
         assert verify(*(f"{folder}/{kind}" for kind in FORMATS)) == 0

@@ -1,7 +1,7 @@
 """Raw MINT-1T-style shards (one image member an image) with everything that has broken a client before.
 
-Left out because a client itself cannot carry it: integers beyond 64 bits and floats inside values of mixed shape
-(Hugging Face's ``json`` type), more than one document with the same id (Energon).
+Left out because a client itself cannot carry it: integers beyond 64 bits and floats inside values of mixed
+shape (Hugging Face's ``json`` type), more than one document with the same id (Energon).
 """
 
 import io
@@ -124,7 +124,9 @@ def _documents() -> Iterator[tuple[str, str, dict[str, Any], list[tuple[str, byt
                 members.append((tokens[-1] or "", data))
             payload: dict[str, Any] = {
                 ID_FIELD: sample_id,
-                "texts": [None if t is None else _TEXTS[(number + i) % len(_TEXTS)] for i, t in enumerate(texts)],
+                "texts": [
+                    None if t is None else _TEXTS[(number + i) % len(_TEXTS)] for i, t in enumerate(texts)
+                ],
                 "images": tokens,
                 "img_caption": [None if i % 3 == 2 else f"caption {i} é" for i in range(len(members))],
                 "img_width": [100 + i for i in range(len(members))],
@@ -143,7 +145,10 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
 
 
 def make_hostile(root: Path) -> Path:
-    """Write the shards below ``root``. The order of members differs from shard to shard, as it does in the wild."""
+    """Write the shards below ``root``.
+
+    The order of members differs from shard to shard, as it does in the wild.
+    """
     for shard in SHARDS:
         path = root / shard
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """The outputs of DESIGN section 6, written by hand from raw shards with tarfile, pyarrow and lance.
 
-Not a second implementation to compare ours with: it is what the clients' scripts are proven on, so that a script that
-fails on our outputs speaks about our outputs. Good for sets that fit in memory.
+Not a second implementation to compare ours with: it is what the clients' scripts are proven on, so that a
+script that fails on our outputs speaks about our outputs. Good for sets that fit in memory.
 """
 
 import hashlib
@@ -30,7 +30,13 @@ _MAGIC = (
 )
 _MIME = {"jpg": "image/jpeg"}
 _JSON = {b"mm_assets:encoding": b"json"}
-_ARROW = {"int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(), "string": pa.string(), "json": pa.string()}
+_ARROW = {
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "bool": pa.bool_(),
+    "string": pa.string(),
+    "json": pa.string(),
+}
 
 
 @dataclass
@@ -60,7 +66,11 @@ def read_partitions(raw: Path, per_image: Sequence[str], per_text: Sequence[str]
             length = max(len(truth["texts"]), len(images))
             texts = truth["texts"] + [None] * (length - len(truth["texts"]))
             images = images + [None] * (length - len(images))
-            extra = {"metadata": truth["metadata"], "text": truth["text_extra"], "image": truth["image_extra"]}
+            extra = {
+                "metadata": truth["metadata"],
+                "text": truth["text_extra"],
+                "image": truth["image_extra"],
+            }
             samples.append(Sample(sample_id, texts, images, extra))
         partitions[key_of(str(shard.relative_to(raw).with_suffix("")))] = samples
     return partitions
@@ -78,7 +88,8 @@ def column_kinds(samples: Sequence[Sample]) -> dict[str, str]:
     return {name: next(iter(kinds)) if len(kinds) == 1 else "json" for name, kinds in merged.items()}
 
 
-# ---------------------------------------------------------------------------------------------------------------- tars
+# ----------------------------------------------------------------------------------------------------------------
+# tars
 
 
 def _payload(sample: Sample, columns: Sequence[str]) -> dict[str, Any]:
@@ -113,7 +124,9 @@ def _write_tar(path: Path, samples: Sequence[Sample], columns: Sequence[str]) ->
                 for name, data in zip(payload["image_members"], sample.images, strict=True)
                 if data is not None
             ]
-            members.append((f"{key_of(sample.sample_id)}.json", json.dumps(payload, ensure_ascii=False).encode()))
+            members.append(
+                (f"{key_of(sample.sample_id)}.json", json.dumps(payload, ensure_ascii=False).encode())
+            )
             offsets.append(tar.offset)
             for name, data in members:
                 info = tarfile.TarInfo(name)
@@ -124,7 +137,9 @@ def _write_tar(path: Path, samples: Sequence[Sample], columns: Sequence[str]) ->
 
 
 def _card(kinds: dict[str, str], references: Sequence[str]) -> str:
-    columns = "[" + ", ".join(f"{{name: {json.dumps(name)}, dtype: {kind}}}" for name, kind in kinds.items()) + "]"
+    columns = (
+        "[" + ", ".join(f"{{name: {json.dumps(name)}, dtype: {kind}}}" for name, kind in kinds.items()) + "]"
+    )
     extra = (
         f"{{name: _row_extra, struct: [{{name: text, list: {columns}}}, {{name: image, list: {columns}}}, "
         f"{{name: metadata, struct: {columns}}}]}}"
@@ -161,7 +176,8 @@ def write_webdataset(root: Path, partitions: dict[str, list[Sample]]) -> None:
         _write_tar(root / f"{name}.tar", samples, list(kinds))
     counts = {f"{name}.tar": len(samples) for name, samples in partitions.items()}
     shards = [
-        {"url": name, "nsamples": count, "filesize": (root / name).stat().st_size} for name, count in counts.items()
+        {"url": name, "nsamples": count, "filesize": (root / name).stat().st_size}
+        for name, count in counts.items()
     ]
     index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": "reference", "shardlist": shards}
     (root / "index.json").write_text(json.dumps(index))
@@ -180,11 +196,17 @@ def write_webdataset(root: Path, partitions: dict[str, list[Sample]]) -> None:
     (meta / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------------------
+# tables
 
 
 def _rows(sample: Sample) -> Iterator[dict[str, Any]]:
-    yield {"position": -1, "modality": "metadata", "content_type": "application/json", **sample.extra["metadata"]}
+    yield {
+        "position": -1,
+        "modality": "metadata",
+        "content_type": "application/json",
+        **sample.extra["metadata"],
+    }
     for at in range(len(sample.texts)):
         for side, value in (("text", sample.texts[at]), ("image", sample.images[at])):
             if value is None:
@@ -213,7 +235,10 @@ def as_table(samples: Sequence[Sample], kinds: dict[str, str]) -> pa.Table:
         pa.field("binary_content", pa.large_binary()),
         pa.field("source_ref", pa.string()),
         pa.field("materialize_error", pa.string()),
-        *(pa.field(name, _ARROW[kind], metadata=_JSON if kind == "json" else None) for name, kind in kinds.items()),
+        *(
+            pa.field(name, _ARROW[kind], metadata=_JSON if kind == "json" else None)
+            for name, kind in kinds.items()
+        ),
     ]
     return pa.Table.from_pylist(rows, schema=pa.schema(fields))
 
@@ -239,5 +264,7 @@ def write_formats(out: Path, partitions: dict[str, list[Sample]]) -> None:
     write_lance(out / "lance", partitions)
 
 
-def write_reference(raw: Path, out: Path, per_image: Sequence[str] = (), per_text: Sequence[str] = ()) -> None:
+def write_reference(
+    raw: Path, out: Path, per_image: Sequence[str] = (), per_text: Sequence[str] = ()
+) -> None:
     write_formats(out, read_partitions(raw, per_image, per_text))

@@ -31,16 +31,27 @@ TWO_NODES = [{"RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
 
 
 def given(name: str, *arguments: str | Path, **env: str) -> list[list[Any]]:
-    """What the training loop of an example was given, batches joined; the count that it printed last must agree."""
-    *printed, batches = run([clients_bin("python"), DRIVER, name, *arguments], PYTHONPATH=str(ROOT), **env).splitlines()
+    """What the training loop of an example was given, batches joined; the count that it printed last must
+    agree.
+    """
+    *printed, batches = run(
+        [clients_bin("python"), DRIVER, name, *arguments], PYTHONPATH=str(ROOT), **env
+    ).splitlines()
     samples = list(chain.from_iterable(json.loads(batches)))
-    counts = [int(found[1]) for line in printed if (found := re.fullmatch(r"(?:epoch \d+: )?(\d+) samples, \d+ samples/s", line))]
+    counts = [
+        int(found[1])
+        for line in printed
+        if (found := re.fullmatch(r"(?:epoch \d+: )?(\d+) samples, \d+ samples/s", line))
+    ]
     assert sum(counts) == len(samples)
     return samples
 
 
 def plain(samples: Iterable[list[Any]]) -> list[Sample]:
-    return [(sample_id, tuple(item if isinstance(item, str) else tuple(item) for item in items)) for sample_id, items, _ in samples]
+    return [
+        (sample_id, tuple(item if isinstance(item, str) else tuple(item) for item in items))
+        for sample_id, items, _ in samples
+    ]
 
 
 def picture(data: bytes) -> tuple[int, int, str]:
@@ -59,24 +70,35 @@ def convert(raw: Path, out: Path, to: str) -> None:
 
 
 def from_parquet(folder: Path) -> list[Sample]:
-    """Samples as their rows say, items by position, a text before the picture of its position; in order of their ids."""
+    """Samples as their rows say, items by position, a text before the picture of its position; in order of
+    their ids.
+    """
     samples: dict[str, list[Any]] = {}
-    for row in chain.from_iterable(pq.read_table(file).to_pylist() for file in sorted(folder.glob("*.parquet"))):
+    for row in chain.from_iterable(
+        pq.read_table(file).to_pylist() for file in sorted(folder.glob("*.parquet"))
+    ):
         items = samples.setdefault(row["sample_id"], [])
         if row["modality"] == "text":
             items.append((row["position"], 0, row["text_content"]))
         elif row["modality"] == "image":
             items.append((row["position"], 1, picture(row["binary_content"])))
-    return [(sample_id, tuple(item for *_, item in sorted(items))) for sample_id, items in sorted(samples.items())]
+    return [
+        (sample_id, tuple(item for *_, item in sorted(items))) for sample_id, items in sorted(samples.items())
+    ]
 
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for each format, of both raw layouts and of documents that are long, empty, or have two items at one position."""
+    """A folder for each format, of both raw layouts and of documents that are long, empty, or have two items
+    at one position.
+    """
     root = tmp_path_factory.mktemp("outputs")
     make_shards(root / "raw", members=4, pdf=2, samples=9)
     odd: list[tuple[str, Any]] = [
-        ("long.json", {"texts": [None, *"abcdefghijk"], "images": ["long.0.png", *[None] * 10, "long.11.png"]}),
+        (
+            "long.json",
+            {"texts": [None, *"abcdefghijk"], "images": ["long.0.png", *[None] * 10, "long.11.png"]},
+        ),
         ("long.0.png", png(1)),
         ("long.11.png", png(2)),
         ("text.json", {"texts": ["only"], "images": [None]}),
@@ -115,7 +137,10 @@ def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sam
             array = io.BytesIO()
             np.save(array, np.full(4, 10 * shard + number, np.float32))
             members["embeddings"].append((f"{key}.emb.npy", array.getvalue()))
-            items = sorted([*texts.items(), *((place, picture(data)) for place, data in pictures.items())], key=lambda item: item[0])
+            items = sorted(
+                [*texts.items(), *((place, picture(data)) for place, data in pictures.items())],
+                key=lambda item: item[0],
+            )
             samples.append((key, tuple(item for _, item in items)))
         for name, found in members.items():
             make_tar(root / name / f"{shard:04d}.tar", found)
@@ -135,7 +160,10 @@ def test_webdataset_every_sample_once(seed: list[str], outputs: Path, truth: lis
 
 
 def test_webdataset_shuffles_anew_in_each_epoch(outputs: Path, truth: list[Sample]) -> None:
-    orders = [plain(given("webdataset_loader", outputs / "webdataset", "--seed", "3", "--epoch", epoch)) for epoch in "01"]
+    orders = [
+        plain(given("webdataset_loader", outputs / "webdataset", "--seed", "3", "--epoch", epoch))
+        for epoch in "01"
+    ]
     unshuffled = plain(given("webdataset_loader", outputs / "webdataset"))
     assert [sorted(order) for order in orders] == [truth, truth]
     assert len({tuple(order) for order in (*orders, unshuffled)}) == 3
@@ -159,11 +187,15 @@ def test_webdataset_resumes_with_exactly_the_rest(
 
 
 @pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
-def test_webdataset_resumes_on_other_nodes_and_workers(seed: list[str], outputs: Path, truth: list[Sample], tmp_path: Path) -> None:
+def test_webdataset_resumes_on_other_nodes_and_workers(
+    seed: list[str], outputs: Path, truth: list[Sample], tmp_path: Path
+) -> None:
     arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position"]
     seen = []
     for rank in "012":
-        seen += given("webdataset_loader", *arguments, "--workers", "1", "--stop-after", "5", RANK=rank, WORLD_SIZE="3")
+        seen += given(
+            "webdataset_loader", *arguments, "--workers", "1", "--stop-after", "5", RANK=rank, WORLD_SIZE="3"
+        )
     for node in TWO_NODES:  # one is finished before the other begins
         seen += given("webdataset_loader", *arguments, "--stop-after", "7", **node)
     for node in reversed(TWO_NODES):
@@ -178,7 +210,9 @@ def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None
     folder, truth = modalities
     samples = given("paired_loader", folder)
     assert sorted(plain(samples)) == truth
-    assert {sample_id: embedding for sample_id, _, embedding in samples} == {key: [float(key[1:2] + key[3:])] * 4 for key, _ in truth}
+    assert {sample_id: embedding for sample_id, _, embedding in samples} == {
+        key: [float(key[1:2] + key[3:])] * 4 for key, _ in truth
+    }
 
     nodes = [plain(given("paired_loader", folder, "--epochs", "2", **node)) for node in TWO_NODES]
     assert sorted(nodes[0] + nodes[1]) == sorted([*truth, *truth])
@@ -189,7 +223,9 @@ def test_paired_refuses_what_does_not_pair(modalities: tuple[Path, list[Sample]]
     for name in ("images", "texts", "embeddings"):
         make_tar(tmp_path / name / "0000.tar", [("a.emb.npy" if name == "embeddings" else "b.0.txt", b"")])
     command = [str(clients_bin("python")), str(ROOT / "examples" / "paired_loader.py"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=False, timeout=300)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}, check=False, timeout=300
+    )
     assert done.returncode == 1
     assert "key mismatch across modalities" in done.stderr
 
@@ -219,9 +255,14 @@ def test_lance_rows_of_a_replaced_partition(tmp_path: Path) -> None:
 
 
 def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
-    """Ids are read in batches of 8,192 rows: one of these samples, of eleven rows each, begins in the first and ends in the second."""
+    """Ids are read in batches of 8,192 rows: one of these samples, of eleven rows each, begins in the first
+    and ends in the second.
+    """
     texts = [f"text {place}" for place in range(10)]
-    make_tar(tmp_path / "raw.tar", [(f"{number:04d}.json", {"texts": texts, "images": []}) for number in range(800)])
+    make_tar(
+        tmp_path / "raw.tar",
+        [(f"{number:04d}.json", {"texts": texts, "images": []}) for number in range(800)],
+    )
     convert(tmp_path / "raw.tar", tmp_path / "out", "lance")
 
     found = plain(given("lance_loader", tmp_path / "out" / "items.lance", "--batch-size", "50"))
@@ -241,15 +282,31 @@ def test_arrow_cache_every_sample_once_in_another_order(outputs: Path, truth: li
 
 
 def test_arrow_cache_by_id(outputs: Path) -> None:
-    command = [clients_bin("python"), ROOT / "examples" / "arrow_cache_loader.py", outputs / "arrow_cache", "--sample", "both"]
+    command = [
+        clients_bin("python"),
+        ROOT / "examples" / "arrow_cache_loader.py",
+        outputs / "arrow_cache",
+        "--sample",
+        "both",
+    ]
     printed = run(command, PYTHONPATH=str(ROOT))
-    assert re.fullmatch(r"\{'sample_id': 'both', 'items': \['first', <PIL\.Image\.Image .*size=7x5 .*>, 'third'\]\}\n", printed)
+    assert re.fullmatch(
+        r"\{'sample_id': 'both', 'items': \['first', <PIL\.Image\.Image .*size=7x5 .*>, 'third'\]\}\n",
+        printed,
+    )
 
 
 @pytest.mark.parametrize(
-    ("name", "folder"), [("webdataset_loader", "webdataset"), ("lance_loader", "lance/items.lance"), ("arrow_cache_loader", "arrow_cache")]
+    ("name", "folder"),
+    [
+        ("webdataset_loader", "webdataset"),
+        ("lance_loader", "lance/items.lance"),
+        ("arrow_cache_loader", "arrow_cache"),
+    ],
 )
 def test_the_scripts_run_by_path(name: str, folder: str, outputs: Path, truth: list[Sample]) -> None:
     """As their users start them: in a spawned worker, what they define is in another module than here."""
-    printed = run([clients_bin("python"), ROOT / "examples" / f"{name}.py", outputs / folder], PYTHONPATH=str(ROOT))
+    printed = run(
+        [clients_bin("python"), ROOT / "examples" / f"{name}.py", outputs / folder], PYTHONPATH=str(ROOT)
+    )
     assert f"{len(truth)} samples, " in printed.splitlines()[-1]

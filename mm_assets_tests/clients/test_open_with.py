@@ -47,7 +47,9 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["by_hand", "ours"])
-def outputs(request: pytest.FixtureRequest, hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+def outputs(
+    request: pytest.FixtureRequest, hostile: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Outputs:
     root = tmp_path_factory.mktemp(request.param)
     (write_reference if request.param == "by_hand" else convert)(hostile, root, PER_IMAGE, PER_TEXT)
     return Outputs(root, read_truth(hostile, PER_IMAGE, PER_TEXT))
@@ -84,7 +86,8 @@ def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> Non
     assert differences(outputs.truth, found, parts) == []
     assert tree(folder) == before, f"{client} changed the folder it was to read"
     if folder_name == "webdataset" and "images" in parts:
-        # TIFFs too, to the byte: compared with the tar, not with the source, which may hold them in another layout.
+        # TIFFs too, to the byte: compared with the tar, not with the source, which may hold them in another
+        # layout.
         written = image_digests(folder)
         reported = {sample_id: sample.get("ranges", sample["images"]) for sample_id, sample in found.items()}
         assert reported == written
@@ -92,7 +95,9 @@ def test_client_finds_what_the_source_says(client: str, outputs: Outputs) -> Non
 
 @pytest.mark.parametrize("client", ["webdataset_plain", "duckdb_open", "pylance_open"])
 def test_a_fault_is_seen(client: str, hostile: Path, tmp_path: Path) -> None:
-    """What loses data silently elsewhere: a neighbour's bytes, an empty text taken for none, a rounded integer."""
+    """What loses data silently elsewhere: a neighbour's bytes, an empty text taken for none, a rounded
+    integer.
+    """
     partitions = read_partitions(hostile, PER_IMAGE, PER_TEXT)
     samples = {sample.sample_id: sample for part in partitions.values() for sample in part}
     first = samples["https://ex.com/doc.v0.1?q=ü"]

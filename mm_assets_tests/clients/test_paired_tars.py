@@ -11,14 +11,21 @@ from typing import Any
 import pytest
 
 from mm_assets_tests.clients.environment import ROOT, clients_bin, run
-from mm_assets_tests.formats.paired.shards import payload, write_pair, write_pictures, write_shard, write_shards
+from mm_assets_tests.formats.paired.shards import (
+    payload,
+    write_pair,
+    write_pictures,
+    write_shard,
+    write_shards,
+)
 from mm_assets_tests.formats.raw_tars import make_tar
 
 pytestmark = pytest.mark.clients
 
 SCRIPTS = Path(__file__).with_name("open_with")
 OUR_EXAMPLES = ROOT / "docs" / "paired_tars.md"
-# The specification's text is not ours to copy: it is read in place. test_dataset.py and test_policies.py have what it says.
+# The specification's text is not ours to copy: it is read in place. test_dataset.py and test_policies.py have
+# what it says.
 EXAMPLES = ROOT.parent / "shared" / "seeds" / "003_bdad4b65ead177a6.txt"
 
 
@@ -27,30 +34,42 @@ def script(name: str, *arguments: str | Path, **env: str) -> list[str]:
     return run(command, PYTHONPATH=str(ROOT), **env).splitlines()
 
 
-def two_nodes(folder: Path, count: int, start_method: str, policy: str) -> tuple[list[list[list[list[str]]]], list[str]]:
+def two_nodes(
+    folder: Path, count: int, start_method: str, policy: str
+) -> tuple[list[list[list[list[str]]]], list[str]]:
     """What each node saw in each pass, and what was logged."""
     nodes, logged = [], []
     for rank in "01":
-        lines = script("paired_dataloader", folder, str(count), start_method, policy, RANK=rank, WORLD_SIZE="2")
+        lines = script(
+            "paired_dataloader", folder, str(count), start_method, policy, RANK=rank, WORLD_SIZE="2"
+        )
         nodes.append(json.loads(lines[-1]))
         logged += lines[:-1]
     return nodes, logged
 
 
 def samples_of(keys: Iterable[str]) -> list[list[str]]:
-    return [[key, payload("images", key).decode(), payload("embeddings", key).decode()] for key in sorted(keys)]
+    return [
+        [key, payload("images", key).decode(), payload("embeddings", key).decode()] for key in sorted(keys)
+    ]
 
 
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_two_workers_on_two_nodes_see_each_sample_once_in_each_pass(start_method: str, tmp_path: Path) -> None:
+def test_two_workers_on_two_nodes_see_each_sample_once_in_each_pass(
+    start_method: str, tmp_path: Path
+) -> None:
     write_shards(tmp_path, 9)
     nodes, logged = two_nodes(tmp_path, 9, start_method, "error")
 
     assert logged == []
     for passes in zip(*nodes, strict=True):
-        assert sorted(passes[0] + passes[1]) == samples_of(f"s{shard:04d}_{n}" for shard in range(9) for n in range(3))
+        assert sorted(passes[0] + passes[1]) == samples_of(
+            f"s{shard:04d}_{n}" for shard in range(9) for n in range(3)
+        )
     for passes in nodes:
-        assert len({tuple(key for key, *_ in found) for found in passes}) > 1  # the order differs between passes
+        assert (
+            len({tuple(key for key, *_ in found) for found in passes}) > 1
+        )  # the order differs between passes
     if start_method == "fork":  # as the others, but starts in seconds
         assert two_nodes(tmp_path, 9, start_method, "error")[0] == nodes
 
@@ -59,13 +78,17 @@ def test_what_workers_skip_is_logged(tmp_path: Path) -> None:
     for shard in range(4):
         keys = [f"s{shard}_{n}" for n in range(4)]
         write_shard(tmp_path, "images", keys, f"shard_{shard:04d}")
-        write_shard(tmp_path, "embeddings", keys[shard - 1 :: -1] if shard else [keys[0]], f"shard_{shard:04d}")
+        write_shard(
+            tmp_path, "embeddings", keys[shard - 1 :: -1] if shard else [keys[0]], f"shard_{shard:04d}"
+        )
     nodes, logged = two_nodes(tmp_path, 4, "fork", "skip")
 
     expected = samples_of(["s0_0", "s1_0", "s2_0", "s2_1", "s3_0", "s3_1", "s3_2"])
     for passes in zip(*nodes, strict=True):
         assert sorted(passes[0] + passes[1]) == expected
-    assert Counter(line.split("not in embeddings: ")[1][0] for line in logged if line.startswith("WARNING")) == Counter("3321")
+    assert Counter(
+        line.split("not in embeddings: ")[1][0] for line in logged if line.startswith("WARNING")
+    ) == Counter("3321")
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +103,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(not EXAMPLES.is_file(), reason=f"{EXAMPLES} is not on this machine; see test_dataset.py and test_policies.py")
+@pytest.mark.skipif(
+    not EXAMPLES.is_file(),
+    reason=f"{EXAMPLES} is not on this machine; see test_dataset.py and test_policies.py",
+)
 def test_the_examples_run_as_written(data: Path) -> None:
     blocks: list[dict[str, Any]] = [json.loads(line) for line in script("paired_blocks", EXAMPLES, data)]
     assert len(blocks) == 16
@@ -98,7 +124,9 @@ def test_the_examples_run_as_written(data: Path) -> None:
     assert told("has_embedding")["keys"] == ["a", "b", "c"]
     assert len(told("caption = sample")["keys"]) == 200
     key, image_url, embedding_url = told('print(sample["__url_images__"])')["printed"][:3]
-    assert (image_url, embedding_url) == tuple(f"{data}/{name}/shard_{key[7:11]}.tar" for name in ("images", "embeddings"))
+    assert (image_url, embedding_url) == tuple(
+        f"{data}/{name}/shard_{key[7:11]}.tar" for name in ("images", "embeddings")
+    )
     assert len(told("print(shard_group)")["printed"]) == 100
     assert len(told("DataPipeline")["keys"]) == 2
     assert told('print(sample["jpg"])')["printed"][0].startswith("sample_")

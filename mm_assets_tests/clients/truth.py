@@ -17,7 +17,9 @@ CONTENT = ("texts", "images", "tiffs", "errors")
 EXTRAS = ("metadata", "text_extra", "image_extra")
 
 
-def _spread(payload: Mapping[str, Any], items: Sequence[Any], names: Iterable[str]) -> list[dict[str, Any] | None]:
+def _spread(
+    payload: Mapping[str, Any], items: Sequence[Any], names: Iterable[str]
+) -> list[dict[str, Any] | None]:
     """Per-item lists are aligned with the items that are not null."""
     present = [position for position, item in enumerate(items) if item is not None]
     entries: list[dict[str, Any] | None] = [None] * len(items)
@@ -57,7 +59,9 @@ def raw_samples(
         yield payload[id_field], document(texts, images, extra), images
 
 
-def read_truth(root: Path, per_image: Sequence[str] = (), per_text: Sequence[str] = ()) -> dict[str, Document]:
+def read_truth(
+    root: Path, per_image: Sequence[str] = (), per_text: Sequence[str] = ()
+) -> dict[str, Document]:
     """Every document of the raw shards in normal form, with ``pixels`` beside it."""
     return collected(
         (sample_id, {**sample, "pixels": stripped(None if data is None else pixels(data) for data in images)})
@@ -80,18 +84,26 @@ def same(one: Any, other: Any) -> bool:
 
 
 def without_tiffs(sample: Mapping[str, Any], images: Sequence[str | None]) -> list[str | None]:
-    """Digests of the images that are no TIFF: those may be laid out anew (a frame is split off, never re-encoded)."""
+    """Digests of the images that are no TIFF: those may be laid out anew (a frame is split off, never
+    re-encoded).
+    """
     tiffs = sample["tiffs"]
-    kept = (None if position < len(tiffs) and tiffs[position] else value for position, value in enumerate(images))
+    kept = (
+        None if position < len(tiffs) and tiffs[position] else value for position, value in enumerate(images)
+    )
     return stripped(kept)
 
 
 def differences(
-    expected: Mapping[str, Document], found: Mapping[str, Document], parts: Sequence[str] = (*CONTENT, *EXTRAS)
+    expected: Mapping[str, Document],
+    found: Mapping[str, Document],
+    parts: Sequence[str] = (*CONTENT, *EXTRAS),
 ) -> list[str]:
     """One line for each part of each sample that is not as expected; empty when all is well."""
     lines = [f"sample {sample_id!r} is missing" for sample_id in expected.keys() - found.keys()]
-    lines += [f"sample {sample_id!r} is nowhere in the source" for sample_id in found.keys() - expected.keys()]
+    lines += [
+        f"sample {sample_id!r} is nowhere in the source" for sample_id in found.keys() - expected.keys()
+    ]
     for sample_id in sorted(expected.keys() & found.keys()):
         for part in parts:
             want, got = expected[sample_id][part], found[sample_id][part]
@@ -107,6 +119,8 @@ def _where(want: Any, got: Any) -> str:
         keys = sorted(key for key in want.keys() | got.keys() if not same(want.get(key), got.get(key)))
         return "; ".join(f"[{key!r}] is {got.get(key)!r:.80}, source {want.get(key)!r:.80}" for key in keys)
     if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
-        places = [place for place, (one, other) in enumerate(zip(want, got, strict=True)) if not same(one, other)]
+        places = [
+            place for place, (one, other) in enumerate(zip(want, got, strict=True)) if not same(one, other)
+        ]
         return "; ".join(f"[{place}] is {got[place]!r:.80}, source {want[place]!r:.80}" for place in places)
     return f"is {got!r:.160}, source {want!r:.160}"

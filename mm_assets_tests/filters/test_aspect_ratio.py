@@ -41,7 +41,9 @@ def test_bounds_are_inclusive_and_positions_keep_their_gaps(kind: str) -> None:
     shapes = [(20, 20), (40, 20), (41, 20), (19, 20), (30, 20)]
     result = AspectRatioFilter(1.0, 2.0)(batch(*[image(w, h, kind) for w, h in shapes]))
     assert kept(result.batch) == [0, 2, 8]
-    assert [(d.sample_id, d.position, d.modality, d.kind, d.reason, d.score, d.threshold) for d in result.losses] == [
+    assert [
+        (d.sample_id, d.position, d.modality, d.kind, d.reason, d.score, d.threshold) for d in result.losses
+    ] == [
         ("s", 4, "image", "aspect_ratio", "wider than max_ratio", 2.05, "1..2"),
         ("s", 6, "image", "aspect_ratio", "narrower than min_ratio", 0.95, "1..2"),
     ]
@@ -76,7 +78,10 @@ def test_rows_with_an_error_wait_for_the_policy() -> None:
 
 def test_only_images_are_dropped_even_where_a_text_has_their_position() -> None:
     result = AspectRatioFilter(1, 2)(batch(image(90, 10)))
-    assert [(r["position"], r["modality"]) for r in result.batch.data.to_pylist()] == [(-1, "metadata"), (0, "text")]
+    assert [(r["position"], r["modality"]) for r in result.batch.data.to_pylist()] == [
+        (-1, "metadata"),
+        (0, "text"),
+    ]
 
 
 @pytest.mark.parametrize("source", [batch(), batch_of([])])
@@ -105,7 +110,9 @@ def test_scores_measured_before_give_the_same_and_read_no_bytes(tmp_path: Path) 
     without = source.data.set_column(5, "binary_content", pa.nulls(source.num_rows, pa.large_binary()))
     scored = bound(InterleavedBatch(without))
     assert scored.losses == direct.losses
-    assert scored.batch.data.drop_columns("binary_content").equals(direct.batch.data.drop_columns("binary_content"))
+    assert scored.batch.data.drop_columns("binary_content").equals(
+        direct.batch.data.drop_columns("binary_content")
+    )
     assert AspectRatioFilter(1, 2).bind({}) == AspectRatioFilter(1, 2)
     assert pickle.loads(pickle.dumps(AspectRatioFilter(1, 2))) == AspectRatioFilter(1, 2)  # noqa: S301
 
@@ -121,7 +128,14 @@ def test_score_table() -> None:
     scores = score_table(batch(image(40, 20, "JPEG", 6), b"junk", None).data)
     assert scores.schema.equals(SCORES_SCHEMA)
     first, junk, none = scores.to_pylist()
-    assert (first["sample_id"], first["position"], first["width"], first["height"], first["format"], first["orientation"]) == (
+    assert (
+        first["sample_id"],
+        first["position"],
+        first["width"],
+        first["height"],
+        first["format"],
+        first["orientation"],
+    ) == (
         "s",
         0,
         20,

@@ -18,7 +18,9 @@ from mm_assets_tests.images.variants import WHOLE, encoded, gif_with_frame, png_
 
 
 def looked_at(*images: bytes | None, **options: Any) -> StepResult:
-    return ReadableImages(**options)(batch_of([item("s"), *(item("s", n, "image", binary_content=data) for n, data in enumerate(images))]))
+    return ReadableImages(**options)(
+        batch_of([item("s"), *(item("s", n, "image", binary_content=data) for n, data in enumerate(images))])
+    )
 
 
 def errors_of(result: StepResult) -> list[str | None]:
@@ -38,10 +40,18 @@ def without_pixels(data: bytes) -> bytes:
 def test_unreadable_images_are_marked_and_keep_their_bytes() -> None:
     images = [picture(0)[1], b"nonsense", b"", None]
     rows = [item("s"), *(item("s", n, "image", binary_content=data) for n, data in enumerate(images))]
-    source = batch_of([*rows, item("s", 9, "image", binary_content=b"junk", materialize_error="earlier"), item("s", 10, text_content="t")])
+    source = batch_of(
+        [
+            *rows,
+            item("s", 9, "image", binary_content=b"junk", materialize_error="earlier"),
+            item("s", 10, text_content="t"),
+        ]
+    )
     result = ReadableImages()(source)
     found = result.batch.data.to_pylist()
-    assert [row["binary_content"] for row in found] == [row["binary_content"] for row in source.data.to_pylist()]
+    assert [row["binary_content"] for row in found] == [
+        row["binary_content"] for row in source.data.to_pylist()
+    ]
     errors = [row["materialize_error"] for row in found]
     assert errors[:2] == [None, None]
     assert errors[2].startswith("unreadable image: ")
@@ -54,7 +64,9 @@ def test_unreadable_images_are_marked_and_keep_their_bytes() -> None:
 def test_sound_batches_pass_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readable, "decode", never)
     pictures = [picture(n)[1] for n in range(len(KINDS))] + list(WHOLE.values())
-    source = batch_of([item("s"), *(item("s", n, "image", binary_content=data) for n, data in enumerate(pictures))])
+    source = batch_of(
+        [item("s"), *(item("s", n, "image", binary_content=data) for n, data in enumerate(pictures))]
+    )
     result = ReadableImages()(source)
     assert result.batch.data.equals(source.data)
     assert result.counts == {CHECKED: len(pictures), DECODED: 0, UNDECODABLE: 0, ROWS_CHANGED: 0}
@@ -94,7 +106,11 @@ def test_stray_bytes_behind_the_picture_pass(name: str) -> None:
 
 def test_bombs_are_measured_and_never_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readable, "decode", never)
-    bombs = [png_of(30_000, 20_000), png_of(30_000, 20_000)[:-9], write_tiff([grey_page(30_000, 20_000, b"x")])]
+    bombs = [
+        png_of(30_000, 20_000),
+        png_of(30_000, 20_000)[:-9],
+        write_tiff([grey_page(30_000, 20_000, b"x")]),
+    ]
     for options in ({}, {"decode_fraction": 1.0}):
         result = looked_at(*bombs, **options)
         assert errors_of(result) == ["decompression bomb: 30000x20000 pixels, at most 178956970"] * 3
@@ -111,9 +127,13 @@ def test_the_bound_on_pixels() -> None:
 def test_bombs_that_only_decoding_meets() -> None:
     frames = write_tiff([grey_page(9, 9, bytes(81)), grey_page(300, 200, b"x")])
     gif = gif_with_frame((5, 5), (2000, 3000))
-    assert errors_of(looked_at(gif, max_pixels=50_000)) == ["decompression bomb: 2000x3000 pixels, at most 50000"]
+    assert errors_of(looked_at(gif, max_pixels=50_000)) == [
+        "decompression bomb: 2000x3000 pixels, at most 50000"
+    ]
     result = looked_at(gif, frames, decode_fraction=1, max_pixels=50_000)
-    assert errors_of(result) == [f"decompression bomb: {size} pixels, at most 50000" for size in ("2000x3000", "300x200")]
+    assert errors_of(result) == [
+        f"decompression bomb: {size} pixels, at most 50000" for size in ("2000x3000", "300x200")
+    ]
     assert (result.counts[DECODED], result.counts[UNDECODABLE]) == (0, 0)
 
 
@@ -142,11 +162,15 @@ def test_damage_inside_a_whole_picture_is_found_by_decoding() -> None:
 
 def test_the_sample_is_told_by_sample_and_position_alone() -> None:
     damaged = without_pixels(WHOLE["png"])
-    rows = [item(f"s{n}", position, "image", binary_content=damaged) for n in range(60) for position in range(10)]
+    rows = [
+        item(f"s{n}", position, "image", binary_content=damaged) for n in range(60) for position in range(10)
+    ]
 
     def sampled(fraction: float, batches: list[list[dict[str, Any]]]) -> set[tuple[str, int]]:
         results = [ReadableImages(fraction)(batch_of(batch)) for batch in batches]
-        found = [row for result in results for row in result.batch.data.to_pylist() if row["materialize_error"]]
+        found = [
+            row for result in results for row in result.batch.data.to_pylist() if row["materialize_error"]
+        ]
         assert sum(result.counts[DECODED] for result in results) == len(found)
         return {(row["sample_id"], row["position"]) for row in found}
 

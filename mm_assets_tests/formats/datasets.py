@@ -24,10 +24,14 @@ def item(sample_id: str, position: int = -1, modality: str | None = None, **valu
 
 def table_of(rows: Sequence[dict[str, Any]], extras: Sequence[pa.Field] = ()) -> pa.Table:
     schema = pa.schema([*INTERLEAVED_SCHEMA, *extras])
-    return pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema)
+    return pa.Table.from_pylist(
+        [{name: row.get(name) for name in schema.names} for row in rows], schema=schema
+    )
 
 
-def batch_of(rows: Sequence[dict[str, Any]], extras: Sequence[pa.Field] = (), **values: Any) -> InterleavedBatch:
+def batch_of(
+    rows: Sequence[dict[str, Any]], extras: Sequence[pa.Field] = (), **values: Any
+) -> InterleavedBatch:
     return InterleavedBatch(table_of(rows, extras), **values)
 
 

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 
 from mm_assets_tests.clients.pictures import picture
 
-IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])  # what Hugging Face `datasets` stores for its feature Image
+IMAGE = pa.struct(
+    [("bytes", pa.binary()), ("path", pa.string())]
+)  # what Hugging Face `datasets` stores for its feature Image
 PICTURES = [picture(number)[1] for number in range(8)]
 
 # The eight columns of NeMo Curator's interleaved Parquet, in the types in which it writes them.
@@ -41,19 +43,30 @@ def documents(path: Path, columns: dict[str, tuple[pa.DataType, Sequence[Any]]],
     return path
 
 
-def interleaved(texts: Sequence[Any], images: Sequence[Any], **more: tuple[pa.DataType, Sequence[Any]]) -> dict[str, Any]:
+def interleaved(
+    texts: Sequence[Any], images: Sequence[Any], **more: tuple[pa.DataType, Sequence[Any]]
+) -> dict[str, Any]:
     """Columns as Hugging Face has them: lists of texts and of images."""
     return {"texts": (pa.list_(pa.string()), texts), "images": (pa.list_(IMAGE), images), **more}
 
 
 def curator_rows(sample_id: str, *items: str | bytes | None, **extras: Any) -> list[dict[str, Any]]:
-    """The rows of one sample as NeMo Curator has them: metadata, then text or image bytes at each position, null for none."""
-    first = {"sample_id": sample_id, "position": -1, "modality": "metadata", "content_type": "application/json"}
+    """The rows of one sample as NeMo Curator has them: metadata, then text or image bytes at each position,
+    null for none.
+    """
+    first = {
+        "sample_id": sample_id,
+        "position": -1,
+        "modality": "metadata",
+        "content_type": "application/json",
+    }
     rows: list[dict[str, Any]] = [{**first, **extras}]
     for position, content in enumerate(items):
         place = {"sample_id": sample_id, "position": position}
         if isinstance(content, bytes):
-            rows.append({**place, "modality": "image", "content_type": "image/png", "binary_content": content})
+            rows.append(
+                {**place, "modality": "image", "content_type": "image/png", "binary_content": content}
+            )
         elif content is not None:
             rows.append({**place, "modality": "text", "content_type": "text/plain", "text_content": content})
     return rows
@@ -63,5 +76,8 @@ def curator(path: Path, rows: Sequence[dict[str, Any]], extras: Sequence[pa.Fiel
     """A file of NeMo Curator's."""
     schema = pa.schema([*CURATOR, *extras])
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema), path)
+    pq.write_table(
+        pa.Table.from_pylist([{name: row.get(name) for name in schema.names} for row in rows], schema=schema),
+        path,
+    )
     return path

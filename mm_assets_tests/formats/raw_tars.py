@@ -1,4 +1,6 @@
-"""Raw shards for tests, and what they said, told again from a table alone (written apart from the code under test)."""
+"""Raw shards for tests, and what they said, told again from a table alone (written apart from the code under
+test).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RESERVED = (
 )  # fmt: skip
 
 
-def make_tar(path: Path, members: Iterable[tuple[str, Any]], mode: str = "w", kind: int = tarfile.PAX_FORMAT) -> Path:
+def make_tar(
+    path: Path, members: Iterable[tuple[str, Any]], mode: str = "w", kind: int = tarfile.PAX_FORMAT
+) -> Path:
     """Write members; a value that is no bytes is written as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, mode, format=kind) as tar:
@@ -89,7 +93,11 @@ def payloads(
         for name in per_image:
             _gather(payload, name, said, payload.get(images), [r for r in rows if r["modality"] == "image"])
         for name, value in metadata.items():
-            if name not in RESERVED and name != "_source" and (value is not None or name in said.get("nulls", ())):
+            if (
+                name not in RESERVED
+                and name != "_source"
+                and (value is not None or name in said.get("nulls", ()))
+            ):
                 payload[name] = value
         told[member] = payload
     return told
@@ -102,7 +110,9 @@ def _value(row: Mapping[str, Any]) -> Any:
     return said["token"] if "token" in said else json.loads(row["source_ref"])["member"]
 
 
-def _gather(payload: dict[str, Any], name: str, said: Mapping[str, Any], items: Any, rows: list[dict[str, Any]]) -> None:
+def _gather(
+    payload: dict[str, Any], name: str, said: Mapping[str, Any], items: Any, rows: list[dict[str, Any]]
+) -> None:
     values = [row.get(name) for row in rows]
     length = said.get("per_item", {}).get(name)
     if length is None and all(value is None for value in values):

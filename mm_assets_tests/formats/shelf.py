@@ -1,4 +1,6 @@
-"""A folder behind URLs of a scheme of its own: it stands for an object store, which outlives the process as memory does not."""
+"""A folder behind URLs of a scheme of its own: it stands for an object store, which outlives the process as
+memory does not.
+"""
 
 from __future__ import annotations
 

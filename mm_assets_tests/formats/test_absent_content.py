@@ -1,4 +1,6 @@
-"""Items of which nothing is there are errors, in every format and under every policy; locators alone, and metadata, are not."""
+"""Items of which nothing is there are errors, in every format and under every policy; locators alone, and
+metadata, are not.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,18 @@ from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]
 ABSENT: dict[str, tuple[dict[str, Any], str]] = {
-    "image without bytes and locator": (item("s", 1, "image"), "an image without bytes and without a locator"),
-    "image with a type alone": (item("s", 1, "image", content_type="image/png"), "an image without bytes and without a locator"),
-    "image with a text": (item("s", 1, "image", text_content="t"), "an image without bytes and without a locator"),
+    "image without bytes and locator": (
+        item("s", 1, "image"),
+        "an image without bytes and without a locator",
+    ),
+    "image with a type alone": (
+        item("s", 1, "image", content_type="image/png"),
+        "an image without bytes and without a locator",
+    ),
+    "image with a text": (
+        item("s", 1, "image", text_content="t"),
+        "an image without bytes and without a locator",
+    ),
     "image of empty bytes": (item("s", 1, "image", binary_content=b""), "an image of 0 bytes"),
     "image of empty bytes with a locator": (
         item("s", 1, "image", binary_content=b"", source_ref=build_source_ref("raw.tar", "a.png")),
@@ -29,7 +40,10 @@ ABSENT: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "text without text": (item("s", 1), "a text row without text"),
     "text with bytes": (item("s", 1, binary_content=b"t"), "a text row without text"),
-    "text with a locator": (item("s", 1, source_ref=build_source_ref("raw.tar", "s.json")), "a text row without text"),
+    "text with a locator": (
+        item("s", 1, source_ref=build_source_ref("raw.tar", "s.json")),
+        "a text row without text",
+    ),
 }
 UNUSABLE = {"{}": "missing path", "": "missing path", '{"path": ""}': "missing path", "junk": "Expecting value", '{"path": 5}': "no string",
             '{"path": "a", "byte_offset": -1}': "no number of bytes", "[1]": "must be a JSON object"}  # fmt: skip
@@ -50,7 +64,9 @@ def test_the_policy_decides(tmp_path: Path, kind: str, case: str, policy: str) -
     if policy == "error":
         with pytest.raises(MaterializeError, match=rf"x\.tar: sample 's', position 1: {message}"):
             write(kind, tmp_path, source)
-        assert not list(tmp_path.glob("*.tar")) + list(tmp_path.glob("*.parquet")) + list(tmp_path.glob("part*"))
+        assert (
+            not list(tmp_path.glob("*.tar")) + list(tmp_path.glob("*.parquet")) + list(tmp_path.glob("part*"))
+        )
         return
     report = write(kind, tmp_path, source, on_materialize_error=policy)
     assert [(e.sample_id, e.position, e.message) for e in report.errors] == [("s", 1, message)]
@@ -68,8 +84,12 @@ def test_the_policy_decides(tmp_path: Path, kind: str, case: str, policy: str) -
 def test_what_was_kept_with_its_error_stays_as_it_is(tmp_path: Path, kind: str) -> None:
     """Written again it has the same rows and digest, and the error is told again."""
     rows = sample(*({**row, "position": at} for at, (row, _) in enumerate(ABSENT.values(), 1)))
-    first = write(kind, tmp_path / "1", batch_of(rows, partition="p"), on_materialize_error="warn").partitions[0]
-    again = write(kind, tmp_path / "2", reader_for(kind, str(tmp_path / "1")), on_materialize_error="warn").partitions[0]
+    first = write(
+        kind, tmp_path / "1", batch_of(rows, partition="p"), on_materialize_error="warn"
+    ).partitions[0]
+    again = write(
+        kind, tmp_path / "2", reader_for(kind, str(tmp_path / "1")), on_materialize_error="warn"
+    ).partitions[0]
     assert again.digest == first.digest == again.source_digest
     assert again.errors == first.errors
     assert len(first.errors) == len(ABSENT)
@@ -77,7 +97,11 @@ def test_what_was_kept_with_its_error_stays_as_it_is(tmp_path: Path, kind: str) 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_locator_is_content_enough_where_nothing_is_fetched(tmp_path: Path, kind: str) -> None:
-    refs = [build_source_ref("gone.tar", "a.png"), build_source_ref("s3://b/x.png"), '{"path": "a", "theirs": 1}']
+    refs = [
+        build_source_ref("gone.tar", "a.png"),
+        build_source_ref("s3://b/x.png"),
+        '{"path": "a", "theirs": 1}',
+    ]
     source = batch_of([item("s"), *(item("s", at, "image", source_ref=ref) for at, ref in enumerate(refs))])
     report = writer_for(kind, str(tmp_path), materialize=False).write(source)
     assert report.errors == ()
@@ -87,7 +111,10 @@ def test_a_locator_is_content_enough_where_nothing_is_fetched(tmp_path: Path, ki
 @pytest.mark.parametrize("ref", UNUSABLE)
 def test_a_locator_that_can_name_nothing_is_none(tmp_path: Path, ref: str) -> None:
     source = batch_of([item("s", 0, "image", source_ref=ref)])
-    with pytest.raises(MaterializeError, match=f"sample 's', position 0: missing content: .* its locator names none: .*{UNUSABLE[ref]}"):
+    with pytest.raises(
+        MaterializeError,
+        match=f"sample 's', position 0: missing content: .* its locator names none: .*{UNUSABLE[ref]}",
+    ):
         write("parquet", tmp_path, source, materialize=False)
     with pytest.raises(MaterializeError, match=f"sample 's', position 0: .*{UNUSABLE[ref]}"):
         write("parquet", tmp_path, source)
@@ -97,19 +124,25 @@ def test_a_locator_that_can_name_nothing_is_none(tmp_path: Path, ref: str) -> No
 def test_what_is_fetched_and_empty_is_no_image(tmp_path: Path, kind: str) -> None:
     raw = make_tar(tmp_path / "x.tar", [("a.png", b"")])
     source = batch_of([item("s", 0, "image", source_ref=build_source_ref(str(raw), "a.png"))])
-    with pytest.raises(MaterializeError, match="sample 's', position 0: missing content: an image of 0 bytes"):
+    with pytest.raises(
+        MaterializeError, match="sample 's', position 0: missing content: an image of 0 bytes"
+    ):
         write(kind, tmp_path / "out", source)
 
 
 def test_an_empty_member_of_a_raw_tar(tmp_path: Path) -> None:
     raw = make_tar(tmp_path / "x.tar", [("s.json", {"images": ["a.png"]}), ("a.png", b"")])
-    with pytest.raises(MaterializeError, match="sample 's', position 0: missing content: an image of 0 bytes"):
+    with pytest.raises(
+        MaterializeError, match="sample 's', position 0: missing content: an image of 0 bytes"
+    ):
         write("parquet", tmp_path / "out", InterleavedWebdatasetReader(str(raw)))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_metadata_row_with_nothing_and_an_empty_text_are_content(tmp_path: Path, kind: str) -> None:
-    source = batch_of([item("s"), item("s", 0, text_content=""), item("s", 1, "image", binary_content=PNG), item("t")])
+    source = batch_of(
+        [item("s"), item("s", 0, text_content=""), item("s", 1, "image", binary_content=PNG), item("t")]
+    )
     assert write(kind, tmp_path, source).errors == ()
     same(read(kind, tmp_path), source.data)
 
@@ -138,8 +171,16 @@ def test_convert(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) ->
     arguments = ["convert", str(file.parent), str(tmp_path / "out"), "--to", to]
     assert main(arguments) == 1
     out = capsys.readouterr()
-    assert "a.parquet: sample 's', position 1: missing content: an image without bytes and without a locator (and 1 more" in out.err
+    assert (
+        "a.parquet: sample 's', position 1: missing content: an image without bytes and without a locator (and 1 more"
+        in out.err
+    )
     assert main([*arguments, "--on-materialize-error", "drop_sample", "--max-loss", "1"]) == 0
     assert "quarantined: 4 items (incomplete_sample 2, missing_content 2)" in capsys.readouterr().out
     ledger = pq.read_table(tmp_path / "out" / "_ledger" / "a.parquet").to_pylist()
-    assert [row["kind"] for row in ledger] == ["incomplete_sample", "incomplete_sample", "missing_content", "missing_content"]
+    assert [row["kind"] for row in ledger] == [
+        "incomplete_sample",
+        "incomplete_sample",
+        "missing_content",
+        "missing_content",
+    ]

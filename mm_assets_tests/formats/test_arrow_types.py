@@ -1,4 +1,6 @@
-"""Every Arrow type, in every format: it comes back equal and `verify` says so, or it is refused in one line before anything is written."""
+"""Every Arrow type, in every format: it comes back equal and `verify` says so, or it is refused in one line
+before anything is written.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _quietly() -> Iterator[None]:
 
 def _listed(values: pa.Array) -> pa.Array:
     """A value, a null, an empty list, …"""
-    return pa.ListArray.from_arrays(pa.array([0, 1, 1, 2], pa.int32()), values, mask=pa.array([False, True, False]))
+    return pa.ListArray.from_arrays(
+        pa.array([0, 1, 1, 2], pa.int32()), values, mask=pa.array([False, True, False])
+    )
 
 
 def _dictionary(values: pa.Array) -> pa.Array:
@@ -159,9 +163,15 @@ ALIKE = {
 PARTLY = {
     "struct without fields": (pa.array([{}, None, {}], pa.struct([])), {"parquet", "lance"}),
     "bytes of size 0": (pa.array([b"", None, b""], pa.binary(0)), {"parquet", "lance"}),
-    "decimal of hundreds": (pa.array([Decimal("1200"), None, Decimal("-3400")], pa.decimal128(10, -2)), {"parquet"}),
+    "decimal of hundreds": (
+        pa.array([Decimal("1200"), None, Decimal("-3400")], pa.decimal128(10, -2)),
+        {"parquet"},
+    ),
     "list of dictionaries of numbers": (_listed(pa.array([1, 2]).dictionary_encode()), {"lance"}),
-    "struct of dictionaries of bytes": (pa.StructArray.from_arrays([_dictionary(pa.array([b"x"]))], ["d"]), {"lance"}),
+    "struct of dictionaries of bytes": (
+        pa.StructArray.from_arrays([_dictionary(pa.array([b"x"]))], ["d"]),
+        {"lance"},
+    ),
     "list of dictionaries of nulls": (_listed(_dictionary(pa.nulls(1))[:2]), {"lance"}),
 }
 
@@ -182,7 +192,11 @@ REFUSED = {
 
 CASES = [
     *((name, array, kind, False) for name, array in ALIKE.items() for kind in FORMATS),
-    *((name, array, kind, kind in refusing) for name, (array, refusing) in PARTLY.items() for kind in FORMATS),
+    *(
+        (name, array, kind, kind in refusing)
+        for name, (array, refusing) in PARTLY.items()
+        for kind in FORMATS
+    ),
     *((name, array, kind, True) for name, array in REFUSED.items() for kind in FORMATS),
 ]
 
@@ -191,9 +205,17 @@ def table_with(column: pa.Array) -> pa.Table:
     return batch_of([item("a"), item("b"), item("c")]).data.append_column("x", column)
 
 
-@pytest.mark.parametrize(("name", "column", "kind", "refused"), CASES, ids=[f"{name}-{kind}" for name, _, kind, _ in CASES])
-def test_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, column: pa.Array, kind: str, refused: bool) -> None:
-    columns = {"values": column} if pa.types.is_union(column.type) else {"values": column, "nulls": nulls(3, column.type)}
+@pytest.mark.parametrize(
+    ("name", "column", "kind", "refused"), CASES, ids=[f"{name}-{kind}" for name, _, kind, _ in CASES]
+)
+def test_a_type(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, column: pa.Array, kind: str, refused: bool
+) -> None:
+    columns = (
+        {"values": column}
+        if pa.types.is_union(column.type)
+        else {"values": column, "nulls": nulls(3, column.type)}
+    )
     for what, values in columns.items():
         table, out = table_with(values), tmp_path / what
         if refused:
@@ -209,17 +231,30 @@ def test_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, c
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("name", ["map", "map with other names", "list of maps", "list of JSON", "dictionary of numbers", "UUID"])
-def test_from_the_parquet_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["map", "map with other names", "list of maps", "list of JSON", "dictionary of numbers", "UUID"]
+)
+def test_from_the_parquet_of_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
     (tmp_path / "in").mkdir()
     pq.write_table(table_with(ALIKE[name]), tmp_path / "in" / "x.parquet")
     for source, target in (("in", "out"), ("out", "again")):
-        assert main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", kind, "--workers", "1"]) == 0
-    assert main(["verify", *(str(tmp_path / folder) for folder in ("in", "out", "again"))]) == 0, capsys.readouterr().err
+        assert (
+            main(["convert", str(tmp_path / source), str(tmp_path / target), "--to", kind, "--workers", "1"])
+            == 0
+        )
+    assert main(["verify", *(str(tmp_path / folder) for folder in ("in", "out", "again"))]) == 0, (
+        capsys.readouterr().err
+    )
 
 
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, (_, refusing) in PARTLY.items() for kind in sorted(refusing)])
-def test_convert_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, (_, refusing) in PARTLY.items() for kind in sorted(refusing)]
+)
+def test_convert_refuses_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, kind: str
+) -> None:
     write("arrow_cache", tmp_path / "in", InterleavedBatch(table_with(PARTLY[name][0]), partition="p"))
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", kind, "--workers", "1"]) == 1
     err = capsys.readouterr().err
@@ -230,7 +265,9 @@ def test_convert_refuses_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("kind", FORMATS)
 def test_an_extension_that_nobody_has_registered(tmp_path: Path, kind: str) -> None:
     """It is a column of its storage type, with what it is in the field's metadata."""
-    field = pa.field("x", pa.int64(), metadata={"ARROW:extension:name": "geo.point", "ARROW:extension:metadata": ""})
+    field = pa.field(
+        "x", pa.int64(), metadata={"ARROW:extension:name": "geo.point", "ARROW:extension:metadata": ""}
+    )
     table = batch_of([item("a")]).data.append_column(field, pa.array([1]))
     write(kind, tmp_path, InterleavedBatch(table))
     same(read(kind, tmp_path), table)

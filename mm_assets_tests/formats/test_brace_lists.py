@@ -1,4 +1,6 @@
-"""Brace lists stand for what a shell makes of them; an endless one is refused before a name of it is made, wherever it is written."""
+"""Brace lists stand for what a shell makes of them; an endless one is refused before a name of it is made,
+wherever it is written.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,28 @@ ENDLESS = "s-{0..999999999999}.tar"
 @pytest.mark.parametrize(
     "pattern",
     [
-        *("a", "{x}", "{}", "a{1..3}", "{07..10..2}", "{4..1}", "{2..-1}", "{,x}", "{a,b{1..3}}x", "{a,b}{c,d}", "{{1..3},x{a,b}}"),
-        *("{a..c}", "{z..a..5}", "{Z..a}", "{a..c,z}", r"\{1..9999999999\}", r"{a\,b,c}", "{1,{1,{1,{1,x}}}}"),
+        *(
+            "a",
+            "{x}",
+            "{}",
+            "a{1..3}",
+            "{07..10..2}",
+            "{4..1}",
+            "{2..-1}",
+            "{,x}",
+            "{a,b{1..3}}x",
+            "{a,b}{c,d}",
+            "{{1..3},x{a,b}}",
+        ),
+        *(
+            "{a..c}",
+            "{z..a..5}",
+            "{Z..a}",
+            "{a..c,z}",
+            r"\{1..9999999999\}",
+            r"{a\,b,c}",
+            "{1,{1,{1,{1,x}}}}",
+        ),
     ],
 )
 def test_a_list_is_what_a_shell_makes_of_it(pattern: str) -> None:
@@ -40,7 +62,16 @@ def test_a_list_is_what_a_shell_makes_of_it(pattern: str) -> None:
         (f"{{0..{'9' * 5000}}}", "endlessly many"),
         ("{" * 60 + "}" * 60, "endlessly many"),
     ],
-    ids=["range", "one too many", "product of ranges", "letters", "sum and product", "powers", "digits", "depth"],
+    ids=[
+        "range",
+        "one too many",
+        "product of ranges",
+        "letters",
+        "sum and product",
+        "powers",
+        "digits",
+        "depth",
+    ],
 )
 def test_one_that_is_too_long_is_refused(pattern: str, count: str) -> None:
     with pytest.raises(ValueError, match=f"the braces stand for {count} names, at most {MAX_NAMES:,}"):
@@ -63,11 +94,24 @@ def test_a_brace_without_its_partner_is_refused(pattern: str) -> None:
         lambda folder: reader_for("parquet", [f"{folder}/{ENDLESS}"]).partitions(),
         lambda folder: PairedShardList({"a": f"{folder}/x.tar::{folder}/{ENDLESS}"}),
         lambda folder: PairedShardList({"a": f"{folder}/${{LAST}}"}),
-        lambda folder: MultiModalWebDataset({"a": f"{folder}/{ENDLESS}", "b": [f"{folder}/x.tar"]}, shardshuffle=False),
+        lambda folder: MultiModalWebDataset(
+            {"a": f"{folder}/{ENDLESS}", "b": [f"{folder}/x.tar"]}, shardshuffle=False
+        ),
     ],
-    ids=["raw", "raw URLs", "paired raw", "tars", "parquet", "training list", "training list of variables", "training"],
+    ids=[
+        "raw",
+        "raw URLs",
+        "paired raw",
+        "tars",
+        "parquet",
+        "training list",
+        "training list of variables",
+        "training",
+    ],
 )
-def test_wherever_lists_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]) -> None:
+def test_wherever_lists_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[Path], object]
+) -> None:
     monkeypatch.setenv("WDS_LAST", ENDLESS)
     make_tar(tmp_path / "x.tar", [])
     with pytest.raises(ValueError, match="1,000,000,000,000 names"):

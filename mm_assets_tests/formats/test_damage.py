@@ -39,7 +39,11 @@ def images_of(shard: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def test_missing_member_is_an_error_row(tmp_path: Path) -> None:
-    members = [("a.json", {"images": ["a.png", "gone.png", "a.png"], "texts": []}), ("a.png", PNG), ("z.png", b"other")]
+    members = [
+        ("a.json", {"images": ["a.png", "gone.png", "a.png"], "texts": []}),
+        ("a.png", PNG),
+        ("z.png", b"other"),
+    ]
     first, lost, third = images_of(make_tar(tmp_path / "x.tar", members))
     assert first["binary_content"] == third["binary_content"] == PNG
     assert lost["binary_content"] is None
@@ -88,7 +92,11 @@ def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
 
 
 def test_a_tar_cut_anywhere_is_never_a_shorter_one(tmp_path: Path) -> None:
-    whole = make_tar(tmp_path / "whole.tar", [*GOOD, *[(f"n{i}.json", {"texts": [str(i)]}) for i in range(3)]], kind=tarfile.USTAR_FORMAT)
+    whole = make_tar(
+        tmp_path / "whole.tar",
+        [*GOOD, *[(f"n{i}.json", {"texts": [str(i)]}) for i in range(3)]],
+        kind=tarfile.USTAR_FORMAT,
+    )
     data = whole.read_bytes()
     expected = rows_of(whole)
     cut = tmp_path / "cut.tar"
@@ -119,7 +127,9 @@ def test_a_packed_tar_cut_anywhere_is_refused(tmp_path: Path, cut: int) -> None:
 def test_unreadable_image_keeps_its_bytes_and_a_filter_names_it(tmp_path: Path) -> None:
     from mm_assets.filters.aspect_ratio import AspectRatioFilter
 
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", b"\x89PNG\r\n\x1a\nnonsense")])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", b"\x89PNG\r\n\x1a\nnonsense")]
+    )
     assert images_of(shard)[0]["binary_content"] == b"\x89PNG\r\n\x1a\nnonsense"
     (batch,) = InterleavedWebdatasetReader(str(shard))
     (row,) = (r for r in AspectRatioFilter(0.5, 2)(batch).batch.data.to_pylist() if r["modality"] == "image")
@@ -128,20 +138,29 @@ def test_unreadable_image_keeps_its_bytes_and_a_filter_names_it(tmp_path: Path) 
 
 
 def test_fewer_frames_than_references(tmp_path: Path) -> None:
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["p0", None, "p1", "p2"]}), ("a.tiff", tiff_of(2))])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"images": ["p0", None, "p1", "p2"]}), ("a.tiff", tiff_of(2))]
+    )
     first, second, third = images_of(shard)
     assert first["binary_content"] != second["binary_content"]
     assert third["binary_content"] is None
-    assert third["materialize_error"] == "dangling reference: frame 2 of 'a.tiff': it has 2 frames for 3 references"
+    assert (
+        third["materialize_error"]
+        == "dangling reference: frame 2 of 'a.tiff': it has 2 frames for 3 references"
+    )
 
 
 def test_more_frames_than_references_are_reported(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1"]}), ("a.tiff", tiff_of(5))])
-    report = write("parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard), max_batch_bytes=1 << 20))
+    report = write(
+        "parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard), max_batch_bytes=1 << 20)
+    )
     assert report.partitions[0].notes[str(shard)]["unreferenced_frames"] == ["a.tiff: 3 of 5 frames"]
 
 
-@pytest.mark.parametrize("data", [b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"not a tiff at all", tiff_of(3)[:900]])
+@pytest.mark.parametrize(
+    "data", [b"", b"II*\0", b"II*\0\xff\xff\xff\xff", b"not a tiff at all", tiff_of(3)[:900]]
+)
 def test_damaged_tiff_is_an_error_row_for_each_frame(tmp_path: Path, data: bytes) -> None:
     shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1", "p2"]}), ("a.tiff", data)])
     for row in images_of(shard):
@@ -156,7 +175,9 @@ def test_one_damaged_frame_costs_only_itself(tmp_path: Path) -> None:
     for at in range(first + 2, first + 2 + 12 * entries, 12):
         if int.from_bytes(data[at : at + 2], "little") == 273:  # strip offsets of frame 0: beyond the file
             data[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1", "p2"]}), ("a.tiff", bytes(data))])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1", "p2"]}), ("a.tiff", bytes(data))]
+    )
     assert [row["binary_content"] is None for row in images_of(shard)] == [True, False, False]
 
 
@@ -209,7 +230,13 @@ def test_links_that_lead_nowhere(tmp_path: Path, links: list[tuple[str, str, byt
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
 def test_links_inside_the_tar_are_followed(tmp_path: Path, kind: bytes) -> None:
-    (row,) = images_of(linked(tmp_path / "x.tar", [("l.png", "a.png", kind)], [("a.json", {"images": ["l.png"]}), ("a.png", PNG)]))
+    (row,) = images_of(
+        linked(
+            tmp_path / "x.tar",
+            [("l.png", "a.png", kind)],
+            [("a.json", {"images": ["l.png"]}), ("a.png", PNG)],
+        )
+    )
     assert row["binary_content"] == PNG
     assert json.loads(row["source_ref"])["member"] == "l.png"
 
@@ -241,23 +268,35 @@ def test_members_that_are_no_files_are_reported(tmp_path: Path) -> None:
         data = b'{"images": ["pipe.png"]}'
         info.size = len(data)
         tar.addfile(info, io.BytesIO(data))
-    report = write("parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard)), on_materialize_error="warn")
+    report = write(
+        "parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard)), on_materialize_error="warn"
+    )
     assert report.partitions[0].notes[str(shard)]["skipped_members"] == ["pipe.png", "dev"]
     assert report.errors[0].message == "missing member 'pipe.png'"
 
 
-def own_tar(path: Path, edit: Any = None, drop: str | None = None, more: list[tuple[str, Any]] | None = None) -> Path:
+def own_tar(
+    path: Path, edit: Any = None, drop: str | None = None, more: list[tuple[str, Any]] | None = None
+) -> Path:
     """A tar of our writer with two samples, its members changed afterwards."""
     rows = []
     for sample_id in ("a", "3"):
         rows += [
             item(sample_id, extra="x"),
             item(sample_id, 0, text_content="t", content_type="text/plain"),
-            item(sample_id, 3, "image", binary_content=picture(0 if sample_id == "a" else 13)[1], content_type="image/png"),
+            item(
+                sample_id,
+                3,
+                "image",
+                binary_content=picture(0 if sample_id == "a" else 13)[1],
+                content_type="image/png",
+            ),
         ]
     write("webdataset", path, batch_of(rows, [pa.field("extra", pa.string())]))
     with tarfile.open(path) as tar:
-        members: list[tuple[str, Any]] = [(info.name, tar.extractfile(info).read()) for info in tar.getmembers()]  # type: ignore[union-attr]
+        members: list[tuple[str, Any]] = [
+            (info.name, tar.extractfile(info).read()) for info in tar.getmembers()
+        ]  # type: ignore[union-attr]
     changed = []
     for name, data in members:
         if name == drop:
@@ -274,7 +313,11 @@ def test_a_member_lost_from_our_own_tar_is_not_another_samples(tmp_path: Path) -
     """Key ``3`` makes ``3.png`` a full member name: it must not stand in for position 3 of sample ``a``."""
     shard = own_tar(tmp_path / "x.tar", drop="a.3.png", more=[("3.png", PNG)])
     lost, kept = images_of(shard)
-    assert (lost["sample_id"], lost["binary_content"], lost["materialize_error"]) == ("a", None, "missing member 'a.3.png'")
+    assert (lost["sample_id"], lost["binary_content"], lost["materialize_error"]) == (
+        "a",
+        None,
+        "missing member 'a.3.png'",
+    )
     assert kept["binary_content"] == picture(13)[1]
 
 
@@ -296,18 +339,33 @@ def test_a_member_lost_from_our_own_tar_is_not_another_samples(tmp_path: Path) -
         (lambda p: p.update(_row_errors=[5]), "no object"),
         (lambda p: p.update(_row_errors=[{}]), "no item has this modality"),
         (lambda p: p.update(_row_errors=[{"modality": "video", "position": 1}]), "no item has this modality"),
-        (lambda p: p.update(_row_errors=[{"modality": "text", "position": "1"}]), "no item has this modality"),
-        (lambda p: p.update(_row_errors=[{"modality": "metadata", "position": 1}]), "no item has this modality"),
+        (
+            lambda p: p.update(_row_errors=[{"modality": "text", "position": "1"}]),
+            "no item has this modality",
+        ),
+        (
+            lambda p: p.update(_row_errors=[{"modality": "metadata", "position": 1}]),
+            "no item has this modality",
+        ),
         (lambda p: p.update(_row_errors=[{"modality": "text", "position": 2**40}]), "x.tar"),
-        (lambda p: p.update(_row_errors=[{"modality": "text", "position": 1, "materialize_error": 5}]), "x.tar"),
+        (
+            lambda p: p.update(_row_errors=[{"modality": "text", "position": 1, "materialize_error": 5}]),
+            "x.tar",
+        ),
         (lambda p: p.update(_mm_assets=5), "'_mm_assets' does not fit"),
         (lambda p: p.update(_mm_assets={}), "'_mm_assets' does not fit"),
         (lambda p: p["_mm_assets"].update(schema="AAAA"), "'_mm_assets' does not fit"),
-        (lambda p: p["_mm_assets"].update(refs=None, rows={"text": [], "image": {}}), "'_mm_assets' does not fit"),
+        (
+            lambda p: p["_mm_assets"].update(refs=None, rows={"text": [], "image": {}}),
+            "'_mm_assets' does not fit",
+        ),
         (lambda p: p["_mm_assets"]["rows"]["text"].update({"7": {"ref": 0}}), "'_mm_assets' does not fit"),
         (lambda p: p["_mm_assets"]["rows"]["text"].update({"0": {"ref": 99}}), "'_mm_assets' does not fit"),
         (lambda p: p["_mm_assets"]["rows"]["text"].update({"0": 5}), "'_mm_assets' does not fit"),
-        (lambda p: p["_mm_assets"]["rows"]["image"].update({"3": {"binary_content": "%"}}), "'_mm_assets' does not fit"),
+        (
+            lambda p: p["_mm_assets"]["rows"]["image"].update({"3": {"binary_content": "%"}}),
+            "'_mm_assets' does not fit",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
@@ -337,7 +395,10 @@ class _Boom:
 
 def test_pickle_in_a_schema_is_never_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    hostile = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(_Boom())}
+    hostile = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(_Boom()),
+    }
     schema = pa.schema([pa.field("extra", pa.string(), metadata=hostile)])
     text = base64.b64encode(schema.serialize()).decode()
     shard = own_tar(tmp_path / "x.tar", lambda p: p["_mm_assets"].update(schema=text))
@@ -346,7 +407,9 @@ def test_pickle_in_a_schema_is_never_loaded(tmp_path: Path, monkeypatch: pytest.
     assert not Path("PICKLE_WAS_LOADED").exists()
 
 
-def test_a_decompression_bomb_is_measured_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decompression_bomb_is_measured_not_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mm_assets.filters.image_scores import score_table
 
     out = io.BytesIO()
@@ -361,7 +424,12 @@ def test_a_decompression_bomb_is_measured_not_decoded(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("kind", ["parquet", "webdataset", "lance"])
 def test_duplicate_ids_are_refused_with_the_file(tmp_path: Path, kind: str) -> None:
     shard = make_tar(
-        tmp_path / "x.tar", [("a.json", {"sample_id": "same"}), ("b.json", {"sample_id": "other"}), ("c.json", {"sample_id": "same"})]
+        tmp_path / "x.tar",
+        [
+            ("a.json", {"sample_id": "same"}),
+            ("b.json", {"sample_id": "other"}),
+            ("c.json", {"sample_id": "same"}),
+        ],
     )
     with pytest.raises(ShardError, match=r"x\.tar: sample id 'same' occurs twice"):
         write(kind, tmp_path / "out", InterleavedWebdatasetReader(str(shard), max_batch_bytes=1))

@@ -16,7 +16,11 @@ ROWS = [item("s0"), item("s0", 0, text_content="first"), item("s1"), item("s1", 
 
 def source(path: Path, *texts: str) -> Any:
     """A reader of a Parquet file with these texts."""
-    rows = [row for number, text in enumerate(texts) for row in (item(f"s{number}"), item(f"s{number}", 0, text_content=text))]
+    rows = [
+        row
+        for number, text in enumerate(texts)
+        for row in (item(f"s{number}"), item(f"s{number}", 0, text_content=text))
+    ]
     write("parquet", path, batch_of(rows))
     return reader_for("parquet", str(path))
 
@@ -26,12 +30,19 @@ def texts(kind: str, path: Path) -> list[str]:
 
 
 def listed(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_another_source_is_refused_unless_asked_for(tmp_path: Path, kind: str) -> None:
-    one, other = source(tmp_path / "one" / "p.parquet", "a", "b"), source(tmp_path / "other" / "p.parquet", "c")
+    one, other = (
+        source(tmp_path / "one" / "p.parquet", "a", "b"),
+        source(tmp_path / "other" / "p.parquet", "c"),
+    )
     out = tmp_path / "out"
     write(kind, out, one, mode="error")
     before = listed(out)
@@ -54,13 +65,19 @@ def test_another_source_is_refused_unless_asked_for(tmp_path: Path, kind: str) -
 def test_the_same_source_is_written_again(tmp_path: Path, kind: str, mode: str | None) -> None:
     out = tmp_path / "out"
     write(kind, out, source(tmp_path / "in" / "p.parquet", "a"), mode=mode)
-    write(kind, out, source(tmp_path / "in" / "p.parquet", "b", "c"), mode=mode)  # in its place is another file now
+    write(
+        kind, out, source(tmp_path / "in" / "p.parquet", "b", "c"), mode=mode
+    )  # in its place is another file now
     assert texts(kind, out) == ["b", "c"]
 
 
 def test_a_partition_of_fewer_files_of_the_source_is_the_same(tmp_path: Path) -> None:
     for name in "ab":
-        write("parquet", tmp_path / "in" / f"{name}.parquet", batch_of([item(name), item(name, 0, text_content=name)]))
+        write(
+            "parquet",
+            tmp_path / "in" / f"{name}.parquet",
+            batch_of([item(name), item(name, 0, text_content=name)]),
+        )
     batches = list(reader_for("parquet", str(tmp_path / "in")))
     write("parquet", tmp_path / "p.parquet", batches, mode="error")
     assert texts("parquet", tmp_path / "p.parquet") == ["a", "b"]
@@ -80,7 +97,9 @@ def test_an_output_may_be_written_where_it_was_read(tmp_path: Path, mode: str | 
         write("parquet", out, source(tmp_path / "other" / "p.parquet", "d"), mode="error")
 
 
-def test_what_is_killed_before_it_lands_changes_no_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_killed_before_it_lands_changes_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What lies there is still of the source that it was of."""
     one, other = source(tmp_path / "one" / "p.parquet", "a"), source(tmp_path / "other" / "p.parquet", "b")
     write("parquet", tmp_path / "out", one, mode="error")
@@ -106,7 +125,9 @@ def test_two_at_the_same_time_do_not_both_land(tmp_path: Path) -> None:
     first, second = (existing[reader].note_of("p") for reader in (one, other))
     assert first is not None and second is not None
     first.write()
-    with pytest.raises(ValueError, match="another conversion, from another source, writes it at the same time"):
+    with pytest.raises(
+        ValueError, match="another conversion, from another source, writes it at the same time"
+    ):
         second.write()
 
 
@@ -114,7 +135,9 @@ def test_only_foreign_partitions_are_left_alone(tmp_path: Path) -> None:
     source(tmp_path / "one" / "p.parquet", "a")
     write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "one")), mode="error")
     source(tmp_path / "other" / "p.parquet", "b")
-    write("parquet", tmp_path / "other" / "q.parquet", batch_of([item("t"), item("t", 0, text_content="new")]))
+    write(
+        "parquet", tmp_path / "other" / "q.parquet", batch_of([item("t"), item("t", 0, text_content="new")])
+    )
     report = write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "other")), mode="ignore")
     assert [partition.partition for partition in report.partitions] == ["q"]
     assert texts("parquet", tmp_path / "out") == ["a", "new"]
@@ -151,7 +174,9 @@ def test_a_partition_that_fails_keeps_its_source(tmp_path: Path) -> None:
     write("parquet", tmp_path / "out", reader_for("parquet", str(tmp_path / "one")))
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"places": 1}', b"\xff", b'{"places": ["x"]}', b"[" * 100_000])
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b'{"places": 1}', b"\xff", b'{"places": ["x"]}', b"[" * 100_000]
+)
 def test_a_damaged_note_makes_no_source_the_same(tmp_path: Path, note: bytes) -> None:
     reader = source(tmp_path / "in" / "p.parquet", "a")
     write("parquet", tmp_path / "out", reader, mode="error")

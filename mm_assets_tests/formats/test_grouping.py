@@ -1,4 +1,6 @@
-"""Rows of a sample that are not consecutive: brought together within bounded memory, refused in clear words beyond it."""
+"""Rows of a sample that are not consecutive: brought together within bounded memory, refused in clear words
+beyond it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ N = pa.field("n", pa.int64())
 
 def sample(name: str, n: int = 1, images: int = 2, nbytes: int = 0) -> list[dict[str, Any]]:
     rows = [item(name, n=n), item(name, 0, text_content=f"text of {name}", n=n)]
-    return rows + [item(name, at, "image", binary_content=PNG + bytes(nbytes), n=n) for at in range(1, images + 1)]
+    return rows + [
+        item(name, at, "image", binary_content=PNG + bytes(nbytes), n=n) for at in range(1, images + 1)
+    ]
 
 
 def table(samples: int, **options: Any) -> pa.Table:
@@ -50,14 +54,19 @@ def shuffled(rows: pa.Table, seed: int = 0) -> pa.Table:
 def expected(rows: pa.Table) -> pa.Table:
     """What a shuffled table is to come back as: samples by their first rows, their rows in order."""
     names = by_first_row(rows)
-    found = sorted(rows.to_pylist(), key=lambda row: (names.index(row["sample_id"]), row["position"], row["modality"] == "image"))
+    found = sorted(
+        rows.to_pylist(),
+        key=lambda row: (names.index(row["sample_id"]), row["position"], row["modality"] == "image"),
+    )
     return pa.Table.from_pylist(found, schema=rows.schema)
 
 
 @pytest.mark.parametrize("row_group", [1, 7, 1000])
 @pytest.mark.parametrize("max_bytes", [1, 2000, 1 << 20, None])
 @pytest.mark.parametrize("where", ["local", "remote"])
-def test_a_shuffled_file_is_read_sample_by_sample(tmp_path: Path, row_group: int, max_bytes: int | None, where: str) -> None:
+def test_a_shuffled_file_is_read_sample_by_sample(
+    tmp_path: Path, row_group: int, max_bytes: int | None, where: str
+) -> None:
     rows = shuffled(table(20))
     pq.write_table(rows, tmp_path / "x.parquet", row_group_size=row_group)
     place = str(tmp_path) if where == "local" else f"{ShelfFileSystem.protocol}://{tmp_path}"
@@ -69,7 +78,9 @@ def test_a_shuffled_file_is_read_sample_by_sample(tmp_path: Path, row_group: int
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_it_is_converted_and_verified_like_the_one_in_order(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_converted_and_verified_like_the_one_in_order(
+    tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = table(12)
     for name, some in (("ordered", rows), ("shuffled", shuffled(rows))):
         (tmp_path / name).mkdir()
@@ -82,9 +93,14 @@ def test_it_is_converted_and_verified_like_the_one_in_order(tmp_path: Path, to: 
 
 
 def test_modality_by_modality(tmp_path: Path) -> None:
-    """Whole row groups of one modality, as a union of tables has them: no group tells by itself that samples go on."""
+    """Whole row groups of one modality, as a union of tables has them: no group tells by itself that samples
+    go on.
+    """
     rows = table(30)
-    parts = [rows.filter(pa.compute.equal(rows["modality"], modality)) for modality in ("image", "metadata", "text")]
+    parts = [
+        rows.filter(pa.compute.equal(rows["modality"], modality))
+        for modality in ("image", "metadata", "text")
+    ]
     pq.write_table(pa.concat_tables(parts), tmp_path / "x.parquet", row_group_size=30)
     same(read("parquet", tmp_path, max_batch_bytes=3000), rows)
 
@@ -101,17 +117,23 @@ def test_a_filter_and_columns_go_along(tmp_path: Path) -> None:
 def test_a_second_item_at_one_place_is_refused_as_ever(tmp_path: Path) -> None:
     rows = table_of([*sample("a"), *sample("b"), item("a", 1, "image", binary_content=PNG)])
     pq.write_table(rows, tmp_path / "x.parquet", row_group_size=2)
-    with pytest.raises(ShardError, match=r"x\.parquet: sample 'a', position 1, modality 'image': a second item"):
+    with pytest.raises(
+        ShardError, match=r"x\.parquet: sample 'a', position 1, modality 'image': a second item"
+    ):
         read("parquet", tmp_path, max_batch_bytes=1)
     pq.write_table(table_of([*sample("a"), item("b"), item("a")]), tmp_path / "x.parquet")
     with pytest.raises(ShardError, match=r"x\.parquet: sample id 'a' occurs twice"):
         read("parquet", tmp_path, max_batch_bytes=1)
 
 
-def test_beyond_the_window_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_beyond_the_window_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(grouping, "WINDOW_BYTES", 1 << 20)
     rows = table(40, nbytes=100_000)
-    far = pa.concat_tables([rows.slice(0, 3), rows.slice(4), rows.slice(3, 1)])  # the last item of the first sample
+    far = pa.concat_tables(
+        [rows.slice(0, 3), rows.slice(4), rows.slice(3, 1)]
+    )  # the last item of the first sample
     pq.write_table(far, tmp_path / "x.parquet", row_group_size=8, compression="none")
     with pytest.raises(ShardError) as caught:
         read("parquet", tmp_path, max_batch_bytes=100_000)
@@ -163,7 +185,9 @@ def test_rows_in_order_are_left_as_they_are(tmp_path: Path) -> None:
     rows = table(10)
     assert group_samples(rows) is rows
     tables = [rows.slice(0, 17), rows.slice(17)]  # cut within a sample
-    found = list(grouped(iter(tables), SampleSpans.of(t["sample_id"].combine_chunks() for t in tables), 1, "x"))
+    found = list(
+        grouped(iter(tables), SampleSpans.of(t["sample_id"].combine_chunks() for t in tables), 1, "x")
+    )
     assert [one is other for one, other in zip(found, tables, strict=True)] == [True, True]
     assert SampleSpans.of([]) is None
 
@@ -182,7 +206,9 @@ def test_any_order(ids: list[str | None], cuts: list[int], limit: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "WINDOW_BYTES", limit)
         try:
-            found = pa.concat_tables([rows.slice(0, 0), *grouped(iter(tables), SampleSpans.of(rows["sample_id"].chunks), 0, "x")])
+            found = pa.concat_tables(
+                [rows.slice(0, 0), *grouped(iter(tables), SampleSpans.of(rows["sample_id"].chunks), 0, "x")]
+            )
         except ShardError:
             assert limit == 0
             return

@@ -1,4 +1,6 @@
-"""Which files a location names: links are followed once, what looks like a shard and is none is told or fails alone."""
+"""Which files a location names: links are followed once, what looks like a shard and is none is told or fails
+alone.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def names(found: list[str], root: Path) -> list[str]:
 class TestSpecialFiles:
     @special
     @pytest.mark.parametrize("where", ["", "/*", "/*.parquet", "/**", "/bad.parquet", "/{bad,good}.parquet"])
-    def test_each_is_a_file_that_fails_alone(self, tmp_path: Path, make: Callable[[Path], None], words: str, where: str) -> None:
+    def test_each_is_a_file_that_fails_alone(
+        self, tmp_path: Path, make: Callable[[Path], None], words: str, where: str
+    ) -> None:
         write("parquet", tmp_path / "good.parquet", batch_of([item("s")]))
         make(tmp_path / "bad.parquet")
         reader = reader_for("parquet", f"{tmp_path}{where}")
@@ -77,7 +81,9 @@ class TestSpecialFiles:
                 list(reader_for("webdataset", str(tmp_path), set_aside=set_aside))
 
     @special
-    def test_none_is_opened_as_metadata_of_a_cache(self, tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
+    def test_none_is_opened_as_metadata_of_a_cache(
+        self, tmp_path: Path, make: Callable[[Path], None], words: str
+    ) -> None:
         (tmp_path / "c").mkdir()
         make(tmp_path / "c" / "_metadata.json")
         with pytest.raises(ValueError, match=rf"_metadata\.json: {words}"):
@@ -96,7 +102,9 @@ class TestSpecialFiles:
 
 
 class TestFolders:
-    def test_one_that_is_called_like_a_shard_and_holds_none_is_a_shard_that_fails(self, tmp_path: Path) -> None:
+    def test_one_that_is_called_like_a_shard_and_holds_none_is_a_shard_that_fails(
+        self, tmp_path: Path
+    ) -> None:
         touch(tmp_path, "a.tar", "b.tar/readme", "c.tar/d.tar")
         for where in ("", "/*.tar", "/**/*.tar"):
             found = expand_paths(f"{tmp_path}{where}", TAR_SUFFIXES)
@@ -107,11 +115,22 @@ class TestFolders:
             list(reader_for("webdataset", f"{tmp_path}/b*.tar"))
 
     def test_one_that_a_pattern_matches_gives_its_files(self, tmp_path: Path) -> None:
-        touch(tmp_path, "2024/a.tar", "2025/x/b.tar", "logs/readme", "_ledger/c.tar", ".hidden/d.tar", "2025/.e.tar")
+        touch(
+            tmp_path,
+            "2024/a.tar",
+            "2025/x/b.tar",
+            "logs/readme",
+            "_ledger/c.tar",
+            ".hidden/d.tar",
+            "2025/.e.tar",
+        )
         assert names(expand_paths(f"{tmp_path}/*", TAR_SUFFIXES), tmp_path) == ["2024/a.tar", "2025/x/b.tar"]
         assert names(expand_paths(str(tmp_path), TAR_SUFFIXES), tmp_path) == ["2024/a.tar", "2025/x/b.tar"]
         assert names(expand_paths(f"{tmp_path}/**/b.t?r", TAR_SUFFIXES), tmp_path) == ["2025/x/b.tar"]
-        assert names(expand_paths(f"{tmp_path}/20{{24,25}}", TAR_SUFFIXES), tmp_path) == ["2024/a.tar", "2025/x/b.tar"]
+        assert names(expand_paths(f"{tmp_path}/20{{24,25}}", TAR_SUFFIXES), tmp_path) == [
+            "2024/a.tar",
+            "2025/x/b.tar",
+        ]
 
 
 class TestLinks:
@@ -122,7 +141,9 @@ class TestLinks:
             found = expand(str(tmp_path / where), TAR_SUFFIXES)
             assert sorted(names(found.files, tmp_path / "data")) == ["c.tar", "link/a.tar", "link/deep/b.tar"]
             assert found.passed_over == []
-        assert names(expand_paths(f"{tmp_path}/data/*/a.tar", TAR_SUFFIXES), tmp_path / "data") == ["link/a.tar"]
+        assert names(expand_paths(f"{tmp_path}/data/*/a.tar", TAR_SUFFIXES), tmp_path / "data") == [
+            "link/a.tar"
+        ]
         assert detect_format(str(tmp_path / "data")) == "webdataset"
 
     def test_a_linked_folder_alone_is_found(self, tmp_path: Path) -> None:
@@ -144,10 +165,21 @@ class TestLinks:
         (tmp_path / "data" / "loop.tar").symlink_to("loop.tar")
         data = tmp_path / "data"
         found = expand(str(data), TAR_SUFFIXES)
-        assert names(found.files, data) == ["2024/a.tar", "b.tar", "loop.tar", "other/c.tar", "other/sub/d.tar"]
-        cut = [f"{data}/{name}: a link to a folder above it, not followed" for name in ("2024/up", "other/back", "self")]
+        assert names(found.files, data) == [
+            "2024/a.tar",
+            "b.tar",
+            "loop.tar",
+            "other/c.tar",
+            "other/sub/d.tar",
+        ]
+        cut = [
+            f"{data}/{name}: a link to a folder above it, not followed"
+            for name in ("2024/up", "other/back", "self")
+        ]
         assert sorted(found.passed_over) == cut
-        assert names(expand(f"{data}/lat*/*.tar", TAR_SUFFIXES).files, data) == ["latest/a.tar"]  # by name it is what is meant
+        assert names(expand(f"{data}/lat*/*.tar", TAR_SUFFIXES).files, data) == [
+            "latest/a.tar"
+        ]  # by name it is what is meant
 
     def test_outputs_behind_a_link_are_no_raw_shards(self, tmp_path: Path) -> None:
         touch(tmp_path, "raw/a.tar", "storage/webdataset/b.tar")
@@ -179,12 +211,23 @@ class TestPackedTars:
         assert str(caught.value) == line
 
     def test_many_are_one_line(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a.tar.gz", "x/b.tar.xz", "x/c.tbz2", "x/notes.xz", "x/d.tar.idx", "x/e.tar.md5", "x/.f.tar.xz")
+        touch(
+            tmp_path,
+            "a.tar.gz",
+            "x/b.tar.xz",
+            "x/c.tbz2",
+            "x/notes.xz",
+            "x/d.tar.idx",
+            "x/e.tar.md5",
+            "x/.f.tar.xz",
+        )
         found = expand(str(tmp_path), TAR_SUFFIXES)
         assert found.passed_over == [
             f"{tmp_path}: 2 tars, the first of them {tmp_path}/x/b.tar.xz, packed in a way that is not read: pack with gzip, or not at all"
         ]
-        assert expand(str(tmp_path), (".tar.gz",)).passed_over == []  # who asks for something else is told of nothing
+        assert (
+            expand(str(tmp_path), (".tar.gz",)).passed_over == []
+        )  # who asks for something else is told of nothing
 
     def test_where_there_is_nothing_else_they_are_the_reason(self, tmp_path: Path) -> None:
         touch(tmp_path, "b.tar.zst")
@@ -202,7 +245,9 @@ class TestPackedTars:
         touch(tmp_path, "a.tar", "b.tar.bz2")
         listing = RawLocations(f"{tmp_path}{where.format(raw=tmp_path)}").shards()
         assert list(listing) == ["a"]
-        assert listing.unmatched == (f"{tmp_path}/b.tar.bz2: a tar packed in a way that is not read: pack with gzip, or not at all",)
+        assert listing.unmatched == (
+            f"{tmp_path}/b.tar.bz2: a tar packed in a way that is not read: pack with gzip, or not at all",
+        )
 
     def test_beside_modalities_in_separate_tars(self, tmp_path: Path) -> None:
         for modality in ("images", "texts"):
@@ -218,12 +263,16 @@ class TestPackedTars:
         url = f"{ShelfFileSystem.protocol}://{tmp_path}"
         found = expand(url, TAR_SUFFIXES)
         assert found.files == [f"{url}/a.tar"]
-        assert found.passed_over == [f"{url}/b.tar.bz2: a tar packed in a way that is not read: pack with gzip, or not at all"]
+        assert found.passed_over == [
+            f"{url}/b.tar.bz2: a tar packed in a way that is not read: pack with gzip, or not at all"
+        ]
 
 
 class TestModalities:
     @special
-    def test_a_special_file_fails_its_own_shard(self, tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
+    def test_a_special_file_fails_its_own_shard(
+        self, tmp_path: Path, make: Callable[[Path], None], words: str
+    ) -> None:
         for modality in ("images", "texts"):
             make_tar(tmp_path / modality / "good.tar", [("k.txt", b"t")])
         make_tar(tmp_path / "images" / "bad.tar", [("k.txt", b"t")])
@@ -243,10 +292,23 @@ def test_a_local_url_is_a_path(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
     folder = tmp_path / "a%20b c"
     write(kind, f"file://{folder}", batch_of([item("s", 0, text_content="t")], partition="x.y"))
     assert folder.is_dir() and os.listdir(tmp_path) == [folder.name]
-    file = {"parquet": "x%2Ey.parquet", "webdataset": "x%2Ey.tar", "lance": "items.lance", "arrow_cache": "x%2Ey/_metadata.json"}[kind]
-    for place in (f"file://{folder}", f"file://localhost{folder}", f"local://{folder}", f"file:{folder}", f"file://{folder}/{file}"):
+    file = {
+        "parquet": "x%2Ey.parquet",
+        "webdataset": "x%2Ey.tar",
+        "lance": "items.lance",
+        "arrow_cache": "x%2Ey/_metadata.json",
+    }[kind]
+    for place in (
+        f"file://{folder}",
+        f"file://localhost{folder}",
+        f"local://{folder}",
+        f"file:{folder}",
+        f"file://{folder}/{file}",
+    ):
         assert detect_format(place) == kind
         reader = reader_for(kind, place)
-        assert [(partition.name, reader.open(partition).items) for partition in reader.partitions()] == [("x.y", 1)]
+        assert [(partition.name, reader.open(partition).items) for partition in reader.partitions()] == [
+            ("x.y", 1)
+        ]
     with pytest.raises(FileNotFoundError):
         detect_format(f"file://{tmp_path}/a%2520b c")

@@ -46,7 +46,9 @@ def fetched(table: pa.Table, **options: Any) -> list[bytes | str | None]:
 
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
-    return make_tar(tmp_path / "x.tar", [("a.png", PNG), ("dir/b.jpg", JPG), ("c.tiff", TIFF), ("empty.png", b"")])
+    return make_tar(
+        tmp_path / "x.tar", [("a.png", PNG), ("dir/b.jpg", JPG), ("c.tiff", TIFF), ("empty.png", b"")]
+    )
 
 
 def offset_of(shard: Path, name: str) -> int:
@@ -108,8 +110,14 @@ def test_local_and_remote_in_one_batch(shard: Path, memory: fsspec.AbstractFileS
 
 
 @pytest.mark.parametrize("remote", [False, True])
-def test_packed_tars_by_the_offsets_of_the_unpacked(tmp_path: Path, memory: fsspec.AbstractFileSystem, remote: bool) -> None:
-    shard = make_tar(tmp_path / "x.tar.gz", [("a.json", {"images": ["a.png", "b.jpg"]}), ("a.png", PNG), ("b.jpg", JPG)], mode="w:gz")
+def test_packed_tars_by_the_offsets_of_the_unpacked(
+    tmp_path: Path, memory: fsspec.AbstractFileSystem, remote: bool
+) -> None:
+    shard = make_tar(
+        tmp_path / "x.tar.gz",
+        [("a.json", {"images": ["a.png", "b.jpg"]}), ("a.png", PNG), ("b.jpg", JPG)],
+        mode="w:gz",
+    )
     uri = str(shard)
     if remote:
         memory.pipe("/bucket/x.tar.gz", shard.read_bytes())
@@ -121,7 +129,9 @@ def test_packed_tars_by_the_offsets_of_the_unpacked(tmp_path: Path, memory: fssp
     assert fetched(refs(build_source_ref(uri, "b.jpg"))) == [JPG]
 
 
-def test_identical_ranges_are_fetched_once(shard: Path, memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identical_ranges_are_fetched_once(
+    shard: Path, memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     memory.pipe("/bucket/x.tar", shard.read_bytes())
     remote_ranges: list[tuple[int, int]] = []
     local_ranges: list[tuple[int, int]] = []
@@ -233,7 +243,9 @@ def test_a_file_that_is_no_tar_has_no_members(tmp_path: Path) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     results: list[Any] = []
-    worker = threading.Thread(target=lambda: results.extend(fetched(refs(build_source_ref(str(tmp_path / "pipe"))))), daemon=True)
+    worker = threading.Thread(
+        target=lambda: results.extend(fetched(refs(build_source_ref(str(tmp_path / "pipe"))))), daemon=True
+    )
     worker.start()
     worker.join(10)
     assert results == [f"failed to read {tmp_path / 'pipe'}: not a regular file"]
@@ -260,7 +272,9 @@ def confined(tmp_path: Path, shard: Path) -> Path:
         "file:///etc/passwd", "file://TMP/secret", "memory://bucket/f", "local:///etc/passwd", "s3://bucket/x", "x.tar/../../secret",
     ],
 )  # fmt: skip
-def test_nothing_outside_the_roots_is_read(tmp_path: Path, confined: Path, memory: fsspec.AbstractFileSystem, path: str) -> None:
+def test_nothing_outside_the_roots_is_read(
+    tmp_path: Path, confined: Path, memory: fsspec.AbstractFileSystem, path: str
+) -> None:
     memory.pipe("/bucket/f", b"secret")
     (message,) = fetched(refs(build_source_ref(path.replace("TMP", str(tmp_path)))), roots=[str(confined)])
     assert isinstance(message, str)
@@ -268,7 +282,14 @@ def test_nothing_outside_the_roots_is_read(tmp_path: Path, confined: Path, memor
 
 
 @pytest.mark.parametrize(
-    "path", ["memory://other/f", "memory://bucket-2/f", "memory://bucket/../other/f", "/etc/passwd", "memory://bucket/::file:///etc/passwd"]
+    "path",
+    [
+        "memory://other/f",
+        "memory://bucket-2/f",
+        "memory://bucket/../other/f",
+        "/etc/passwd",
+        "memory://bucket/::file:///etc/passwd",
+    ],
 )
 def test_nothing_outside_a_remote_root_is_read(memory: fsspec.AbstractFileSystem, path: str) -> None:
     for place in ("/other/f", "/bucket-2/f"):

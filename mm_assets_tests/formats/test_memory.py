@@ -34,7 +34,9 @@ print(rows, peak() - base)
 
 
 def run(source: Path, kind: str, target: Path, to: str = "") -> tuple[int, int]:
-    out = subprocess.check_output([sys.executable, "-c", _CODE, str(source), kind, str(target), to], text=True)
+    out = subprocess.check_output(
+        [sys.executable, "-c", _CODE, str(source), kind, str(target), to], text=True
+    )
     rows, grown = out.split()
     return int(rows), int(grown)
 
@@ -46,7 +48,10 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members: list[tuple[str, object]] = []
     for i in range(300):
         names = [f"{i}.{n}.png" for n in range(3)]
-        members += [(f"{i}.json", {"texts": ["t" * 500], "images": names}), *((name, picture) for name in names)]
+        members += [
+            (f"{i}.json", {"texts": ["t" * 500], "images": names}),
+            *((name, picture) for name in names),
+        ]
     return make_tar(tmp_path_factory.mktemp("big") / "x.tar", members)
 
 
@@ -57,7 +62,11 @@ def test_a_shard_of_300_mb_through_every_format(shard: Path, tmp_path: Path) -> 
     for number, to in enumerate(("parquet", "arrow_cache", "webdataset", "lance", "parquet", "arrow_cache")):
         target = tmp_path / f"{number}-{to}"
         rows, grown = run(source, kind, target, to)
-        assert (rows, grown < (LANCE_LIMIT if "lance" in (kind, to) else LIMIT)) == (1500, True), (kind, to, grown >> 20)
+        assert (rows, grown < (LANCE_LIMIT if "lance" in (kind, to) else LIMIT)) == (1500, True), (
+            kind,
+            to,
+            grown >> 20,
+        )
         source, kind = target, to
     rows, grown = run(source, kind, tmp_path)
     assert (rows, grown < LIMIT) == (1500, True), grown >> 20
@@ -65,14 +74,21 @@ def test_a_shard_of_300_mb_through_every_format(shard: Path, tmp_path: Path) -> 
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 MB in 300 rows of three images, as others write them: ten rows in a row group, compressed, with dictionaries."""
+    """300 MB in 300 rows of three images, as others write them: ten rows in a row group, compressed, with
+    dictionaries.
+    """
     type_ = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("texts", pa.list_(pa.string())), ("images", pa.list_(type_))])
     file = tmp_path_factory.mktemp("documents") / "x.parquet"
     with pq.ParquetWriter(file, schema) as writer:
         for _ in range(30):
-            images = [[None, *({"bytes": b"\x89PNG" + os.urandom(330_000), "path": None} for _ in range(3))] for _ in range(10)]
-            writer.write_table(pa.table({"texts": [["t" * 500, None, None, None]] * 10, "images": images}, schema=schema))
+            images = [
+                [None, *({"bytes": b"\x89PNG" + os.urandom(330_000), "path": None} for _ in range(3))]
+                for _ in range(10)
+            ]
+            writer.write_table(
+                pa.table({"texts": [["t" * 500, None, None, None]] * 10, "images": images}, schema=schema)
+            )
     return file
 
 

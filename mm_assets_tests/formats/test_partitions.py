@@ -38,7 +38,16 @@ def test_names_do_not_grow_from_format_to_format(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("512MiB", 512 << 20), ("1 kB", 1000), (5, 5), ("5", 5), ("1.5KiB", 1536), ("2GB", 2 * 10**9), ("3tib", 3 << 40)]
+    ("text", "size"),
+    [
+        ("512MiB", 512 << 20),
+        ("1 kB", 1000),
+        (5, 5),
+        ("5", 5),
+        ("1.5KiB", 1536),
+        ("2GB", 2 * 10**9),
+        ("3tib", 3 << 40),
+    ],
 )
 def test_sizes(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
@@ -75,6 +84,8 @@ def test_folders_beside_the_data_are_no_data(tmp_path: Path) -> None:
         make_tar(tmp_path / "data" / folder / "x.tar", [])
     (tmp_path / "data" / "sub" / "part-00000.parquet").rename(tmp_path / "data" / "sub" / "_a.parquet")
     assert detect_format(str(tmp_path / "data")) == "parquet"
-    assert [p.files for p in reader_for("parquet", str(tmp_path / "data")).partitions()] == [(f"{tmp_path}/data/sub/_a.parquet",)]
+    assert [p.files for p in reader_for("parquet", str(tmp_path / "data")).partitions()] == [
+        (f"{tmp_path}/data/sub/_a.parquet",)
+    ]
     (named,) = reader_for("parquet", str(tmp_path / "data" / "_ledger")).partitions()
     assert named.files == (f"{tmp_path}/data/_ledger/part-00000.parquet",)

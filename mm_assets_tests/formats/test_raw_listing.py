@@ -1,4 +1,6 @@
-"""Which raw shards a text names: those that are absent or contend for a name cost nobody else, and each version is told from the next."""
+"""Which raw shards a text names: those that are absent or contend for a name cost nobody else, and each
+version is told from the next.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,10 @@ def test_a_named_file_is_a_partition_whether_it_is_there_or_not(raw: Path) -> No
         ("{raw}/a/none.tar", "no raw shards: {raw}/a/none.tar: no such file"),
         ("{raw}/nowhere", "no raw shards: {raw}/nowhere: no such file"),
         ("{raw}/empty", "no raw shards: {raw}/empty: no .tar/.tar.gz/.tgz/.parquet file in this folder"),
-        ("{raw}/a/*.tgz {raw}/b/none.tar", "no raw shards: {raw}/b/none.tar: no such file; {raw}/a/*.tgz: no such file"),
+        (
+            "{raw}/a/*.tgz {raw}/b/none.tar",
+            "no raw shards: {raw}/b/none.tar: no such file; {raw}/a/*.tgz: no such file",
+        ),
         (
             "{raw}/n-{{0..9}}.tar",
             "no raw shards: {raw}/n-0.tar: no such file; {raw}/n-1.tar: no such file; {raw}/n-2.tar: no such file; and 7 more",
@@ -83,7 +88,10 @@ def test_outputs_are_left_out_and_named_when_nothing_else_is_found(raw: Path) ->
     assert list(listing(str(raw), excluded=f"{raw}/b")) == ["a/s-0", "a/s-1", "a/s-3"]
     with pytest.raises(FileNotFoundError, match="^no raw shards: those found lie below MM_STORAGE$"):
         listing(f"{raw}/b/*.t* {raw}/b/x.tar", excluded=f"{raw}/b/")
-    with pytest.raises(FileNotFoundError, match=r"^no raw shards: .*/none.tar: no such file; those found lie below MM_STORAGE$"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"^no raw shards: .*/none.tar: no such file; those found lie below MM_STORAGE$",
+    ):
         listing(f"{raw}/b {raw}/a/none.tar", excluded=f"{raw}/b")
 
 
@@ -107,7 +115,11 @@ def test_a_folder_stands_for_its_tars_and_without_any_for_its_parquet(raw: Path)
     found = listing(f"{raw}/c {raw}/b")
     assert (sorted(found), found.unmatched) == (["b/deep/z", "b/x", "b/y", "c/deep/y", "c/x"], ())
     assert listing(str(raw)).unmatched == (f"{raw}: {told.replace('2', '4', 1)}",)
-    assert sorted(listing(f"{raw}/a/*.parquet {raw}/c/x.parquet {raw}/c/none.parquet")) == ["a/s-0", "c/none", "c/x"]
+    assert sorted(listing(f"{raw}/a/*.parquet {raw}/c/x.parquet {raw}/c/none.parquet")) == [
+        "a/s-0",
+        "c/none",
+        "c/x",
+    ]
 
 
 def test_tars_that_are_outputs_do_not_hide_parquet(raw: Path) -> None:
@@ -144,7 +156,10 @@ def test_files_that_contend_for_a_name_cost_that_partition_alone(raw: Path) -> N
     assert sorted(found) == ["deep/z", "x", "y"]
     with pytest.raises(AmbiguousPartition) as caught:
         files_of(found["x"].uri)
-    assert str(caught.value) == f"2 files would become partition 'x', rename all but one: {raw}/b/x.tar, {raw}/b/x.tar.gz"
+    assert (
+        str(caught.value)
+        == f"2 files would become partition 'x', rename all but one: {raw}/b/x.tar, {raw}/b/x.tar.gz"
+    )
     assert found["x"].version != clear["x"].version
     assert [found[key].version == clear[key].version for key in ("deep/z", "y")] == [True, True]
     (raw / "b" / "x.tar.gz").unlink()
@@ -230,7 +245,9 @@ def test_files_of_one_remote_folder_are_asked_for_together(bucket: dict[str, int
     assert [key for key in again if again[key].version != found[key].version] == ["s-7"]
 
 
-def test_a_remote_folder_that_may_not_be_listed_is_asked_file_by_file(bucket: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_folder_that_may_not_be_listed_is_asked_file_by_file(
+    bucket: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     versions = {key: shard.version for key, shard in listing("memory://bucket/s-{0..9}.tar").items()}
 
     def forbidden(*_: Any, **__: Any) -> Any:

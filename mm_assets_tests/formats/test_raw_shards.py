@@ -55,7 +55,9 @@ def sixteen_bit_tiff() -> bytes:
 def hostile() -> Iterator[tuple[str, Any]]:
     """Members of one tar. Order is mixed up on purpose: images after and before their json."""
     pictures = [(ext, make(number)) for number, (ext, make) in enumerate(KINDS)]
-    yield from ((f"many.{n}.{pictures[n % len(pictures)][0]}", pictures[n % len(pictures)][1]) for n in range(40))
+    yield from (
+        (f"many.{n}.{pictures[n % len(pictures)][0]}", pictures[n % len(pictures)][1]) for n in range(40)
+    )
     many = [f"many.{n}.{pictures[n % len(pictures)][0]}" for n in range(40)]
     yield "many.json", {"texts": [None] * 40, "images": many, "n": 1}
     yield "none.json", {"texts": ["only text"], "images": [], "n": 2.5}
@@ -63,7 +65,14 @@ def hostile() -> Iterator[tuple[str, Any]]:
     yield "a/x.json", {"texts": [], "images": []}
     yield "b/x.JSON", {"texts": None, "images": None}
     yield "c.json", {"texts": "no list", "images": {"no": "list"}, "sample_id": 5}
-    yield "d.json", {"texts": ["", None, "x", None, None], "images": [None, "d.png", None], "sample_id": "dots.in.it/ü " + "x" * 300}
+    yield (
+        "d.json",
+        {
+            "texts": ["", None, "x", None, None],
+            "images": [None, "d.png", None],
+            "sample_id": "dots.in.it/ü " + "x" * 300,
+        },
+    )
     yield "d.png", pictures[0][1]
     yield (
         "e.json",
@@ -105,12 +114,19 @@ def hostile() -> Iterator[tuple[str, Any]]:
             "_rowid": 5,
         },
     )
-    yield "extra.json", {"texts": ["t"], "images": [], "_row_extra": {"theirs": 1, "text": [None]}, "mixed": 1}
+    yield (
+        "extra.json",
+        {"texts": ["t"], "images": [], "_row_extra": {"theirs": 1, "text": [None]}, "mixed": 1},
+    )
     yield "lengths.json", {"texts": ["a", "b", None, None, None, None], "images": ["lengths.png"]}
     yield "lengths.png", pictures[1][1]
     yield (
         "deep/er/pdf.json",
-        {"texts": [None, "t", None, None], "images": ["page_0_image_85", None, "page_1", "page_2_image_3"], "mixed": [1]},
+        {
+            "texts": [None, "t", None, None],
+            "images": ["page_0_image_85", None, "page_1", "page_2_image_3"],
+            "mixed": [1],
+        },
     )
     yield "deep/er/pdf.tiff", tiff_of(3)
     yield "single.json", {"images": ["page_0"], "texts": [None]}
@@ -164,7 +180,14 @@ def test_types_of_columns(tmp_path: Path) -> None:
     types = {field.name: str(field.type) + ("*" if field.metadata else "") for field in schema}
     assert types["n"] == "double"
     assert types["big"] == "int64"
-    assert types["huge"] == types["nested"] == types["mixed"] == types["_source"] == types["first seen"] == "string*"
+    assert (
+        types["huge"]
+        == types["nested"]
+        == types["mixed"]
+        == types["_source"]
+        == types["first seen"]
+        == "string*"
+    )
     assert types["when"] == "string"
     assert types["null"] == "null"
 
@@ -174,7 +197,9 @@ FIELDS = st.sampled_from(
      "image_members", "pi", "pt", "id"]
 )  # fmt: skip
 TOKENS = st.sampled_from([None, "0.png", "s.png", "s0.0.png", "s1.0.png", "missing.png", "", 5, "page_1"])
-LISTS = st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
+LISTS = (
+    st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
+)
 SAMPLE = st.fixed_dictionaries(
     {},
     optional={"texts": LISTS, "images": st.lists(TOKENS, max_size=4) | json_values},
@@ -193,7 +218,9 @@ def _is_own(payload: dict[str, Any]) -> bool:
     st.lists(st.tuples(PER_ITEM, PER_ITEM), min_size=4, max_size=4),
     st.booleans(),
 )
-def test_any_json_is_told_again(samples: list[dict[str, Any]], per_item: list[tuple[Any, Any]], spread: bool) -> None:
+def test_any_json_is_told_again(
+    samples: list[dict[str, Any]], per_item: list[tuple[Any, Any]], spread: bool
+) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         members: list[tuple[str, Any]] = []
@@ -201,8 +228,13 @@ def test_any_json_is_told_again(samples: list[dict[str, Any]], per_item: list[tu
             payload = {key: value for key, value in sample.items() if key not in ("pi", "pt")}
             if isinstance(payload.get("sample_id"), str):
                 payload["sample_id"] += str(number)
-            payload |= {key: value for key, value in zip(("pi", "pt"), per_item[number], strict=True) if value != []}
-            members += [(f"s{number}.json", payload), (f"s{number}.0.png", b"\x89PNG\r\n\x1a\n" + bytes([number]))]
+            payload |= {
+                key: value for key, value in zip(("pi", "pt"), per_item[number], strict=True) if value != []
+            }
+            members += [
+                (f"s{number}.json", payload),
+                (f"s{number}.0.png", b"\x89PNG\r\n\x1a\n" + bytes([number])),
+            ]
         shard = make_tar(folder / "raw.tar", [*members, ("s.png", b"GIF89a")])
         options = {"per_image_fields": ["pi"], "per_text_fields": ["pt"]} if spread else {}
         table = through_all(folder, read("webdataset", shard, **options))
@@ -219,7 +251,10 @@ def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
         "long": [1, 2, 3, 4], "short": [1], "value-at-a-gap": [1, 2, 3], "empty": [],
     }  # fmt: skip
     members: list[tuple[str, Any]] = [("missing.json", {"texts": ["a", None, "b"], "images": []})]
-    members += [(f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values}) for name, values in lists.items()]
+    members += [
+        (f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values})
+        for name, values in lists.items()
+    ]
     members += [
         ("no-items.json", {"texts": [], "images": [], "lang": []}),
         ("all-null.json", {"texts": [None], "images": [None], "lang": [None]}),
@@ -240,9 +275,17 @@ def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
 
 
 def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
-    payload = {"doc": "d/1", "body": ["t", None], "pics": [None, "page_0"], "pdf": "scan.tiff", "sample_id": "other", "texts": ["kept"]}
+    payload = {
+        "doc": "d/1",
+        "body": ["t", None],
+        "pics": [None, "page_0"],
+        "pdf": "scan.tiff",
+        "sample_id": "other",
+        "texts": ["kept"],
+    }
     shard = make_tar(
-        tmp_path / "own.tar", [("k.meta", payload), ("k2.meta", {**payload, "doc": 7, "pdf": None}), ("scan.tiff", tiff_of(1))]
+        tmp_path / "own.tar",
+        [("k.meta", payload), ("k2.meta", {**payload, "doc": 7, "pdf": None}), ("scan.tiff", tiff_of(1))],
     )
     options = {
         "sample_id_field": "doc",
@@ -262,18 +305,31 @@ def test_own_names_for_lists_ids_and_members(tmp_path: Path) -> None:
 
 def test_ids_that_start_anew_in_each_file_get_the_partition_in_front(tmp_path: Path) -> None:
     for name in ("a", "sub/b"):
-        make_tar(tmp_path / f"{name}.tar", [("00000.json", {"texts": [name]}), ("00001.json", {"texts": [name], "sample_id": "own"})])
+        make_tar(
+            tmp_path / f"{name}.tar",
+            [("00000.json", {"texts": [name]}), ("00001.json", {"texts": [name], "sample_id": "own"})],
+        )
     alone = InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="shard")
-    assert [batch.data.column("sample_id").unique().to_pylist() for batch in alone] == [["a/00000", "a/own"], ["sub/b/00000", "sub/b/own"]]
+    assert [batch.data.column("sample_id").unique().to_pylist() for batch in alone] == [
+        ["a/00000", "a/own"],
+        ["sub/b/00000", "sub/b/own"],
+    ]
     together = InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="shard", files_per_partition=2)
     (batch,) = together
-    assert batch.data.column("sample_id").unique().to_pylist() == ["a+1/a/00000", "a+1/a/own", "a+1/sub/b/00000", "a+1/sub/b/own"]
+    assert batch.data.column("sample_id").unique().to_pylist() == [
+        "a+1/a/00000",
+        "a+1/a/own",
+        "a+1/sub/b/00000",
+        "a+1/sub/b/own",
+    ]
     with pytest.raises(ValueError, match="sample_id_prefix must be one of shard, not 'file'"):
         InterleavedWebdatasetReader(str(tmp_path), sample_id_prefix="file")
 
 
 def test_a_stated_id_that_is_the_key_needs_no_bookkeeping(tmp_path: Path) -> None:
-    shard = make_tar(tmp_path / "ids.tar", [("k.json", {"sample_id": "k", "texts": ["t"], "images": [None], "url": "u"})])
+    shard = make_tar(
+        tmp_path / "ids.tar", [("k.json", {"sample_id": "k", "texts": ["t"], "images": [None], "url": "u"})]
+    )
     (batch,) = InterleavedWebdatasetReader(str(shard))
     assert batch.data.column_names == [*RESERVED_COLUMNS, "url"]
     assert batch.data["sample_id"].to_pylist() == ["k", "k"]

@@ -87,10 +87,20 @@ def test_batches_of_a_raw_shard_are_within_their_bytes(tmp_path: Path, limit: in
 def test_fetched_bytes_count_too(tmp_path: Path) -> None:
     members: list[tuple[str, Any]] = []
     for i in range(20):
-        members += [(f"{i}.json", {"images": [f"{i}.png"]}), (f"{i}.png", b"\x89PNG\r\n\x1a\n" + bytes(50_000))]
+        members += [
+            (f"{i}.json", {"images": [f"{i}.png"]}),
+            (f"{i}.png", b"\x89PNG\r\n\x1a\n" + bytes(50_000)),
+        ]
     shard = make_tar(tmp_path / "x.tar", members)
-    write("parquet", tmp_path / "lazy", InterleavedWebdatasetReader(str(shard), materialize=False), materialize=False)
-    batches = list(InterleavedParquetReader(str(tmp_path / "lazy"), max_batch_bytes=120_000, materialize=True))
+    write(
+        "parquet",
+        tmp_path / "lazy",
+        InterleavedWebdatasetReader(str(shard), materialize=False),
+        materialize=False,
+    )
+    batches = list(
+        InterleavedParquetReader(str(tmp_path / "lazy"), max_batch_bytes=120_000, materialize=True)
+    )
     assert sum(batch.data["binary_content"].is_valid().to_pylist().count(True) for batch in batches) == 20
     assert all(batch.nbytes <= 120_000 for batch in batches)
     assert len(batches) == 10
@@ -141,7 +151,9 @@ def test_fields(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path, batch_of(uneven(0, 3), EXTRAS))
     reader = reader_for(kind, str(tmp_path), fields=["j", "gone", "n"])
     (file,) = reader.partitions()[0].files
-    with pytest.warns(UserWarning, match=f"^{re.escape(file)}: fields not found, filled with null: gone$") as caught:
+    with pytest.warns(
+        UserWarning, match=f"^{re.escape(file)}: fields not found, filled with null: gone$"
+    ) as caught:
         (batch,) = reader
     assert caught[0].filename == __file__
     with pytest.warns(UserWarning, match="gone") as caught:
@@ -160,18 +172,29 @@ def test_fields(tmp_path: Path, kind: str) -> None:
 def test_of_several_files_that_lack_a_field_the_first_is_named(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         make_tar(tmp_path / f"{name}.tar", [(f"{name}.json", {"texts": ["x"]})])
-    with pytest.warns(UserWarning, match=f"^{tmp_path}/a.tar and 2 more: fields not found, filled with null: gone$"):
+    with pytest.warns(
+        UserWarning, match=f"^{tmp_path}/a.tar and 2 more: fields not found, filled with null: gone$"
+    ):
         list(reader_for("webdataset", str(tmp_path), files_per_partition=3, fields=["gone"]))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_schema_and_overrides(tmp_path: Path, kind: str) -> None:
     write(kind, tmp_path, batch_of([item("a", n=2**40, j='{"a":1}')], EXTRAS))
-    strict = pa.schema([pa.field("n", pa.float64()), pa.field("sample_id", pa.large_string()), pa.field("new", pa.int8())])
+    strict = pa.schema(
+        [pa.field("n", pa.float64()), pa.field("sample_id", pa.large_string()), pa.field("new", pa.int8())]
+    )
     assert read(kind, tmp_path, schema=strict).equals(pa.table([[2.0**40], ["a"], [None]], schema=strict))
-    changed = read(kind, tmp_path, schema_overrides={"n": pa.float64(), "position": pa.int64(), "new": pa.string()})
+    changed = read(
+        kind, tmp_path, schema_overrides={"n": pa.float64(), "position": pa.int64(), "new": pa.string()}
+    )
     types = {field.name: field.type for field in changed.schema}
-    assert (types["n"], types["position"], types["new"], types["j"]) == (pa.float64(), pa.int64(), pa.string(), pa.string())
+    assert (types["n"], types["position"], types["new"], types["j"]) == (
+        pa.float64(),
+        pa.int64(),
+        pa.string(),
+        pa.string(),
+    )
     with pytest.raises(ShardError, match="column 'n'") as caught:
         read(kind, tmp_path, schema_overrides={"n": pa.int8()})
     assert isinstance(caught.value.__cause__, SchemaMismatch)
@@ -186,7 +209,9 @@ def test_a_strict_schema_without_ids_is_still_cut_at_samples(tmp_path: Path, lim
     assert sum(batch.num_rows for batch in batches) == 15
 
 
-def test_only_the_columns_asked_for_are_read_from_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_columns_asked_for_are_read_from_parquet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write("parquet", tmp_path, batch_of(uneven(0, 3), EXTRAS))
     asked: list[list[str]] = []
     original = pq.ParquetFile.read_row_group
@@ -208,7 +233,9 @@ def test_only_the_columns_asked_for_are_read_from_parquet(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_projection_reads_no_image_bytes(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_projection_reads_no_image_bytes(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(kind, tmp_path, batch_of(uneven(0, 6), EXTRAS))
     monkeypatch.setattr("mm_assets.formats.webdataset.source.BlobBuilder", None)
     reader = reader_for(kind, str(tmp_path), max_batch_bytes=2000)
@@ -225,7 +252,9 @@ def test_readers_can_be_iterated_again(tmp_path: Path, kind: str) -> None:
     same(as_table(reader), as_table(reader))
 
 
-@pytest.mark.parametrize("reader", [InterleavedParquetReader, InterleavedWebdatasetReader, InterleavedLanceReader])
+@pytest.mark.parametrize(
+    "reader", [InterleavedParquetReader, InterleavedWebdatasetReader, InterleavedLanceReader]
+)
 def test_what_is_not_there_is_named(tmp_path: Path, reader: Any) -> None:
     assert reader([]).partitions() == []
     assert list(reader([])) == []
@@ -242,7 +271,9 @@ def other_parquet(path: Path, table: pa.Table, **options: Any) -> Path:
 
 
 def test_parquet_of_others(tmp_path: Path) -> None:
-    """Curator writes large_string, pandas int64 positions and dictionaries, some leave columns out or rows unsorted."""
+    """Curator writes large_string, pandas int64 positions and dictionaries, some leave columns out or rows
+    unsorted.
+    """
     rows = [
         item("b", 1, "image", binary_content=b"x"),
         item("b", 0, text_content="t"),
@@ -250,7 +281,9 @@ def test_parquet_of_others(tmp_path: Path) -> None:
         item("a", url="v"),
         item("a", 0),
     ]
-    table = table_of(rows, [pa.field("url", pa.string())]).drop_columns(["source_ref", "materialize_error", "content_type"])
+    table = table_of(rows, [pa.field("url", pa.string())]).drop_columns(
+        ["source_ref", "materialize_error", "content_type"]
+    )
     table = pa.table(
         {
             "sample_id": table["sample_id"].dictionary_encode(),
@@ -264,7 +297,9 @@ def test_parquet_of_others(tmp_path: Path) -> None:
     file = other_parquet(tmp_path / "o.parquet", table, row_group_size=2)
     for limit in (None, 1, 1 << 20):
         found = read("parquet", file, max_batch_bytes=limit)
-        assert found.schema.equals(pa.schema([*INTERLEAVED_SCHEMA, pa.field("url", pa.string())]), check_metadata=True)
+        assert found.schema.equals(
+            pa.schema([*INTERLEAVED_SCHEMA, pa.field("url", pa.string())]), check_metadata=True
+        )
         places = list(zip(found["sample_id"].to_pylist(), found["position"].to_pylist(), strict=True))
         assert places == [("b", -1), ("b", 0), ("b", 1), ("a", -1), ("a", 0)]
         assert found["binary_content"].to_pylist() == [None, None, b"x", None, None]
@@ -277,7 +312,9 @@ def test_parquet_without_rows_or_row_groups(tmp_path: Path) -> None:
         pass
     other_parquet(tmp_path / "empty.parquet", schema.empty_table())
     reader = InterleavedParquetReader(str(tmp_path))
-    assert [reader.open(p).schema.names for p in reader.partitions()] == [[*INTERLEAVED_SCHEMA.names, "x"]] * 2
+    assert [reader.open(p).schema.names for p in reader.partitions()] == [
+        [*INTERLEAVED_SCHEMA.names, "x"]
+    ] * 2
     assert sum(batch.num_rows for batch in reader) == 0
 
 
@@ -292,7 +329,9 @@ def test_parquet_that_is_not_interleaved_is_named(tmp_path: Path, column: str) -
 def test_nulls_in_required_columns_are_named(tmp_path: Path, column: str) -> None:
     table = table_of([item("a"), item("b")])
     values = table[column].to_pylist()
-    table = table.set_column(table.column_names.index(column), column, pa.array([values[0], None], table[column].type))
+    table = table.set_column(
+        table.column_names.index(column), column, pa.array([values[0], None], table[column].type)
+    )
     with pytest.raises(ShardError, match=rf"o\.parquet: sample .*: {column} is null"):
         read("parquet", other_parquet(tmp_path / "o.parquet", table))
 
@@ -304,8 +343,14 @@ def test_a_position_of_64_bits_is_not_wrapped(tmp_path: Path) -> None:
 
 
 def test_columns_with_dots_are_not_parts_of_structs(tmp_path: Path) -> None:
-    extras = [pa.field("x", pa.struct([("y", pa.int8()), ("z", pa.int8())])), pa.field("x.y", pa.string()), pa.field("x.z", pa.int64())]
-    write("parquet", tmp_path, batch_of([item("a", **{"x": {"y": 1, "z": 2}, "x.y": "flat", "x.z": 5})], extras))
+    extras = [
+        pa.field("x", pa.struct([("y", pa.int8()), ("z", pa.int8())])),
+        pa.field("x.y", pa.string()),
+        pa.field("x.z", pa.int64()),
+    ]
+    write(
+        "parquet", tmp_path, batch_of([item("a", **{"x": {"y": 1, "z": 2}, "x.y": "flat", "x.z": 5})], extras)
+    )
     for fields in (["x"], ["x.y"], ["x.z", "x"], ["x", "x.y", "x.z"]):
         found = read("parquet", tmp_path, fields=fields)
         assert found.column_names[8:] == fields
@@ -316,13 +361,20 @@ def test_columns_with_dots_are_not_parts_of_structs(tmp_path: Path) -> None:
 def test_lance_of_others(tmp_path: Path) -> None:
     import lance
 
-    table = table_of([item("b", 1, "image", binary_content=b"x"), item("b", url="u"), item("a", 0)], [pa.field("url", pa.string())])
+    table = table_of(
+        [item("b", 1, "image", binary_content=b"x"), item("b", url="u"), item("a", 0)],
+        [pa.field("url", pa.string())],
+    )
     table = table.drop_columns(["materialize_error"]).set_column(1, "position", pa.array([1, -1, 0]))
     lance.write_dataset(table, tmp_path / "o.lance", max_rows_per_file=2)
     reader = InterleavedLanceReader(str(tmp_path))
     assert [p.name for p in reader.partitions()] == ["o"]
     found = as_table(reader)
-    assert list(zip(found["sample_id"].to_pylist(), found["position"].to_pylist(), strict=True)) == [("b", -1), ("b", 1), ("a", 0)]
+    assert list(zip(found["sample_id"].to_pylist(), found["position"].to_pylist(), strict=True)) == [
+        ("b", -1),
+        ("b", 1),
+        ("a", 0),
+    ]
     assert found.column_names == [*INTERLEAVED_SCHEMA.names, "url"]
     lance.write_dataset(pa.table({"x": [1]}), tmp_path / "q.lance")
     with pytest.raises(ShardError, match=r"q\.lance: not interleaved data"):
@@ -379,7 +431,8 @@ def test_a_tar_without_samples(tmp_path: Path, name: str) -> None:
 
 def test_unreferenced_members_are_reported(tmp_path: Path) -> None:
     shard = make_tar(
-        tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", picture(0)[1]), ("b.png", b"?"), ("notes.txt", b"?")]
+        tmp_path / "x.tar",
+        [("a.json", {"images": ["a.png"]}), ("a.png", picture(0)[1]), ("b.png", b"?"), ("notes.txt", b"?")],
     )
     report = write("parquet", tmp_path / "out", InterleavedWebdatasetReader(str(shard)))
     assert report.partitions[0].notes[str(shard)]["unreferenced_members"] == ["b.png", "notes.txt"]
@@ -409,12 +462,20 @@ def test_locators_are_relative_to_the_folder_named(tmp_path: Path) -> None:
 
 
 def test_read_kwargs_are_those_of_read_table(tmp_path: Path) -> None:
-    write("parquet", tmp_path, batch_of([item("a", n=1), item("b", n=2), item("b", 0, text_content="t")], [pa.field("n", pa.int64())]))
+    write(
+        "parquet",
+        tmp_path,
+        batch_of(
+            [item("a", n=1), item("b", n=2), item("b", 0, text_content="t")], [pa.field("n", pa.int64())]
+        ),
+    )
     filters = [("sample_id", "==", "b")]
     found = read("parquet", tmp_path, read_kwargs={"filters": filters, "memory_map": True}, fields=())
     assert found["sample_id"].to_pylist() == ["b", "b"]
     assert found.column_names == INTERLEAVED_SCHEMA.names
-    found = read("parquet", tmp_path, read_kwargs={"filters": [("n", ">", 1)]}, fields=(), max_batch_bytes=1000)
+    found = read(
+        "parquet", tmp_path, read_kwargs={"filters": [("n", ">", 1)]}, fields=(), max_batch_bytes=1000
+    )
     assert found["sample_id"].to_pylist() == ["b"]
     with pytest.raises(TypeError, match="read_kwargs"):
         read("parquet", tmp_path, read_kwargs={"nonsense": 1})
@@ -422,14 +483,24 @@ def test_read_kwargs_are_those_of_read_table(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows_a_page", [1, 16, 1024])
 def test_a_row_group_of_large_images_comes_in_batches(tmp_path: Path, rows_a_page: int) -> None:
-    """Images are read apart from the other columns; a column whose name continues theirs is one of the others."""
+    """Images are read apart from the other columns; a column whose name continues theirs is one of the
+    others.
+    """
     rows = [
-        item(f"s{i // 3}", i % 3 - 1, "image" if i % 3 else "metadata", binary_content=bytes([i]) * 100_000 if i % 3 else None, x=i)
+        item(
+            f"s{i // 3}",
+            i % 3 - 1,
+            "image" if i % 3 else "metadata",
+            binary_content=bytes([i]) * 100_000 if i % 3 else None,
+            x=i,
+        )
         for i in range(30)
     ]
     table = table_of(rows, [pa.field("x", pa.int64())])
     table = table.append_column("binary_content.x", table.column("x"))
-    pq.write_table(table, tmp_path / "one.parquet", row_group_size=30, write_batch_size=rows_a_page, compression="none")
+    pq.write_table(
+        table, tmp_path / "one.parquet", row_group_size=30, write_batch_size=rows_a_page, compression="none"
+    )
     batches = list(InterleavedParquetReader(tmp_path / "one.parquet", max_batch_bytes=500_000))
     assert max(row_bytes(batch.data).sum() for batch in batches) <= 500_000
     assert len(batches) == 5

@@ -17,8 +17,12 @@ from mm_assets.interleaved.policies import with_errors
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_columns
 
-IDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from([".", "..", "a/b", "a.b", "__x", "x" * 300])
-BLOBS = st.sampled_from([b"", b"x", b"\x89PNG\r\n\x1a\n....", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"\0" * 70])
+IDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(
+    [".", "..", "a/b", "a.b", "__x", "x" * 300]
+)
+BLOBS = st.sampled_from(
+    [b"", b"x", b"\x89PNG\r\n\x1a\n....", b"\xff\xd8\xff\xe0", b"GIF89a", b"BM", b"\0" * 70]
+)
 
 
 def same(found: pa.Table, expected: pa.Table) -> None:
@@ -44,7 +48,9 @@ def rows_of_samples(draw: Any) -> list[dict[str, Any]]:
                     sample_id,
                     position,
                     modality,
-                    content_type=draw(st.none() | st.sampled_from(["text/plain", "image/png", "application/json", ""])),
+                    content_type=draw(
+                        st.none() | st.sampled_from(["text/plain", "image/png", "application/json", ""])
+                    ),
                     text_content=draw(st.none() | TEXT),
                     binary_content=draw(st.none() | BLOBS),
                     source_ref=draw(st.none() | st.sampled_from(["{}", '{"path":"a"}', "junk", ""])),
@@ -62,7 +68,20 @@ def tables(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types) -> pa
     table = with_errors(table, absent_content(table))
     for number in range(draw(st.integers(0, 3))):
         name = draw(
-            st.sampled_from(["a", "texts", "images", "_mm_assets", "_row_extra", "_source", "x.y", "é", "sample id", "json"])
+            st.sampled_from(
+                [
+                    "a",
+                    "texts",
+                    "images",
+                    "_mm_assets",
+                    "_row_extra",
+                    "_source",
+                    "x.y",
+                    "é",
+                    "sample id",
+                    "json",
+                ]
+            )
         ) + str(number)
         if draw(st.booleans()):
             field, values = draw(json_columns(rows=len(rows)))
@@ -90,7 +109,9 @@ def test_any_table(kind: str, data: st.DataObject) -> None:
 
 def test_times_and_nulls_inside_a_struct_in_parquet(tmp_path: Path) -> None:
     """Parquet has neither seconds nor nested nulls: both are put back."""
-    type_ = pa.list_(pa.struct([("none", pa.null()), ("when", pa.timestamp("s", "UTC")), ("day", pa.date64())]))
+    type_ = pa.list_(
+        pa.struct([("none", pa.null()), ("when", pa.timestamp("s", "UTC")), ("day", pa.date64())])
+    )
     values = [[{"none": None, "when": 5, "day": 86_400_000}], None, [], [None]]
     table = batch_of([item(name) for name in "abcd"]).data.append_column("t", pa.array(values, type_))
     write("parquet", tmp_path, InterleavedBatch(table))

@@ -1,4 +1,6 @@
-"""What is left of a process that died is told from what a living one is making: by more than the number of the process."""
+"""What is left of a process that died is told from what a living one is making: by more than the number of
+the process.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,16 @@ write_sharded_arrow_cache(slow(), FEATURES, Path(sys.argv[1]), shard_size_bytes=
 
 
 @contextmanager
-def running(code: str, *arguments: object, before: tuple[str, ...] = ()) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process, and the first line it prints. Who kills it leaves a zombie: nobody asks for its end before the block is over."""
-    process = subprocess.Popen([*before, sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+def running(
+    code: str, *arguments: object, before: tuple[str, ...] = ()
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process, and the first line it prints.
+
+    Who kills it leaves a zombie: nobody asks for its end before the block is over.
+    """
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         yield process, process.stdout.readline().strip()
@@ -112,7 +121,9 @@ def test_a_process_whose_start_is_not_known_is_told_by_its_lock(tmp_path: Path) 
 
 
 def test_another_container_of_this_machine(tmp_path: Path) -> None:
-    """Its numbers mean nothing here, those of ours nothing there: its lock tells, once it has had the time to take one."""
+    """Its numbers mean nothing here, those of ours nothing there: its lock tells, once it has had the time to
+    take one.
+    """
     with running(_HOLD, tmp_path) as (process, path):
         name = made_by(os.path.basename(path), container="00000001", pid=str(os.getpid()))
         foreign = Path(path).rename(tmp_path / name)
@@ -126,11 +137,15 @@ def test_another_container_of_this_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0, reason="may not make a pid namespace here"
+    subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode != 0,
+    reason="may not make a pid namespace here",
 )
 def test_a_real_container(tmp_path: Path) -> None:
     """The same numbers, in a namespace of their own."""
-    with running(_HOLD, tmp_path, before=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")) as (process, path):
+    with running(_HOLD, tmp_path, before=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")) as (
+        process,
+        path,
+    ):
         assert re.search(r"-1-[0-9a-f]{12}\.tmp$", path)  # here that is init
         aged(Path(path), 3600)
         assert sweep(str(tmp_path)) == []

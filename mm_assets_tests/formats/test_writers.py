@@ -47,7 +47,11 @@ def rows(name: str, **values: Any) -> list[dict[str, Any]]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file() and p.name != "lock"}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file() and p.name != "lock"
+    }
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -69,7 +73,10 @@ def test_policies_after_fetch(tmp_path: Path, kind: str, policy: str) -> None:
     )
     writer = writer_for(kind, str(tmp_path / "out"), on_materialize_error=policy)
     if policy == "error":
-        with pytest.raises(MaterializeError, match=r"x\.tar: sample 'lost', position 3: missing member 'gone\.png' \(and 1 more"):
+        with pytest.raises(
+            MaterializeError,
+            match=r"x\.tar: sample 'lost', position 3: missing member 'gone\.png' \(and 1 more",
+        ):
             writer.write(table)
         assert not list((tmp_path / "out").glob("*.tar")) + list((tmp_path / "out").glob("*.parquet"))
         return
@@ -101,7 +108,12 @@ def test_policies_after_fetch(tmp_path: Path, kind: str, policy: str) -> None:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_report(tmp_path: Path, kind: str) -> None:
     report = write(
-        kind, tmp_path, [batch_of(rows("a", n=1), [N], source_files=("f1",), partition="p"), batch_of(rows("b"), [N], partition="q")]
+        kind,
+        tmp_path,
+        [
+            batch_of(rows("a", n=1), [N], source_files=("f1",), partition="p"),
+            batch_of(rows("b"), [N], partition="q"),
+        ],
     )
     assert (report.rows, report.samples, report.images, report.texts) == (6, 2, 2, 2)
     assert [p.partition for p in report.partitions] == ["p", "q"]
@@ -126,7 +138,9 @@ def test_digests_are_those_of_every_other_format(tmp_path: Path, kind: str) -> N
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_strict_schema_names_what_it_leaves_out(tmp_path: Path, kind: str) -> None:
     strict = pa.schema([*INTERLEAVED_SCHEMA, pa.field("n", pa.float64()), pa.field("new", pa.int8())])
-    source = batch_of(rows("a", n=1, x="x", y="y"), [pa.field("x", pa.string()), N, pa.field("y", pa.string())])
+    source = batch_of(
+        rows("a", n=1, x="x", y="y"), [pa.field("x", pa.string()), N, pa.field("y", pa.string())]
+    )
     report = write(kind, tmp_path, source, schema=strict)
     assert report.dropped_columns == ("x", "y")
     found = read(kind, tmp_path)
@@ -136,14 +150,21 @@ def test_a_strict_schema_names_what_it_leaves_out(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_strict_schema_may_leave_content_out_but_not_ids(tmp_path: Path, kind: str) -> None:
-    strict = pa.schema([f for f in INTERLEAVED_SCHEMA if f.name in ("sample_id", "position", "modality", "text_content")])
+    strict = pa.schema(
+        [f for f in INTERLEAVED_SCHEMA if f.name in ("sample_id", "position", "modality", "text_content")]
+    )
     report = write(kind, tmp_path / "text", batch_of(rows("a")), schema=strict)
     assert "binary_content" in report.dropped_columns
     found = read(kind, tmp_path / "text")
     assert found["text_content"].to_pylist() == [None, "text of a", None]
     assert found["binary_content"].null_count == 3
     with pytest.raises(ValueError, match="schema= has no column 'position'"):
-        write(kind, tmp_path / "none", batch_of(rows("a")), schema=pa.schema([INTERLEAVED_SCHEMA.field("sample_id")]))
+        write(
+            kind,
+            tmp_path / "none",
+            batch_of(rows("a")),
+            schema=pa.schema([INTERLEAVED_SCHEMA.field("sample_id")]),
+        )
     assert not (tmp_path / "none").exists()
 
 
@@ -179,7 +200,9 @@ def test_the_same_input_makes_the_same_bytes(tmp_path: Path, kind: str) -> None:
 def test_a_generator_whose_schema_changes_midway(tmp_path: Path, kind: str) -> None:
     def batches() -> Iterator[InterleavedBatch]:
         yield batch_of(rows("a", n=1), [N])
-        yield batch_of(rows("b", n=2.5, late="x"), [pa.field("late", pa.string()), pa.field("n", pa.float64())])
+        yield batch_of(
+            rows("b", n=2.5, late="x"), [pa.field("late", pa.string()), pa.field("n", pa.float64())]
+        )
         yield batch_of(rows("c", n="three"), [pa.field("n", pa.string())])
 
     write(kind, tmp_path, batches())
@@ -228,10 +251,14 @@ def test_an_empty_path_is_refused(kind: str) -> None:
         (lambda _: None, "not NoneType: read files with a reader first"),
     ],
 )
-def test_what_is_no_batch_is_refused_with_what_to_pass(tmp_path: Path, given: Callable[[InterleavedBatch], Any], hint: str) -> None:
+def test_what_is_no_batch_is_refused_with_what_to_pass(
+    tmp_path: Path, given: Callable[[InterleavedBatch], Any], hint: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         writer_for("parquet", str(tmp_path / "out")).write(given(batch_of([item("a")])))
-    assert str(caught.value).startswith("write() takes a reader, an InterleavedBatch or an iterable of them, not ")
+    assert str(caught.value).startswith(
+        "write() takes a reader, an InterleavedBatch or an iterable of them, not "
+    )
     assert str(caught.value).endswith(hint)
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -343,14 +370,18 @@ def test_a_withheld_partition_is_not_published(tmp_path: Path, kind: str) -> Non
     ],
     ids=["modality", "two texts", "two images", "not consecutive"],
 )
-def test_what_has_no_place_is_refused_with_file_and_sample(tmp_path: Path, kind: str, bad: list[dict[str, Any]]) -> None:
+def test_what_has_no_place_is_refused_with_file_and_sample(
+    tmp_path: Path, kind: str, bad: list[dict[str, Any]]
+) -> None:
     with pytest.raises(ValueError, match=r"in\.parquet: sample (id )?'s'"):
         write(kind, tmp_path, batch_of(bad, source_files=("in.parquet",)))
     assert not [name for name in snapshot(tmp_path) if not name.startswith("items.lance/data")]
 
 
 def test_a_type_parquet_has_not_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    odd = batch_of(rows("a")).data.append_column("odd", pa.array([(1, 2, 3)] * 3, pa.month_day_nano_interval()))
+    odd = batch_of(rows("a")).data.append_column(
+        "odd", pa.array([(1, 2, 3)] * 3, pa.month_day_nano_interval())
+    )
     for kind in ("parquet", "webdataset"):
         with pytest.raises(ValueError, match="column 'odd'"):
             write(kind, tmp_path, InterleavedBatch(odd))
@@ -399,7 +430,9 @@ def test_a_kill_leaves_the_version_before_and_nothing_under_a_final_name(tmp_pat
     write(kind, tmp_path, batch_of(rows("old"), partition="p"))
     before = read(kind, tmp_path)
     visible = {name for name in os.listdir(tmp_path) if not name.startswith(".")}
-    process = subprocess.Popen([sys.executable, "-c", _SLOW, kind, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SLOW, kind, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     while int(process.stdout.readline()) < 40:
         pass
@@ -431,7 +464,9 @@ def test_sweep_leaves_files_of_living_processes(tmp_path: Path) -> None:
 
 
 def test_parquet_layout(tmp_path: Path) -> None:
-    """Image bytes plain and without dictionary, everything else zstd; ids can be looked up; samples are not cut."""
+    """Image bytes plain and without dictionary, everything else zstd; ids can be looked up; samples are not
+    cut.
+    """
     extras = [
         N, pa.field("s", pa.struct([("a", pa.string()), ("b.c", pa.list_(pa.int8()))])), pa.field("l", pa.large_list(pa.string())),
         pa.field("m", pa.map_(pa.string(), pa.list_(pa.int8()))), pa.field("f", pa.list_(pa.float32(), 2)), pa.field("x.y", pa.string()),
@@ -471,7 +506,10 @@ def test_parquet_layout(tmp_path: Path) -> None:
 
 def test_bytes_of_no_known_format_travel_in_the_json(tmp_path: Path) -> None:
     source = batch_of(
-        [item("a", 0, "image", binary_content=b"no image", content_type="image/x"), item("a", 1, "image", binary_content=b"?")]
+        [
+            item("a", 0, "image", binary_content=b"no image", content_type="image/x"),
+            item("a", 1, "image", binary_content=b"?"),
+        ]
     )
     InterleavedWebdatasetWriter(tmp_path).write(source)
     same(read("webdataset", tmp_path), source.data)

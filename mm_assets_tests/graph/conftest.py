@@ -1,4 +1,6 @@
-"""A deployment per test, and worker processes that all of them share: starting some for every run would take most of the time."""
+"""A deployment per test, and worker processes that all of them share: starting some for every run would take
+most of the time.
+"""
 
 import json
 import shutil
@@ -26,7 +28,9 @@ class _SharedPool(WorkerPool):
 def shared_workers() -> Iterator[None]:
     pools: dict[int, _SharedPool] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "WorkerPool", lambda processes: pools.setdefault(processes, _SharedPool(processes)))
+        patch.setattr(
+            workers, "WorkerPool", lambda processes: pools.setdefault(processes, _SharedPool(processes))
+        )
         yield
     for pool in pools.values():
         WorkerPool.close(pool)
@@ -38,7 +42,10 @@ def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
         def make(raw: str | None = None, storage: str | None = None, **environment: str) -> Deployment:
             return Deployment(
-                raw or str(tmp_path / "raw"), storage or str(tmp_path / "storage"), instance, {"MM_WORKERS": "2", **environment}
+                raw or str(tmp_path / "raw"),
+                storage or str(tmp_path / "storage"),
+                instance,
+                {"MM_WORKERS": "2", **environment},
             )
 
         yield make
@@ -48,15 +55,25 @@ def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two shards through the whole graph; each test takes a copy of the outputs."""
     folder = tmp_path_factory.mktemp("made")
-    one = {"sample_id": "doc.one", "n": 5, "score": 0.5, "texts": ["first", None, None, None], "images": [None, "a.png", None, "b.png"]}
+    one = {
+        "sample_id": "doc.one",
+        "n": 5,
+        "score": 0.5,
+        "texts": ["first", None, None, None],
+        "images": [None, "a.png", None, "b.png"],
+    }
     two = {"sample_id": "dir/two", "n": 6, "score": 1.5, "texts": ["other text"], "images": [None]}
     three = {"sample_id": "three", "n": 7, "score": 2.5, "texts": ["t"], "images": [None]}
-    documents = {f"{name}.json": json.dumps(payload).encode() for name, payload in (("one", one), ("two", two))}
+    documents = {
+        f"{name}.json": json.dumps(payload).encode() for name, payload in (("one", one), ("two", two))
+    }
     write_tar(folder / "raw" / "p.tar", {**documents, "a.png": picture(0)[1], "b.png": picture(3)[1]})
     write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
     bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
     with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
-        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds})
+        deployment = Deployment(
+            str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds}
+        )
         result = deployment.run()
         assert result.success
         assert failed_checks(result) == set()

@@ -41,17 +41,23 @@ ASSETS = [asset.key.to_user_string() for asset in SHARDED_ASSETS]
 
 @dataclass
 class Deployment:
-    """Raw shards, an output root (folders or URLs) and an instance; environment variables configure the resources."""
+    """Raw shards, an output root (folders or URLs) and an instance; environment variables configure the
+    resources.
+    """
 
     raw: str
     storage: str
     instance: dg.DagsterInstance
     environment: dict[str, str]
 
-    def run(self, keys: list[str] | None = None, assets: list[str] | None = None) -> dg.ExecuteInProcessResult:
+    def run(
+        self, keys: list[str] | None = None, assets: list[str] | None = None
+    ) -> dg.ExecuteInProcessResult:
         """Materialize every asset, or some, for some neighbouring shards (default: all) in one run."""
         with self._configured():
-            self.instance.add_dynamic_partitions(str(SHARDS.name), list(resources_from_environment()["raw"].listing()))
+            self.instance.add_dynamic_partitions(
+                str(SHARDS.name), list(resources_from_environment()["raw"].listing())
+            )
             known = list(self.instance.get_dynamic_partitions(str(SHARDS.name)))
             first, last = (keys[0], keys[-1]) if keys else (known[0], known[-1])
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
@@ -67,9 +73,13 @@ class Deployment:
     def check(self, asset: str, name: str) -> dg.ExecuteInProcessResult:
         """Run one check alone, over all shards there are."""
         with self._configured():
-            self.instance.add_dynamic_partitions(str(SHARDS.name), list(resources_from_environment()["raw"].listing()))
+            self.instance.add_dynamic_partitions(
+                str(SHARDS.name), list(resources_from_environment()["raw"].listing())
+            )
             key = dg.AssetCheckKey(dg.AssetKey(asset), name)
-            alone = dg.Definitions(jobs=[dg.define_asset_job("alone", selection=dg.AssetSelection.checks(key))])
+            alone = dg.Definitions(
+                jobs=[dg.define_asset_job("alone", selection=dg.AssetSelection.checks(key))]
+            )
             job = dg.Definitions.merge(build_definitions(), alone).resolve_job_def("alone")
             return job.execute_in_process(
                 instance=self.instance,
@@ -78,7 +88,9 @@ class Deployment:
             )
 
     def check_states(self) -> dict[str, dict[str, set[str]]]:
-        """By ``asset.check``, the shards of each status as the UI counts them: this is what its query resolves to."""
+        """By ``asset.check``, the shards of each status as the UI counts them: this is what its query
+        resolves to.
+        """
         with self._configured():
             graph = build_definitions().resolve_asset_graph()
         found: dict[str, dict[str, set[str]]] = {}
@@ -88,17 +100,26 @@ class Deployment:
                 continue
             with dg.partition_loading_context(dynamic_partitions_store=self.instance):
                 state = self.instance.event_log_storage.get_asset_check_state([(key, partitions_def)])[key]
-                shards = {status.value: set(subset.subset_value.get_partition_keys()) for status, subset in state.subsets.items()}
-            found[f"{key.asset_key.to_user_string()}.{key.name}"] = {status: keys for status, keys in shards.items() if keys}
+                shards = {
+                    status.value: set(subset.subset_value.get_partition_keys())
+                    for status, subset in state.subsets.items()
+                }
+            found[f"{key.asset_key.to_user_string()}.{key.name}"] = {
+                status: keys for status, keys in shards.items() if keys
+            }
         return found
 
     def overview(self, asset: str, check: str) -> tuple[bool, dict[str, Any]]:
-        """What the overview of an asset shows of a check: its latest row, if it is of the latest materialization; and its metadata."""
+        """What the overview of an asset shows of a check: its latest row, if it is of the latest
+        materialization; and its metadata.
+        """
         key = dg.AssetCheckKey(dg.AssetKey(asset), check)
         record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
         assert asyncio.run(record.targets_latest_materialization(_Loading(self.instance)))
         assert record.evaluation is not None
-        return record.evaluation.passed, {name: value.value for name, value in record.evaluation.metadata.items()}
+        return record.evaluation.passed, {
+            name: value.value for name, value in record.evaluation.metadata.items()
+        }
 
     @contextmanager
     def _configured(self) -> Iterator[None]:
@@ -122,15 +143,21 @@ def materialized(result: dg.ExecuteInProcessResult) -> dict[str, dict[str, dg.As
     for event in result.get_asset_materialization_events():
         made = event.step_materialization_data.materialization
         shards = found.setdefault(made.asset_key.to_user_string(), {})
-        assert made.partition is not None and made.partition not in shards, f"{made.asset_key} {made.partition}: two events"
+        assert made.partition is not None and made.partition not in shards, (
+            f"{made.asset_key} {made.partition}: two events"
+        )
         shards[made.partition] = made
     return found
 
 
 def failed_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str | None]]:
-    """(asset, check, shard) of every evaluation that did not pass; the shard is None where all are judged together."""
+    """(asset, check, shard) of every evaluation that did not pass; the shard is None where all are judged
+    together.
+    """
     return {
-        (e.asset_key.to_user_string(), e.check_name, e.partition) for e in result.get_asset_check_evaluations() if not e.passed
+        (e.asset_key.to_user_string(), e.check_name, e.partition)
+        for e in result.get_asset_check_evaluations()
+        if not e.passed
     }
 
 

@@ -1,4 +1,6 @@
-"""Every item accounted for: ledger, quarantine and proof of the real graph, over shards with a few bad samples."""
+"""Every item accounted for: ledger, quarantine and proof of the real graph, over shards with a few bad
+samples.
+"""
 
 import io
 import json
@@ -26,7 +28,9 @@ PNG = picture(0)[1]
 
 
 def document(sample: str, **fields: Any) -> bytes:
-    return json.dumps({"texts": [f"text of {sample}", None], "images": [None, f"{sample}.1.png"], "n": 1, **fields}).encode()
+    return json.dumps(
+        {"texts": [f"text of {sample}", None], "images": [None, f"{sample}.1.png"], "n": 1, **fields}
+    ).encode()
 
 
 def samples(count: int, prefix: str = "s") -> dict[str, bytes]:
@@ -38,23 +42,44 @@ def samples(count: int, prefix: str = "s") -> dict[str, bytes]:
 
 
 def table(storage: Path, folder: str) -> pa.Table:
-    return pa.concat_tables([pq.read_table(path) for path in sorted((storage / folder).rglob("*.parquet"))], promote_options="permissive")
+    return pa.concat_tables(
+        [pq.read_table(path) for path in sorted((storage / folder).rglob("*.parquet"))],
+        promote_options="permissive",
+    )
 
 
 def ids_in_outputs(storage: Path) -> dict[str, set[str]]:
-    places = {"curated": "parquet", "filtered": "parquet", "webdataset": "webdataset", "lance": "lance", "arrow_cache": "arrow_cache"}
+    places = {
+        "curated": "parquet",
+        "filtered": "parquet",
+        "webdataset": "webdataset",
+        "lance": "lance",
+        "arrow_cache": "arrow_cache",
+    }
     return {
-        folder: {i for batch in reader_for(kind, str(storage / folder)) for i in batch.data["sample_id"].to_pylist()}
+        folder: {
+            i
+            for batch in reader_for(kind, str(storage / folder))
+            for i in batch.data["sample_id"].to_pylist()
+        }
         for folder, kind in places.items()
     }
 
 
 def assert_ledger_balances(storage: Path) -> None:
     entries = table(storage, "ledger/balance").to_pylist()
-    assert {e["asset"] for e in entries} >= {"curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache"}
+    assert {e["asset"] for e in entries} >= {
+        "curated_parquet",
+        "filtered_parquet",
+        "final_tars",
+        "lance_table",
+        "arrow_cache",
+    }
     sums: Counter[tuple[str, str]] = Counter()
     for entry in entries:
-        sums[entry["asset"], entry["partition"]] += (entry["items"] or 0) * (1 if entry["entry"] == "in" else -1)
+        sums[entry["asset"], entry["partition"]] += (entry["items"] or 0) * (
+            1 if entry["entry"] == "in" else -1
+        )
     assert set(sums.values()) == {0}
 
 
@@ -71,17 +96,28 @@ def three_bad(tmp_path: Path, deploy: Deploy) -> tuple[Deployment, dict[str, byt
     return deploy(**ALL_IMAGES), sound
 
 
-def test_three_bad_samples_of_a_hundred(tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]) -> None:
+def test_three_bad_samples_of_a_hundred(
+    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
+) -> None:
     deployment, sound = three_bad
     result = deployment.run()
     storage = tmp_path / "storage"
     assert result.success
     everywhere = {f"s{n:03d}" for n in range(100) if n not in (10, 20, 30)} | {f"g{n:03d}" for n in range(5)}
-    assert ids_in_outputs(storage) == dict.fromkeys(("curated", "filtered", "webdataset", "lance", "arrow_cache"), everywhere)
+    assert ids_in_outputs(storage) == dict.fromkeys(
+        ("curated", "filtered", "webdataset", "lance", "arrow_cache"), everywhere
+    )
     assert_ledger_balances(storage)
 
-    records = {record["sample_id"]: record for record in pq.read_table(storage / "quarantine" / "bad.parquet").to_pylist()}
-    assert {i: r["kind"] for i, r in records.items()} == {"s010": "bad_json", "s020": "missing_member", "s030": "undecodable_image"}
+    records = {
+        record["sample_id"]: record
+        for record in pq.read_table(storage / "quarantine" / "bad.parquet").to_pylist()
+    }
+    assert {i: r["kind"] for i, r in records.items()} == {
+        "s010": "bad_json",
+        "s020": "missing_member",
+        "s030": "undecodable_image",
+    }
     assert records["s010"]["raw"] == b'{"texts": [nope'
     assert records["s020"]["raw"] == sound["s020.json"]
     assert records["s030"]["raw"] == PNG[: len(PNG) // 2]
@@ -100,7 +136,9 @@ def test_three_bad_samples_of_a_hundred(tmp_path: Path, three_bad: tuple[Deploym
     assert json.loads((storage / "proof" / "proof.json").read_text())["is_equal"] is True
 
 
-def test_mended_source_closes_its_records(tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]) -> None:
+def test_mended_source_closes_its_records(
+    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
+) -> None:
     deployment, sound = three_bad
     deployment.run()
     write_tar(tmp_path / "raw" / "bad.tar", sound)
@@ -110,7 +148,9 @@ def test_mended_source_closes_its_records(tmp_path: Path, three_bad: tuple[Deplo
     assert failed_checks(result) == set()
     assert {len(ids) for ids in ids_in_outputs(storage).values()} == {105}
     assert list((storage / "quarantine").iterdir()) == []
-    assert not (storage / "ledger" / "items").exists() or not list((storage / "ledger" / "items").rglob("*.parquet"))
+    assert not (storage / "ledger" / "items").exists() or not list(
+        (storage / "ledger" / "items").rglob("*.parquet")
+    )
     assert_ledger_balances(storage)
     made = materialized(result)["quarantine"]["bad"]
     assert made.metadata["records"].value == 0
@@ -123,9 +163,9 @@ def test_filtered_items_are_in_the_ledger_with_score_and_threshold(tmp_path: Pat
     assert deployment.run().success
     storage = tmp_path / "storage"
     items = table(storage, "ledger/items").to_pylist()
-    assert [(i["asset"], i["sample_id"], i["position"], i["outcome"], i["kind"], i["threshold"]) for i in items] == [
-        ("filtered_parquet", f"s{n:03d}", 1, "filtered", "aspect_ratio", "50..60") for n in range(2)
-    ]
+    assert [
+        (i["asset"], i["sample_id"], i["position"], i["outcome"], i["kind"], i["threshold"]) for i in items
+    ] == [("filtered_parquet", f"s{n:03d}", 1, "filtered", "aspect_ratio", "50..60") for n in range(2)]
     assert all(0.1 < i["score"] < 50 and i["reason"] == "narrower than min_ratio" for i in items)
     assert_ledger_balances(storage)
 
@@ -164,7 +204,11 @@ def test_a_repeated_id_stays_with_its_first_shard(tmp_path: Path, deploy: Deploy
     assert result.success
     assert ("raw_shards", "unique_sample_ids", "b") in failed_checks(result)
     assert ("raw_shards", "unique_sample_ids", "a") not in failed_checks(result)
-    owner = {i: path.stem for path in (storage / "curated").iterdir() for i in pq.read_table(path)["sample_id"].to_pylist()}
+    owner = {
+        i: path.stem
+        for path in (storage / "curated").iterdir()
+        for i in pq.read_table(path)["sample_id"].to_pylist()
+    }
     assert owner["twin"] == "a"
     (record,) = pq.read_table(storage / "quarantine" / "b.parquet").to_pylist()
     assert (record["sample_id"], record["kind"], record["raw"]) == ("twin", "duplicate_id", twin["twin.json"])
@@ -173,13 +217,19 @@ def test_a_repeated_id_stays_with_its_first_shard(tmp_path: Path, deploy: Deploy
     again = deployment.run()
     assert again.success
     assert failed_checks(again) == set()
-    owner = {i: path.stem for path in (storage / "curated").iterdir() for i in pq.read_table(path)["sample_id"].to_pylist()}
+    owner = {
+        i: path.stem
+        for path in (storage / "curated").iterdir()
+        for i in pq.read_table(path)["sample_id"].to_pylist()
+    }
     assert owner["twin"] == "b"
     assert ids_in_outputs(storage)["lance"] == ids_in_outputs(storage)["curated"]
     assert_ledger_balances(storage)
 
 
-def test_a_mended_shard_does_not_take_an_id_that_another_has_published(tmp_path: Path, deploy: Deploy) -> None:
+def test_a_mended_shard_does_not_take_an_id_that_another_has_published(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
     write_tar(tmp_path / "raw" / "b.tar", samples(1, "twin"))
     deployment = deploy(**ALL_IMAGES)
@@ -189,7 +239,10 @@ def test_a_mended_shard_does_not_take_an_id_that_another_has_published(tmp_path:
         result = deployment.run(keys)
         assert result.success
         assert ("raw_shards", "unique_sample_ids", "a") in failed_checks(result) or keys is None
-        owner = {path.stem: set(pq.read_table(path)["sample_id"].to_pylist()) for path in (tmp_path / "storage" / "curated").iterdir()}
+        owner = {
+            path.stem: set(pq.read_table(path)["sample_id"].to_pylist())
+            for path in (tmp_path / "storage" / "curated").iterdir()
+        }
         assert owner == {"a": {"a000"}, "b": {"twin000"}}
 
 
@@ -205,18 +258,34 @@ def test_a_torn_record_costs_its_own_shard_only(tmp_path: Path, deploy: Deploy) 
     result = deployment.run()
     assert result.success
     assert failed_checks(result) == set()
-    unchanged = {key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()}
+    unchanged = {
+        key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()
+    }
     assert unchanged == {"a": False, "b": True}
-    assert sorted(json.loads((tmp_path / "storage" / "proof" / "proof.json").read_text())["shards"]) == ["a", "b"]
+    assert sorted(json.loads((tmp_path / "storage" / "proof" / "proof.json").read_text())["shards"]) == [
+        "a",
+        "b",
+    ]
 
 
-def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(tmp_path: Path, deploy: Deploy) -> None:
+def test_what_a_killed_process_left_goes_also_when_there_is_nothing_else_to_do(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
     deployment = deploy(**ALL_IMAGES)
     assert deployment.run().success
     name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a.parquet'))"
-    left = subprocess.run([sys.executable, "-c", name_it], check=True, capture_output=True, text=True).stdout.strip()
-    folders = ["curated", "webdataset/.mm_assets", "ledger/raw_shards", "ledger/sample_ids", "ledger/lance_table", "proof/final_tars"]
+    left = subprocess.run(
+        [sys.executable, "-c", name_it], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    folders = [
+        "curated",
+        "webdataset/.mm_assets",
+        "ledger/raw_shards",
+        "ledger/sample_ids",
+        "ledger/lance_table",
+        "proof/final_tars",
+    ]
     folders += ["arrow_cache", "arrow_cache/a"]
     for folder in folders:
         (tmp_path / "storage" / folder / left).write_bytes(b"half")
@@ -230,7 +299,11 @@ def test_a_newline_in_a_name_is_part_of_the_name(tmp_path: Path, deploy: Deploy)
     write_tar(tmp_path / "secret" / "outside.tar", samples(1, "outside"))
     write_tar(tmp_path / "raw" / f"x.tar\n{tmp_path}" / "secret" / "outside.tar", samples(1, "inside"))
     deploy(**ALL_IMAGES).run()
-    published = {i for path in (tmp_path / "storage" / "curated").iterdir() for i in pq.read_table(path)["sample_id"].to_pylist()}
+    published = {
+        i
+        for path in (tmp_path / "storage" / "curated").iterdir()
+        for i in pq.read_table(path)["sample_id"].to_pylist()
+    }
     assert published == {"inside000"}
 
 
@@ -251,7 +324,9 @@ def test_another_shard_does_not_make_a_sound_one_anew(tmp_path: Path, deploy: De
     assert deployment.run().success
     write_tar(tmp_path / "raw" / "a.tar", {"a.json": document("a", y=2, x=1), "a.1.png": PNG})
     result = deployment.run()
-    assert {key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()} == {"a": False, "b": True}
+    assert {
+        key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()
+    } == {"a": False, "b": True}
 
 
 def test_a_sound_sample_does_not_yield_to_a_faulty_one(tmp_path: Path, deploy: Deploy) -> None:
@@ -298,7 +373,9 @@ def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -
     assert_ledger_balances(tmp_path / "storage")
 
 
-def test_members_that_are_no_files_are_told_and_a_json_among_them_is_in_quarantine(tmp_path: Path, deploy: Deploy) -> None:
+def test_members_that_are_no_files_are_told_and_a_json_among_them_is_in_quarantine(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     write_tar(tmp_path / "raw" / "a.tar", samples(1, "a"))
     with tarfile.open(tmp_path / "raw" / "a.tar", "a") as tar:
         for name, kind in (("z.json", b"Z"), ("pipe.json", tarfile.FIFOTYPE), ("dev.png", tarfile.CHRTYPE)):
@@ -311,10 +388,16 @@ def test_members_that_are_no_files_are_told_and_a_json_among_them_is_in_quaranti
     assert result.success
     assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset({"a000", "z"})}
     (record,) = pq.read_table(storage / "quarantine" / "a.parquet").to_pylist()
-    assert (record["kind"], record["sample_id"], record["member"]) == ("unreadable_member", "pipe", "pipe.json")
+    assert (record["kind"], record["sample_id"], record["member"]) == (
+        "unreadable_member",
+        "pipe",
+        "pipe.json",
+    )
     (stray,) = [i for i in table(storage, "ledger/items").to_pylist() if i["outcome"] == "unreferenced"]
     assert (stray["member"], stray["reason"]) == ("dev.png", "a character device: not read as a file")
-    (check,) = [c for c in result.get_asset_check_evaluations() if c.check_name == "integrity" and c.partition]
+    (check,) = [
+        c for c in result.get_asset_check_evaluations() if c.check_name == "integrity" and c.partition
+    ]
     assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert (check.metadata["skipped"].value, check.metadata["unreadable"].value) == (1, 1)
     assert_ledger_balances(storage)
@@ -331,22 +414,38 @@ def test_a_flipped_bit_in_a_header_costs_one_sample(tmp_path: Path, deploy: Depl
     result = deploy(**ALL_IMAGES).run()
     storage = tmp_path / "storage"
     assert result.success
-    assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset(f"s{n:03d}" for n in range(100) if n != 3)}
+    assert set(map(frozenset, ids_in_outputs(storage).values())) == {
+        frozenset(f"s{n:03d}" for n in range(100) if n != 3)
+    }
     (record,) = pq.read_table(storage / "quarantine" / "a.parquet").to_pylist()
     assert (record["kind"], record["byte_offset"], record["byte_size"]) == ("damaged_tar", at, end - at)
     assert record["raw"] == bytes(data[at:end])
-    (check,) = [c for c in result.get_asset_check_evaluations() if c.check_name == "integrity" and c.partition]
-    assert (check.passed, check.severity, check.metadata["damage"].value) == (False, dg.AssetCheckSeverity.ERROR, 1)
+    (check,) = [
+        c for c in result.get_asset_check_evaluations() if c.check_name == "integrity" and c.partition
+    ]
+    assert (check.passed, check.severity, check.metadata["damage"].value) == (
+        False,
+        dg.AssetCheckSeverity.ERROR,
+        1,
+    )
     assert_ledger_balances(storage)
 
 
 def test_frames_behind_the_last_reference_are_in_the_ledger(tmp_path: Path, deploy: Deploy) -> None:
     tiff = tiff_of(3)
-    write_tar(tmp_path / "raw" / "a.tar", {"t.json": document("t", images=["p0", "p1"], texts=[None, None]), "t.tiff": tiff})
+    write_tar(
+        tmp_path / "raw" / "a.tar",
+        {"t.json": document("t", images=["p0", "p1"], texts=[None, None]), "t.tiff": tiff},
+    )
     result = deploy(**ALL_IMAGES).run()
     assert result.success
     (stray,) = table(tmp_path / "storage", "ledger/items").to_pylist()
-    assert (stray["outcome"], stray["kind"], stray["member"], stray["frame_index"]) == ("unreferenced", "unreferenced_frame", "t.tiff", 2)
+    assert (stray["outcome"], stray["kind"], stray["member"], stray["frame_index"]) == (
+        "unreferenced",
+        "unreferenced_frame",
+        "t.tiff",
+        2,
+    )
     assert stray["reason"] == "frame 2 of 3 is no image of any sample that was read"
     with tarfile.open(tmp_path / "raw" / "a.tar") as tar:
         assert (stray["byte_offset"], stray["byte_size"]) == (tar.getmember("t.tiff").offset_data, len(tiff))
@@ -356,13 +455,20 @@ def test_frames_behind_the_last_reference_are_in_the_ledger(tmp_path: Path, depl
 
 def test_types_are_reconciled_over_shards_before_anything_is_written(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {"x.json": document("x", n=1, m=2), "x.1.png": PNG})
-    write_tar(tmp_path / "raw" / "b.tar", {"y.json": document("y", n=2.5, m="text", extra=True), "y.1.png": PNG})
+    write_tar(
+        tmp_path / "raw" / "b.tar", {"y.json": document("y", n=2.5, m="text", extra=True), "y.1.png": PNG}
+    )
     deployment = deploy(**ALL_IMAGES)
     assert deployment.run().success
     storage = tmp_path / "storage" / "curated"
     schemas = {path.stem: pq.read_schema(path) for path in storage.iterdir()}
-    assert {name: schema.field("n").type for name, schema in schemas.items()} == {"a": pa.float64(), "b": pa.float64()}
-    assert {(s.field("m").type, s.field("m").metadata[b"mm_assets:encoding"]) for s in schemas.values()} == {(pa.string(), b"json")}
+    assert {name: schema.field("n").type for name, schema in schemas.items()} == {
+        "a": pa.float64(),
+        "b": pa.float64(),
+    }
+    assert {(s.field("m").type, s.field("m").metadata[b"mm_assets:encoding"]) for s in schemas.values()} == {
+        (pa.string(), b"json")
+    }
 
 
 def test_a_shard_that_breaks_the_schema_contract_fails_alone(tmp_path: Path, deploy: Deploy) -> None:
@@ -376,7 +482,11 @@ def test_a_shard_that_breaks_the_schema_contract_fails_alone(tmp_path: Path, dep
     assert sorted(materialized(result)["curated_parquet"]) == ["a", "c"]
     assert ("raw_shards", "schema_contract", "b") in failed_checks(result)
     assert ("raw_shards", "schema_contract", "c") not in failed_checks(result)
-    evaluation = next(e for e in result.get_asset_check_evaluations() if e.check_name == "schema_contract" and e.partition == "b")
+    evaluation = next(
+        e
+        for e in result.get_asset_check_evaluations()
+        if e.check_name == "schema_contract" and e.partition == "b"
+    )
     assert "'n'" in str(evaluation.metadata["refused"].value)
 
     widened = deploy(**ALL_IMAGES, MM_SCHEMA_CHANGES="widen").run()
@@ -385,7 +495,9 @@ def test_a_shard_that_breaks_the_schema_contract_fails_alone(tmp_path: Path, dep
     assert (field.type, field.metadata[b"mm_assets:encoding"]) == (pa.string(), b"json")
 
 
-def test_checks_of_raw_shards_run_alone(tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]) -> None:
+def test_checks_of_raw_shards_run_alone(
+    tmp_path: Path, three_bad: tuple[Deployment, dict[str, bytes]]
+) -> None:
     deployment, _ = three_bad
     result = deployment.check("raw_shards", "integrity")
     evaluations = {e.partition: e for e in result.get_asset_check_evaluations()}

@@ -1,4 +1,6 @@
-"""The asset `arrow_cache`: one cache a shard, replaced as a whole, proven to the last byte, and read as samples."""
+"""The asset `arrow_cache`: one cache a shard, replaced as a whole, proven to the last byte, and read as
+samples.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,13 @@ def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deployment: De
     assert dataset[dataset.index("b1")] == {
         "sample_id": "b1",
         "items": [
-            {"modality": "text", "position": 0, "content_type": "text/plain", "text": "text of b1", "metadata": {}},
+            {
+                "modality": "text",
+                "position": 0,
+                "content_type": "text/plain",
+                "text": "text of b1",
+                "metadata": {},
+            },
             {"modality": "image", "position": 1, "content_type": "image/png", "image": PNG, "metadata": {}},
         ],
         "metadata": {"n": 1},
@@ -70,7 +78,11 @@ def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, deplo
     assert {path.name: path.stat() for path in (caches / "b").iterdir()} == before
     assert len(list((caches / "a").iterdir())) == 2
     dataset = InterleavedArrowDataset(caches)
-    assert [dataset[i]["items"][0]["text"] for i in range(len(dataset))] == ["other of a0", "text of b0", "text of b1"]
+    assert [dataset[i]["items"][0]["text"] for i in range(len(dataset))] == [
+        "other of a0",
+        "text of b0",
+        "text of b1",
+    ]
     assert opened[1]["items"][0]["text"] == "text of a1", "what is mapped stays"
 
 
@@ -121,7 +133,9 @@ def _behind_the_rows(folder: Path) -> None:
         (_other_count, "num_rows is 1, the rest gives 9"),
     ],
 )
-def test_damage_is_found_and_mended(tmp_path: Path, deployment: Deployment, damage: Callable[[Path], None], problem: str) -> None:
+def test_damage_is_found_and_mended(
+    tmp_path: Path, deployment: Deployment, damage: Callable[[Path], None], problem: str
+) -> None:
     deployment.run()
     damage(tmp_path / "storage" / "arrow_cache" / "a")
     result = deployment.check("arrow_cache", "zero_loss")
@@ -131,7 +145,9 @@ def test_damage_is_found_and_mended(tmp_path: Path, deployment: Deployment, dama
     assert str(tmp_path) not in found.metadata["summary"].value
     mended = deployment.run()
     assert failed_checks(mended) == set()
-    assert {key: "unchanged" in event.metadata for key, event in materialized(mended)["arrow_cache"].items()} == {"a": False, "b": True}
+    assert {
+        key: "unchanged" in event.metadata for key, event in materialized(mended)["arrow_cache"].items()
+    } == {"a": False, "b": True}
     assert deployment.check("arrow_cache", "zero_loss").success
     assert len(InterleavedArrowDataset(tmp_path / "storage")) == 5
 
@@ -150,7 +166,9 @@ def test_what_a_killed_builder_left_is_removed(tmp_path: Path, deployment: Deplo
     deployment.run()
     caches = tmp_path / "storage" / "arrow_cache"
     name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a'))"
-    marker = subprocess.run([sys.executable, "-c", name_it], check=True, capture_output=True, text=True).stdout.strip()
+    marker = subprocess.run(
+        [sys.executable, "-c", name_it], check=True, capture_output=True, text=True
+    ).stdout.strip()
     generation = marker.removesuffix(".tmp").rpartition("-")[2]
     for home in (caches, caches / "a"):
         (home / marker).touch()

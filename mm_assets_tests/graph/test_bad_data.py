@@ -35,7 +35,9 @@ def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: P
     result = deployment.run()
     assert not result.success
     events = materialized(result)
-    assert sorted(events["lance_table"]) == sorted(events["curated_parquet"]) == ["web-00000", "web-00001", "xa"]
+    assert (
+        sorted(events["lance_table"]) == sorted(events["curated_parquet"]) == ["web-00000", "web-00001", "xa"]
+    )
     assert ("curated_parquet", "landed", None) in failed_checks(result)
     assert "sample id 'twin' is already in shard 'xa'" in _errors(result, deployment)
 
@@ -44,10 +46,14 @@ def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: P
     ("policy", "lands", "images"),
     [("error", False, 0), ("warn", True, 2), ("drop_row", True, 1), ("drop_sample", True, 1)],
 )
-def test_unreadable_image_is_an_error_row(tmp_path: Path, deploy: Deploy, policy: str, lands: bool, images: int) -> None:
+def test_unreadable_image_is_an_error_row(
+    tmp_path: Path, deploy: Deploy, policy: str, lands: bool, images: int
+) -> None:
     make_shards(tmp_path / "spare", members=1, pdf=0, samples=4)
     with tarfile.open(tmp_path / "spare" / "web-00000.tar") as tar:
-        picture = next(tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith((".jpg", ".png")))  # type: ignore[union-attr]
+        picture = next(
+            tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith((".jpg", ".png"))
+        )  # type: ignore[union-attr]
     good = {"g.json": _document("good", ["g.0.png"]), "g.0.png": picture}
     bad = {"b.json": _document("bad", ["b.0.png"]), "b.0.png": b"no picture at all"}
     write_tar(tmp_path / "raw" / "mixed.tar", good | bad)
@@ -84,7 +90,9 @@ def test_locations_with_a_space_are_quoted(tmp_path: Path, deploy: Deploy) -> No
     assert list(materialized(result)["curated_parquet"]) == ["web-00000"]
 
 
-def test_files_per_partition_loses_no_file(tmp_path: Path, deploy: Deploy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_per_partition_loses_no_file(
+    tmp_path: Path, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shards = make_shards(tmp_path / "raw", members=3, pdf=0, samples=4)
     from mm_assets.resources.raw_shards import RawShards
 
@@ -96,7 +104,9 @@ def test_files_per_partition_loses_no_file(tmp_path: Path, deploy: Deploy, monke
     monkeypatch.setattr(RawShards, "listing", lambda _: listing)
     result = deploy().run()
     assert result.success
-    counts = {key: made.metadata["samples"].value for key, made in materialized(result)["curated_parquet"].items()}
+    counts = {
+        key: made.metadata["samples"].value for key, made in materialized(result)["curated_parquet"].items()
+    }
     assert counts == {"web-00000+1": 8, "web-00002": 4}
 
 
@@ -107,11 +117,17 @@ def test_files_per_partition_loses_no_file(tmp_path: Path, deploy: Deploy, monke
         ("MM_WORKERS", "-1", "MM_WORKERS must not be negative"),
         ("MM_MIN_ASPECT_RATIO", "-3", "MM_MIN_ASPECT_RATIO must not be negative: -3"),
         ("MM_MAX_ASPECT", "3", "MM_MAX_ASPECT: no such setting; the nearest is MM_MAX_ASPECT_RATIO"),
-        ("MM_ON_MATERIALIZE_ERROR", "ignore", "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'ignore'"),
+        (
+            "MM_ON_MATERIALIZE_ERROR",
+            "ignore",
+            "MM_ON_MATERIALIZE_ERROR must be one of error, warn, drop_row, drop_sample, not 'ignore'",
+        ),
         ("MM_RAW_SHARDS", "'no end", "No closing quotation"),
     ],
 )
-def test_bad_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, complaint: str) -> None:
+def test_bad_settings_name_the_variable(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, complaint: str
+) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ValueError, match=complaint):
         build_definitions().resources["raw"].listing()  # type: ignore[index]
@@ -130,6 +146,8 @@ def test_lost_storage_is_made_again(tmp_path: Path, deploy: Deploy) -> None:
     assert all("unchanged" in made.metadata for made in events["filtered_parquet"].values())
     assert {p.name: p.read_bytes() for p in (tmp_path / "storage" / "webdataset").glob("*.tar")} == before
     rows = sum(b.num_rows for b in reader_for("lance", str(tmp_path / "storage" / "lance")))
-    assert rows == pq.read_table(tmp_path / "storage" / "filtered" / "web-00000.parquet").num_rows + pq.read_table(
-        tmp_path / "storage" / "filtered" / "pdf-00000.parquet"
-    ).num_rows
+    assert (
+        rows
+        == pq.read_table(tmp_path / "storage" / "filtered" / "web-00000.parquet").num_rows
+        + pq.read_table(tmp_path / "storage" / "filtered" / "pdf-00000.parquet").num_rows
+    )

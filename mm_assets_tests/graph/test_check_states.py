@@ -16,14 +16,20 @@ PROVEN = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "a
 
 
 def _seen(deployment: Deployment) -> dict[str, tuple[set[str], set[str]]]:
-    """By ``asset.check``: the shards that the UI counts as passed, and as failed. There are no others: planned ones are gone."""
+    """By ``asset.check``: the shards that the UI counts as passed, and as failed. There are no others:
+    planned ones are gone.
+    """
     states = deployment.check_states()
     for name, state in states.items():
         assert state.keys() <= {"SUCCEEDED", "FAILED"}, (name, state)
-    return {name: (state.get("SUCCEEDED", set()), state.get("FAILED", set())) for name, state in states.items()}
+    return {
+        name: (state.get("SUCCEEDED", set()), state.get("FAILED", set())) for name, state in states.items()
+    }
 
 
-def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(tmp_path: Path, deploy: Deploy) -> None:
+def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=1, samples=3)
     deployment = deploy()
     assert deployment.run().success
@@ -54,7 +60,12 @@ def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy: D
     assert after.pop("final_tars.zero_loss") == (SHARDS - {"web-00000"}, {"web-00000"})
     assert after == {name: seen for name, seen in before.items() if name != "final_tars.zero_loss"}
     passed, metadata = deployment.overview("final_tars", "zero_loss")
-    assert (passed, list(metadata["shards"]), metadata["failed"], metadata["of"]) == (False, ["web-00000"], 1, 3)
+    assert (passed, list(metadata["shards"]), metadata["failed"], metadata["of"]) == (
+        False,
+        ["web-00000"],
+        1,
+        3,
+    )
     # A run of other shards does not hide it.
     assert deployment.run(["web-00001"]).success
     assert _seen(deployment)["final_tars.zero_loss"] == (SHARDS - {"web-00000"}, {"web-00000"})
@@ -69,7 +80,9 @@ def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy: D
 def test_quarantine_is_not_green_when_some_shards_have_records(tmp_path: Path, deploy: Deploy) -> None:
     for name in ("a", "b", "c"):
         sound = {f"{name}-{n}.json": b'{"texts": ["t"], "images": [null]}' for n in range(3)}
-        write_tar(tmp_path / "raw" / f"{name}.tar", sound | ({f"{name}-bad.json": b"{"} if name != "c" else {}))
+        write_tar(
+            tmp_path / "raw" / f"{name}.tar", sound | ({f"{name}-bad.json": b"{"} if name != "c" else {})
+        )
     deployment = deploy()
     assert deployment.run().success
     seen = _seen(deployment)
@@ -80,16 +93,23 @@ def test_quarantine_is_not_green_when_some_shards_have_records(tmp_path: Path, d
 
 
 @pytest.mark.parametrize("landed_before", [False, True])
-def test_a_check_that_was_not_evaluated_has_not_failed(tmp_path: Path, deploy: Deploy, landed_before: bool) -> None:
+def test_a_check_that_was_not_evaluated_has_not_failed(
+    tmp_path: Path, deploy: Deploy, landed_before: bool
+) -> None:
     for name in ("a", "b"):
-        write_tar(tmp_path / "raw" / f"{name}.tar", {f"{name}.json": b'{"texts": ["t"], "images": ["x.png"]}', "x.png": photograph("PNG")})
+        write_tar(
+            tmp_path / "raw" / f"{name}.tar",
+            {f"{name}.json": b'{"texts": ["t"], "images": ["x.png"]}', "x.png": photograph("PNG")},
+        )
     deployment = deploy()
     if landed_before:
         assert deployment.run().success
     (tmp_path / "raw" / "b.tar").unlink()
     deployment.raw = str(tmp_path / "raw" / "{a,b}.tar")  # named: it is a partition, and fails
     assert not deployment.run().success
-    passed = {"a", "b"} if landed_before else {"a"}  # what was published of it before still stands as it was judged
+    passed = (
+        {"a", "b"} if landed_before else {"a"}
+    )  # what was published of it before still stands as it was judged
     seen = _seen(deployment)
     for asset in ASSETS:
         for name in [name for name in seen if name.startswith(f"{asset}.")]:
@@ -99,7 +119,10 @@ def test_a_check_that_was_not_evaluated_has_not_failed(tmp_path: Path, deploy: D
 
 def test_a_blocking_check_that_fails_is_red_for_its_shard_alone(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {"a.json": b'{"texts": ["t"], "images": ["gone.png"]}'})
-    write_tar(tmp_path / "raw" / "b.tar", {"b.json": b'{"texts": ["t"], "images": ["x.png"]}', "x.png": photograph("PNG")})
+    write_tar(
+        tmp_path / "raw" / "b.tar",
+        {"b.json": b'{"texts": ["t"], "images": ["x.png"]}', "x.png": photograph("PNG")},
+    )
     deployment = deploy(MM_ON_MATERIALIZE_ERROR="error")
     assert not deployment.run().success
     seen = _seen(deployment)

@@ -13,14 +13,23 @@ from mm_assets.demo.shards import make_shards
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
 from mm_assets.formats.reader import InterleavedReader
-from mm_assets.interleaved import InterleavedBatch, InterleavedLanceReader, InterleavedParquetReader, InterleavedWebdatasetReader
+from mm_assets.interleaved import (
+    InterleavedBatch,
+    InterleavedLanceReader,
+    InterleavedParquetReader,
+    InterleavedWebdatasetReader,
+)
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
 
 Deploy = Callable[..., Deployment]
 
 
 def _snapshot(folder: Path) -> dict[str, str]:
-    return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()}
+    return {
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in folder.rglob("*")
+        if p.is_file()
+    }
 
 
 def _read(reader: InterleavedReader) -> pa.Table:
@@ -29,12 +38,16 @@ def _read(reader: InterleavedReader) -> pa.Table:
     )
 
 
-def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(tmp_path: Path, deploy: Deploy) -> None:
+def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     shards = [path.stem for path in make_shards(tmp_path / "raw")]
     result = deploy(MM_MIN_ASPECT_RATIO="1", MM_MAX_ASPECT_RATIO="2").run()
     assert result.success
     events = materialized(result)
-    assert {asset: sorted(found) for asset, found in events.items()} == {asset: sorted(shards) for asset in ASSETS}
+    assert {asset: sorted(found) for asset, found in events.items()} == {
+        asset: sorted(shards) for asset in ASSETS
+    }
     assert failed_checks(result) == set()
 
     storage = tmp_path / "storage"
@@ -62,7 +75,10 @@ def test_events_carry_counts_schema_place_and_pictures(tmp_path: Path, deploy: D
         assert made.metadata["dagster/partition_row_count"].value == table.num_rows
         assert made.metadata["samples"].value == len(table["sample_id"].unique())
         assert made.metadata["images"].value == table["modality"].to_pylist().count("image")
-        assert made.metadata["bytes"].value == (tmp_path / "storage" / "curated" / f"{shard}.parquet").stat().st_size
+        assert (
+            made.metadata["bytes"].value
+            == (tmp_path / "storage" / "curated" / f"{shard}.parquet").stat().st_size
+        )
         assert made.metadata["dagster/uri"].value.endswith(f"curated/{shard}.parquet")
         assert [c.name for c in made.metadata["dagster/column_schema"].value.columns] == table.schema.names
         assert made.metadata["preview"].value.startswith("![](data:image/jpeg;base64,")
@@ -76,14 +92,18 @@ def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
     second = materialized(deployment.run())
     assert _snapshot(tmp_path / "storage") == before
     assert {a: sorted(s) for a, s in second.items()} == {a: sorted(s) for a, s in first.items()}
-    assert all(made.metadata["unchanged"].value is True for found in second.values() for made in found.values())
+    assert all(
+        made.metadata["unchanged"].value is True for found in second.values() for made in found.values()
+    )
 
 
 def test_without_bounds_nothing_is_filtered(tmp_path: Path, deploy: Deploy) -> None:
     make_shards(tmp_path / "raw", members=1, pdf=1)
     events = materialized(deploy().run())
     assert all("filtered" not in made.metadata for made in events["filtered_parquet"].values())
-    curated, filtered = (_read(InterleavedParquetReader(str(tmp_path / "storage" / name))) for name in ("curated", "filtered"))
+    curated, filtered = (
+        _read(InterleavedParquetReader(str(tmp_path / "storage" / name))) for name in ("curated", "filtered")
+    )
     assert filtered.equals(curated)
 
 

@@ -11,7 +11,8 @@ import dagster as dg
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.graph.deployment import Deployment
 
-# Records and proofs note when a file was written; Lance names its files at random (its rows: cli/test_identical_outputs.py).
+# Records and proofs note when a file was written; Lance names its files at random (its rows:
+# cli/test_identical_outputs.py).
 OUTPUTS = ("curated", "scores", "filtered", "webdataset", "arrow_cache", "quarantine")
 FOLDERS = (*OUTPUTS, "ledger/balance", "ledger/items", "ledger/raw_shards")
 

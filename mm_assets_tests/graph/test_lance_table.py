@@ -1,4 +1,6 @@
-"""Whatever was done to the Lance table, legal or not: the next run of a shard lands, and the table is exact again."""
+"""Whatever was done to the Lance table, legal or not: the next run of a shard lands, and the table is exact
+again.
+"""
 
 import json
 from collections.abc import Callable
@@ -30,7 +32,11 @@ def append(dataset: Any) -> None:
 
     rows = dataset.to_table()
     for sample_id in ("a0", "b1", "theirs"):
-        lance.write_dataset(rows.slice(0, 1).set_column(0, rows.schema.field(0), pa.array([sample_id])), dataset.uri, mode="append")
+        lance.write_dataset(
+            rows.slice(0, 1).set_column(0, rows.schema.field(0), pa.array([sample_id])),
+            dataset.uri,
+            mode="append",
+        )
 
 
 @pytest.mark.parametrize(("change", "both"), [(compact, True), (update, False), (append, False)])
@@ -41,9 +47,13 @@ def test_changed_shards_land(tmp_path: Path, change: Callable[[Any], None], both
         return lance.dataset(str(tmp_path / "storage" / "lance" / "items.lance"))
 
     with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
-        deployment = Deployment(str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"})
+        deployment = Deployment(
+            str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"}
+        )
         for shard in ("a", "b"):
-            write_tar(tmp_path / "raw" / f"{shard}.tar", dict(document(f"{shard}{i}", "old") for i in range(3)))
+            write_tar(
+                tmp_path / "raw" / f"{shard}.tar", dict(document(f"{shard}{i}", "old") for i in range(3))
+            )
         assert failed_checks(deployment.run()) == set()
         change(table())
         write_tar(tmp_path / "raw" / "a.tar", dict(document(f"a{i}", "new", "more") for i in range(4)))
@@ -55,7 +65,9 @@ def test_changed_shards_land(tmp_path: Path, change: Callable[[Any], None], both
         deployment.check("lance_table", "zero_loss")  # reads everything: an update is seen by it alone
         assert failed_checks(deployment.run()) == set()
         assert deployment.check("lance_table", "zero_loss").success
-        texts = table().to_table(columns=["sample_id", "text_content"], filter="modality = 'text'").to_pylist()
+        texts = (
+            table().to_table(columns=["sample_id", "text_content"], filter="modality = 'text'").to_pylist()
+        )
         b = [(f"b{i}", "new") for i in range(2)] if both else [(f"b{i}", "old") for i in range(3)]
         assert sorted((row["sample_id"], row["text_content"]) for row in texts) == [
             *((f"a{i}", text) for i in range(4) for text in ("more", "new")),

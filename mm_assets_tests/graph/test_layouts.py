@@ -1,4 +1,6 @@
-"""Raw shards in layouts of the field through the real graph: image-text pairs, Parquet of others, fields of other names."""
+"""Raw shards in layouts of the field through the real graph: image-text pairs, Parquet of others, fields of
+other names.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.cli import main
-from mm_assets_tests.formats.parquet_of_others import PICTURES, curator, curator_rows, documents, image, interleaved
+from mm_assets_tests.formats.parquet_of_others import (
+    PICTURES,
+    curator,
+    curator_rows,
+    documents,
+    image,
+    interleaved,
+)
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_shard_checks, materialized
 
@@ -29,12 +38,17 @@ def contents(storage: Path, shard: str, asset: str = "filtered") -> dict[str, li
     for row in rows_of(storage, shard, asset):
         items = found.setdefault(row["sample_id"], [])
         if row["position"] >= 0:
-            items.append((row["position"], row["text_content"] if row["modality"] == "text" else row["binary_content"]))
+            items.append(
+                (row["position"], row["text_content"] if row["modality"] == "text" else row["binary_content"])
+            )
     return found
 
 
 def log(result: Any, deployment: Deployment) -> str:
-    return "\n".join(record.event_log_entry.user_message for record in deployment.instance.get_records_for_run(result.run_id).records)
+    return "\n".join(
+        record.event_log_entry.user_message
+        for record in deployment.instance.get_records_for_run(result.run_id).records
+    )
 
 
 def assert_proven(storage: Path, shards: int) -> None:
@@ -50,8 +64,18 @@ def img2dataset(folder: Path, shard: str, keys: int, *more: tuple[str, Any]) -> 
     for number in range(keys):
         key = f"{number:08d}"
         caption = f"caption {number} of {shard}"
-        fields = {"caption": caption, "key": key, "status": "success", "width": 16, "url": f"https://x/{shard}/{key}.jpg"}
-        members += [(f"{key}.jpg", PICTURES[number]), (f"{key}.txt", caption.encode()), (f"{key}.json", fields)]
+        fields = {
+            "caption": caption,
+            "key": key,
+            "status": "success",
+            "width": 16,
+            "url": f"https://x/{shard}/{key}.jpg",
+        }
+        members += [
+            (f"{key}.jpg", PICTURES[number]),
+            (f"{key}.txt", caption.encode()),
+            (f"{key}.json", fields),
+        ]
     make_tar(folder / f"{shard}.tar", [*members, *more])
     documents(folder / f"{shard}.parquet", {"caption": (pa.string(), ["c"]), "url": (pa.string(), ["u"])})
     (folder / f"{shard}_stats.json").write_text(json.dumps({"count": keys, "successes": keys}))
@@ -60,34 +84,58 @@ def img2dataset(folder: Path, shard: str, keys: int, *more: tuple[str, Any]) -> 
 def test_image_text_pairs_with_ids_that_start_anew(tmp_path: Path, deploy: Deploy) -> None:
     raw, storage = tmp_path / "raw", tmp_path / "storage"
     img2dataset(raw, "00000", 3)
-    img2dataset(raw, "00001", 2, ("lone.txt", b"no image"), ("bad.jpg", PICTURES[5]), ("bad.txt", b"\xff"), ("extra.npy", b"x"))
+    img2dataset(
+        raw,
+        "00001",
+        2,
+        ("lone.txt", b"no image"),
+        ("bad.jpg", PICTURES[5]),
+        ("bad.txt", b"\xff"),
+        ("extra.npy", b"x"),
+    )
     deployment = deploy(MM_SAMPLE_ID_PREFIX="shard")
     result = deployment.run()
     assert result.success
     assert {asset: sorted(shards) for asset, shards in materialized(result).items() if asset in ASSETS} == {
         asset: ["00000", "00001"] for asset in ASSETS
     }
-    assert f"{raw}: 2 Parquet files beside tars passed over, such as 00000.parquet; name *.parquet to read them" in log(result, deployment)
+    assert (
+        f"{raw}: 2 Parquet files beside tars passed over, such as 00000.parquet; name *.parquet to read them"
+        in log(result, deployment)
+    )
     assert {(check, shard) for _, check, shard in failed_shard_checks(result)} == {
         ("integrity", "00001"), ("empty", "00001"), ("materialization_errors", "00001"),
     }  # fmt: skip
     assert contents(storage, "00000") == {
-        f"00000/{number:08d}": [(0, f"caption {number} of 00000"), (1, PICTURES[number])] for number in range(3)
+        f"00000/{number:08d}": [(0, f"caption {number} of 00000"), (1, PICTURES[number])]
+        for number in range(3)
     }
     assert list(contents(storage, "00001")) == ["00001/00000000", "00001/00000001"]
     first = rows_of(storage, "00000")[0]
-    assert (first["width"], first["url"], first["caption"]) == (16, "https://x/00000/00000000.jpg", "caption 0 of 00000")
+    assert (first["width"], first["url"], first["caption"]) == (
+        16,
+        "https://x/00000/00000000.jpg",
+        "caption 0 of 00000",
+    )
     assert_proven(storage, 2)
 
-    records = {record["sample_id"]: record for record in pq.read_table(storage / "quarantine" / "00001.parquet").to_pylist()}
+    records = {
+        record["sample_id"]: record
+        for record in pq.read_table(storage / "quarantine" / "00001.parquet").to_pylist()
+    }
     assert {key: (record["kind"], record["position"], record["raw"]) for key, record in records.items()} == {
         "00001/lone": ("missing_member", 1, b"no image"), "00001/bad": ("not_utf8", -1, b"\xff"),
     }  # fmt: skip
     lost = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "00001.parquet").to_pylist()
-    assert sorted(row["member"] for row in lost if row["outcome"] == "unreferenced") == ["bad.jpg", "extra.npy"]
+    assert sorted(row["member"] for row in lost if row["outcome"] == "unreferenced") == [
+        "bad.jpg",
+        "extra.npy",
+    ]
 
     again = deployment.run()
-    assert all("unchanged" in made.metadata for asset in ASSETS for made in materialized(again)[asset].values())
+    assert all(
+        "unchanged" in made.metadata for asset in ASSETS for made in materialized(again)[asset].values()
+    )
 
 
 def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +144,12 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
         raw / "obelics.parquet",
         interleaved(
             [["a", None, "b"], [None, "c"], ["d"], ["e"]],
-            [[None, image(0, "0.png"), None], [image(1), None], [{"bytes": None, "path": "https://x/y.jpg"}], [None]],
+            [
+                [None, image(0, "0.png"), None],
+                [image(1), None],
+                [{"bytes": None, "path": "https://x/y.jpg"}],
+                [None],
+            ],
             uid=(pa.string(), ["w", "x", "y", "w"]),
             stars=(pa.int64(), [1, 2, None, 4]),
         ),
@@ -109,18 +162,29 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
         ("raw_shards", "integrity", "obelics"), ("quarantine", "empty", "obelics"),
         ("curated_parquet", "materialization_errors", "obelics"),
     }  # fmt: skip
-    assert contents(storage, "obelics") == {"w": [(0, "a"), (1, PICTURES[0]), (2, "b")], "x": [(0, PICTURES[1]), (1, "c")]}
+    assert contents(storage, "obelics") == {
+        "w": [(0, "a"), (1, PICTURES[0]), (2, "b")],
+        "x": [(0, PICTURES[1]), (1, "c")],
+    }
     assert contents(storage, "sub%2Fplain") == {"z": [(0, "f"), (0, PICTURES[2])]}
     assert [row["stars"] for row in rows_of(storage, "obelics") if row["position"] < 0] == [1, 2]
     assert pq.read_schema(storage / "curated" / "obelics.parquet").field("stars").type == pa.int64()
     assert_proven(storage, 2)
 
-    records = {record["sample_id"]: record for record in pq.read_table(storage / "quarantine" / "obelics.parquet").to_pylist()}
+    records = {
+        record["sample_id"]: record
+        for record in pq.read_table(storage / "quarantine" / "obelics.parquet").to_pylist()
+    }
     assert {key: (record["kind"], record["source_uri"], record["member"]) for key, record in records.items()} == {
         "y": ("dangling_reference", "obelics.parquet", "row 2, images[0]"), "w": ("duplicate_id", "obelics.parquet", "row 3"),
     }  # fmt: skip
     assert json.loads(records["w"]["raw"]) == {"texts": ["e"], "images": [None], "uid": "w", "stars": 4}
-    assert json.loads(records["y"]["raw"]) == {"texts": ["d"], "images": [{"path": "https://x/y.jpg"}], "uid": "y", "stars": None}
+    assert json.loads(records["y"]["raw"]) == {
+        "texts": ["d"],
+        "images": [{"path": "https://x/y.jpg"}],
+        "uid": "y",
+        "stars": None,
+    }
     assert records["y"]["raw_note"] == "the values of its row, but for bytes"
     survey = pq.read_table(storage / "ledger" / "raw_shards" / "obelics.parquet").to_pylist()
     assert [(row["sample_id"], row["member"], row["byte_offset"], row["items"], row["images"]) for row in survey] == [
@@ -133,7 +197,9 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
     assert "row 2, images[0]  quarantined: dangling_reference: dangling reference 'https://x/y.jpg'" in told
 
     again = deployment.run()
-    assert all("unchanged" in made.metadata for asset in ASSETS for made in materialized(again)[asset].values())
+    assert all(
+        "unchanged" in made.metadata for asset in ASSETS for made in materialized(again)[asset].values()
+    )
 
 
 def test_curators_parquet_as_raw_shards(tmp_path: Path, deploy: Deploy) -> None:
@@ -145,7 +211,11 @@ def test_curators_parquet_as_raw_shards(tmp_path: Path, deploy: Deploy) -> None:
     curator(raw / "p.parquet", [*good, *twice, *broken, *curator_rows("d", PICTURES[1])], extras)
     result = deploy().run()
     assert result.success
-    assert contents(storage, "p") == {"a": [(0, "x"), (1, PICTURES[0])], "b": [(1, "y")], "d": [(0, PICTURES[1])]}
+    assert contents(storage, "p") == {
+        "a": [(0, "x"), (1, PICTURES[0])],
+        "b": [(1, "y")],
+        "d": [(0, PICTURES[1])],
+    }
     assert failed_shard_checks(result) == {("raw_shards", "integrity", "p"), ("quarantine", "empty", "p")}
     assert_proven(storage, 1)
     records = pq.read_table(storage / "quarantine" / "p.parquet").to_pylist()
@@ -167,9 +237,14 @@ def test_parquet_that_is_refused_fails_alone_in_one_line(tmp_path: Path, deploy:
     deployment = deploy()
     result = deployment.run()
     assert not result.success
-    assert {asset: sorted(shards) for asset, shards in materialized(result).items()} == {asset: ["good"] for asset in ASSETS}
+    assert {asset: sorted(shards) for asset, shards in materialized(result).items()} == {
+        asset: ["good"] for asset in ASSETS
+    }
     told = log(result, deployment)
-    assert "other.parquet: not interleaved data: it has columns id: int64, label: string; expected a row an item" in told
+    assert (
+        "other.parquet: not interleaved data: it has columns id: int64, label: string; expected a row an item"
+        in told
+    )
     assert "junk.parquet: not a readable Parquet file: " in told
     assert contents(storage, "good") == {"good/0": [(0, "a"), (0, PICTURES[0])]}
 
@@ -182,7 +257,9 @@ def test_a_folder_of_parquet_stays_one_when_outputs_lie_in_it(tmp_path: Path, de
     assert deployment.run().success
     again = deployment.run()
     assert again.success
-    assert {asset: sorted(shards) for asset, shards in materialized(again).items()} == {asset: ["p"] for asset in ASSETS}
+    assert {asset: sorted(shards) for asset, shards in materialized(again).items()} == {
+        asset: ["p"] for asset in ASSETS
+    }
     assert "passed over" not in log(again, deployment)
 
 
@@ -191,7 +268,16 @@ def test_names_of_fields_and_extensions(tmp_path: Path, deploy: Deploy) -> None:
     make_tar(
         raw / "a.tar",
         [
-            ("d.meta", {"text_list": ["t", None], "image_list": [None, "d.pic"], "widths": [7], "langs": ["en"], "n": 1}),
+            (
+                "d.meta",
+                {
+                    "text_list": ["t", None],
+                    "image_list": [None, "d.pic"],
+                    "widths": [7],
+                    "langs": ["en"],
+                    "n": 1,
+                },
+            ),
             ("d.pic", PICTURES[0]),
             ("e.meta", {"text_list": ["u"], "image_list": ["only"], "scan": "pages/e.pic", "n": 2}),
             ("pages/e.pic", PICTURES[1]),
@@ -213,12 +299,19 @@ def test_names_of_fields_and_extensions(tmp_path: Path, deploy: Deploy) -> None:
 
 def test_names_of_columns(tmp_path: Path, deploy: Deploy) -> None:
     raw, storage = tmp_path / "raw", tmp_path / "storage"
-    columns = {"caption": (pa.string(), ["t", "u"]), "jpg": (pa.binary(), [PICTURES[1], PICTURES[1]]), "key": (pa.string(), ["0", "1"])}
+    columns = {
+        "caption": (pa.string(), ["t", "u"]),
+        "jpg": (pa.binary(), [PICTURES[1], PICTURES[1]]),
+        "key": (pa.string(), ["0", "1"]),
+    }
     for shard in ("x", "y"):
         documents(raw / f"{shard}.parquet", columns)
     settings = {"MM_TEXTS_FIELD": "caption", "MM_IMAGES_FIELD": "jpg", "MM_SAMPLE_ID_FIELD": "key"}
     result = deploy(**settings, MM_SAMPLE_ID_PREFIX="shard").run()
     assert result.success and failed_shard_checks(result) == set()
     for shard in ("x", "y"):
-        assert contents(storage, shard) == {f"{shard}/0": [(0, "t"), (0, PICTURES[1])], f"{shard}/1": [(0, "u"), (0, PICTURES[1])]}
+        assert contents(storage, shard) == {
+            f"{shard}/0": [(0, "t"), (0, PICTURES[1])],
+            f"{shard}/1": [(0, "u"), (0, PICTURES[1])],
+        }
     assert_proven(storage, 2)

@@ -1,4 +1,6 @@
-"""What is not recognised is no success: a shard of which too much would be lost fails, in one line that says what to do."""
+"""What is not recognised is no success: a shard of which too much would be lost fails, in one line that says
+what to do.
+"""
 
 import json
 import re
@@ -17,11 +19,15 @@ Deploy = Callable[..., Deployment]
 PNG = photograph("PNG")
 
 
-def _documents(prefix: str, count: int = 4, texts: str = "texts", images: str = "images", **more: Any) -> dict[str, bytes]:
+def _documents(
+    prefix: str, count: int = 4, texts: str = "texts", images: str = "images", **more: Any
+) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for n in range(count):
         key = f"{prefix}{n:05d}"
-        members[f"{key}.json"] = json.dumps({texts: [f"text {key}", None], images: [None, f"{key}.png"], **more}).encode()
+        members[f"{key}.json"] = json.dumps(
+            {texts: [f"text {key}", None], images: [None, f"{key}.png"], **more}
+        ).encode()
         members[f"{key}.png"] = PNG
     return members
 
@@ -31,7 +37,9 @@ def _outcome(deployment: Deployment) -> tuple[bool, list[str], dict[str, str]]:
     result = deployment.run()
     errors: dict[str, str] = {}
     for record in deployment.instance.get_records_for_run(result.run_id).records:
-        if (told := re.match(r"shard '([^']*)' of curated_parquet: (.*)", record.event_log_entry.user_message)) is not None:
+        if (
+            told := re.match(r"shard '([^']*)' of curated_parquet: (.*)", record.event_log_entry.user_message)
+        ) is not None:
             errors[told[1]] = told[2]
     return result.success, sorted(materialized(result).get("curated_parquet", {})), errors
 
@@ -48,7 +56,10 @@ def test_lists_of_other_names(tmp_path: Path, deploy: Deploy) -> None:
     }
     fixed = deploy(MM_TEXTS_FIELD="text_list", MM_IMAGES_FIELD="image_list")
     assert _outcome(fixed)[:2] == (False, ["a"])
-    assert pq.read_table(tmp_path / "storage" / "curated" / "a.parquet")["modality"].to_pylist().count("image") == 4
+    assert (
+        pq.read_table(tmp_path / "storage" / "curated" / "a.parquet")["modality"].to_pylist().count("image")
+        == 4
+    )
 
 
 @pytest.mark.parametrize("most", ["0.5", "1"])
@@ -60,7 +71,9 @@ def test_a_garbage_tar_among_good_ones(tmp_path: Path, deploy: Deploy, most: str
         assert (success, landed, errors) == (True, ["good", "junk"], {})
         return
     assert (success, landed) == (False, ["good"])
-    assert errors["junk"].startswith("100% of it would be lost, and MM_MAX_LOSS is 0.5: 1440 of 1440 bytes are of no tar member")
+    assert errors["junk"].startswith(
+        "100% of it would be lost, and MM_MAX_LOSS is 0.5: 1440 of 1440 bytes are of no tar member"
+    )
     assert not (tmp_path / "storage" / "curated" / "junk.parquet").exists()
 
 
@@ -68,7 +81,10 @@ def test_members_that_nobody_names(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {f"{n}.bin": b"x" for n in range(3)})
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, [])
-    assert "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; fields seen: none" in errors["a"]
+    assert (
+        "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; fields seen: none"
+        in errors["a"]
+    )
 
 
 def test_an_empty_tar_is_an_empty_shard(tmp_path: Path, deploy: Deploy) -> None:
@@ -99,7 +115,9 @@ def test_a_shard_that_is_not_taken_has_no_claim_on_ids(tmp_path: Path, deploy: D
 
 
 @pytest.mark.parametrize(("cut", "lands"), [(2, True), (3, False)])
-def test_images_that_cannot_be_decoded_are_found_when_they_are_read(tmp_path: Path, deploy: Deploy, cut: int, lands: bool) -> None:
+def test_images_that_cannot_be_decoded_are_found_when_they_are_read(
+    tmp_path: Path, deploy: Deploy, cut: int, lands: bool
+) -> None:
     """Of 4 samples of 3 items; with its picture a whole sample goes. Half may be lost, not more."""
     members = _documents("s")
     for n in range(cut):
@@ -108,7 +126,9 @@ def test_images_that_cannot_be_decoded_are_found_when_they_are_read(tmp_path: Pa
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (lands, ["a"] if lands else [])
     if not lands:
-        assert errors["a"].startswith("75% of it would be lost, and MM_MAX_LOSS is 0.5: incomplete_sample 6: ")
+        assert errors["a"].startswith(
+            "75% of it would be lost, and MM_MAX_LOSS is 0.5: incomplete_sample 6: "
+        )
         assert "undecodable_image 3: unreadable image: cut or damaged" in errors["a"]
 
 
@@ -129,7 +149,10 @@ def test_images_that_no_sample_names_fail_their_shard(tmp_path: Path, deploy: De
     write_tar(tmp_path / "raw" / "b.tar", _documents("y"))
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, ["b"])
-    assert "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set MM_TEXTS_FIELD" in errors["a"]
+    assert (
+        "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set MM_TEXTS_FIELD"
+        in errors["a"]
+    )
 
 
 def test_a_file_of_which_nothing_can_be_read_fails(tmp_path: Path, deploy: Deploy) -> None:
@@ -146,4 +169,6 @@ def test_items_that_are_kept_with_an_error_are_lost_too(tmp_path: Path, deploy: 
     write_tar(tmp_path / "raw" / "b.tar", _documents("y"))
     success, landed, errors = _outcome(deploy(MM_ON_MATERIALIZE_ERROR="warn"))
     assert (success, landed) == (False, ["b"])
-    assert errors["a"].startswith("60% of it would be lost, and MM_MAX_LOSS is 0.5: missing_member 3: missing member '1.png'")
+    assert errors["a"].startswith(
+        "60% of it would be lost, and MM_MAX_LOSS is 0.5: missing_member 3: missing member '1.png'"
+    )

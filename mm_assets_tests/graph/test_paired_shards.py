@@ -32,7 +32,11 @@ def _shards(lacking: str | None = None) -> dict[str, dict[str, list[tuple[str, o
     with_text = [key for key in OTHERS if key != lacking]
     return {
         "a": {"images": [*images_of(KEYS)], "texts": [*texts_of(KEYS)], "emb": [*embeddings_of(KEYS)]},
-        "b": {"images": [*images_of(OTHERS)], "texts": [*texts_of(with_text)], "emb": [*embeddings_of(OTHERS)]},
+        "b": {
+            "images": [*images_of(OTHERS)],
+            "texts": [*texts_of(with_text)],
+            "emb": [*embeddings_of(OTHERS)],
+        },
     }
 
 
@@ -40,7 +44,9 @@ def _rows(storage: Path, shard: str, asset: str = "curated") -> list[dict[str, o
     return pq.read_table(storage / asset / f"{shard}.parquet").to_pylist()
 
 
-def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(tmp_path: Path, deploy: Deploy) -> None:
+def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     raw = make_modalities(tmp_path / "raw", _shards(lacking="page1"))
     storage = tmp_path / "storage"
     deployment = deploy(raw=raw, **ALL_IMAGES)
@@ -51,12 +57,20 @@ def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(tmp_pat
 
     rows = _rows(storage, "a")
     assert [(row["sample_id"], row["position"], row["modality"]) for row in rows] == [
-        (key, position, modality) for key in KEYS for position, modality in ((-1, "metadata"), (0, "image"), (1, "text"), (2, "image"))
+        (key, position, modality)
+        for key in KEYS
+        for position, modality in ((-1, "metadata"), (0, "image"), (1, "text"), (2, "image"))
     ]
-    assert [row["text_content"] for row in rows if row["modality"] == "text"] == [f"text of {key}" for key in KEYS]
-    assert [row["binary_content"] for row in rows if row["modality"] == "image"] == [data for _, data in images_of(KEYS)]
+    assert [row["text_content"] for row in rows if row["modality"] == "text"] == [
+        f"text of {key}" for key in KEYS
+    ]
+    assert [row["binary_content"] for row in rows if row["modality"] == "image"] == [
+        data for _, data in images_of(KEYS)
+    ]
     metadata = [row for row in rows if row["modality"] == "metadata"]
-    assert [(row["lang"], row["words"], row["emb"]) for row in metadata] == [("en", 3, embedding(n).tolist()) for n in range(4)]
+    assert [(row["lang"], row["words"], row["emb"]) for row in metadata] == [
+        ("en", 3, embedding(n).tolist()) for n in range(4)
+    ]
     schema = pq.read_schema(storage / "curated" / "a.parquet")
     assert schema.field("emb").type == pa.list_(pa.float32())
     assert '"path": "images/a.tar", "member": "doc/0.0.png"' in str(rows[1]["source_ref"])
@@ -66,7 +80,11 @@ def test_modalities_become_one_sample_and_a_lacking_key_is_accounted_for(tmp_pat
     assert (record["sample_id"], record["kind"]) == ("page1", "missing_modality")
     for member in ("page1.0.png", "page1.2.png", "page1.emb.npy", "texts/b.tar"):
         assert member in record["message"]
-    assert (record["source_uri"], record["member"], record["raw"]) == ("images/b.tar", "page1.0.png", images_of(OTHERS)[2][1])
+    assert (record["source_uri"], record["member"], record["raw"]) == (
+        "images/b.tar",
+        "page1.0.png",
+        images_of(OTHERS)[2][1],
+    )
 
     make_tar(tmp_path / "raw" / "texts" / "b.tar", texts_of(OTHERS))
     mended = deployment.run()
@@ -96,11 +114,17 @@ def test_other_policies(tmp_path: Path, deploy: Deploy, policy: str, lands: list
         assert "key mismatch across modalities: 'page1' is in images/b.tar, not in texts/b.tar" in said
         return
     rows = [row for row in _rows(tmp_path / "storage", "b") if row["sample_id"] == "page1"]
-    assert [(row["position"], row["modality"]) for row in rows] == [(-1, "metadata"), (0, "image"), (2, "image")]
+    assert [(row["position"], row["modality"]) for row in rows] == [
+        (-1, "metadata"),
+        (0, "image"),
+        (2, "image"),
+    ]
     assert failed_shard_checks(result) == set()
 
 
-def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(tmp_path: Path, deploy: Deploy) -> None:
+def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(
+    tmp_path: Path, deploy: Deploy
+) -> None:
     shards = _shards()
     raw = make_modalities(tmp_path / "raw", {**shards, "d": {"images": images_of(["x"])}})
     cut = tmp_path / "raw" / "emb" / "b.tar"
@@ -109,7 +133,9 @@ def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(tmp_path:
     result = deployment.run()
     assert sorted(materialized(result)["lance_table"]) == ["a", "b"]
     records = deployment.instance.get_records_for_run(result.run_id).records
-    assert "no tar 'd' of modality 'texts'" in "\n".join(record.event_log_entry.user_message for record in records)
+    assert "no tar 'd' of modality 'texts'" in "\n".join(
+        record.event_log_entry.user_message for record in records
+    )
     assert {row["sample_id"] for row in _rows(tmp_path / "storage", "b")} == {"page0"}
     found = pq.read_table(tmp_path / "storage" / "quarantine" / "b.parquet").to_pylist()
     assert sorted((record["kind"], record["sample_id"], record["source_uri"]) for record in found) == [
@@ -120,11 +146,25 @@ def test_a_missing_tar_fails_its_shard_and_a_cut_one_costs_what_is_cut(tmp_path:
 
 
 def test_what_cannot_be_read_of_a_sample_costs_that_sample(tmp_path: Path, deploy: Deploy) -> None:
-    fine = {"images": [("ok.png", png(1, 2, 3))], "texts": [("ok.txt", b"fine")], "emb": [("ok.npy", npy([1, 2]))]}
+    fine = {
+        "images": [("ok.png", png(1, 2, 3))],
+        "texts": [("ok.txt", b"fine")],
+        "emb": [("ok.npy", npy([1, 2]))],
+    }
     bad = {
         "images": [(f"{key}.png", png(1, 2, 3)) for key in ("json", "utf8", "npy", "pickle")],
-        "texts": [("json.json", b'{"a": '), ("utf8.txt", b"\xff\xfe"), ("npy.txt", b"x"), ("pickle.txt", b"x")],
-        "emb": [("json.npy", npy([1])), ("utf8.npy", npy([1])), ("npy.npy", b"no array"), ("pickle.npy", npy([{}], allow_pickle=True))],
+        "texts": [
+            ("json.json", b'{"a": '),
+            ("utf8.txt", b"\xff\xfe"),
+            ("npy.txt", b"x"),
+            ("pickle.txt", b"x"),
+        ],
+        "emb": [
+            ("json.npy", npy([1])),
+            ("utf8.npy", npy([1])),
+            ("npy.npy", b"no array"),
+            ("pickle.npy", npy([{}], allow_pickle=True)),
+        ],
     }
     raw = make_modalities(tmp_path / "raw", {"x": {name: [*fine[name], *bad[name]] for name in fine}})
     deployment = deploy(raw=raw, **ALL_IMAGES, MM_MAX_LOSS="1")

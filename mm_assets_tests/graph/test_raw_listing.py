@@ -1,4 +1,6 @@
-"""Raw shards that are absent, contend for a name or lie out of reach, in the graph: good shards do not wait for them."""
+"""Raw shards that are absent, contend for a name or lie out of reach, in the graph: good shards do not wait
+for them.
+"""
 
 import gzip
 import os
@@ -10,7 +12,14 @@ import dagster as dg
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, failed_shard_checks, materialized, write_tar
+from mm_assets_tests.graph.deployment import (
+    ASSETS,
+    Deployment,
+    failed_checks,
+    failed_shard_checks,
+    materialized,
+    write_tar,
+)
 
 Deploy = Callable[..., Deployment]
 
@@ -20,7 +29,10 @@ def landed(result: dg.ExecuteInProcessResult) -> dict[str, list[str]]:
 
 
 def log(result: dg.ExecuteInProcessResult, deployment: Deployment) -> str:
-    return "\n".join(record.event_log_entry.user_message for record in deployment.instance.get_records_for_run(result.run_id).records)
+    return "\n".join(
+        record.event_log_entry.user_message
+        for record in deployment.instance.get_records_for_run(result.run_id).records
+    )
 
 
 @pytest.mark.parametrize("was_there", [False, True])
@@ -31,12 +43,18 @@ def test_a_shard_that_is_not_there_fails_alone(tmp_path: Path, deploy: Deploy, w
     if was_there:
         assert deployment.run().success
     (raw / "web-00001.tar").rename(tmp_path / "aside")
-    outputs = {path: path.read_bytes() for path in (tmp_path / "storage").rglob("web-00001.*") if path.suffix in (".parquet", ".tar")}
+    outputs = {
+        path: path.read_bytes()
+        for path in (tmp_path / "storage").rglob("web-00001.*")
+        if path.suffix in (".parquet", ".tar")
+    }
     result = deployment.run()
     assert not result.success
     assert landed(result) == {key: ["web-00000", "web-00002"] for key in ASSETS}
     assert {key for _, check, key in failed_shard_checks(result)} == {"web-00001"}
-    assert f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder" in log(result, deployment)
+    assert f"shard 'web-00001' of curated_parquet: {raw}/web-00001.tar: no such file or folder" in log(
+        result, deployment
+    )
     assert bool(outputs) == was_there and all(path.read_bytes() == data for path, data in outputs.items())
     (tmp_path / "aside").rename(raw / "web-00001.tar")
     again = deployment.run()
@@ -55,7 +73,10 @@ def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, 
     assert landed(result) == {key: ["a/web-00000"] for key in ASSETS}
     told = log(result, deployment)
     assert f"{tmp_path}/b/*.tar: no such file" in told.splitlines()
-    assert "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: no such raw shard" in told
+    assert (
+        "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: no such raw shard"
+        in told
+    )
     assert (tmp_path / "storage" / "curated" / "b%2Fpdf-00000.parquet").exists()
 
 
@@ -71,7 +92,10 @@ def test_two_files_of_one_name_fail_that_partition_alone(tmp_path: Path, deploy:
     message = f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/web-00000.tar.gz"
     assert message in log(result, deployment)
     alone = deployment.check("raw_shards", "integrity")
-    assert failed_checks(alone) == {("raw_shards", "integrity", "web-00000"), ("raw_shards", "integrity", None)}
+    assert failed_checks(alone) == {
+        ("raw_shards", "integrity", "web-00000"),
+        ("raw_shards", "integrity", None),
+    }
     (raw / "web-00000.tar").unlink()
     assert deployment.run().success
 
@@ -109,13 +133,18 @@ def test_a_special_file_fails_alone_and_what_is_not_read_is_told(tmp_path: Path,
         assert f"shard 'pipe' of curated_parquet: {raw}/pipe.tar: a named pipe, not a regular file" in told
         assert f"shard 'zero' of curated_parquet: {raw}/zero.tar: a device, not a regular file" in told
         assert f"shard 'folder' of curated_parquet: {raw}/folder.tar: a folder, not a file" in told
-        assert f"{raw}/packed.tar.xz: a tar packed in a way that is not read: pack with gzip, or not at all" in told.splitlines()
+        assert (
+            f"{raw}/packed.tar.xz: a tar packed in a way that is not read: pack with gzip, or not at all"
+            in told.splitlines()
+        )
         assert f"{raw}/self: a link to a folder above it, not followed" in told.splitlines()
     assert {"curated", "webdataset", "lance"} <= set(os.listdir(tmp_path / "storage"))
 
 
 @pytest.mark.parametrize("storage", ["memory://out", "simplecache::memory://out"])
-def test_a_storage_that_ends_with_the_process_is_refused(tmp_path: Path, deploy: Deploy, storage: str) -> None:
+def test_a_storage_that_ends_with_the_process_is_refused(
+    tmp_path: Path, deploy: Deploy, storage: str
+) -> None:
     make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
     with pytest.raises(ValueError, match=f"^{storage}: "):
         deploy(storage=storage).run()

@@ -1,4 +1,6 @@
-"""Every file of the accounting, changed by another hand in six ways: the job `prove` names it, or does not believe it and makes it anew."""
+"""Every file of the accounting, changed by another hand in six ways: the job `prove` names it, or does not
+believe it and makes it anew.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,12 @@ def copied(made: Deployment, tmp_path: Path) -> Deployment:
 def _tamper(deployment: Deployment, tampering: str, *patterns: str) -> dict[str, bytes]:
     """Change these files, times as they were; what they held, by path below the storage."""
     storage = Path(deployment.storage)
-    paths = sorted(path for pattern in patterns for path in storage.glob(pattern) if path.is_file() and not path.name.startswith("."))
+    paths = sorted(
+        path
+        for pattern in patterns
+        for path in storage.glob(pattern)
+        if path.is_file() and not path.name.startswith(".")
+    )
     changed = {path: TAMPERINGS[tampering](path) for path in paths}
     before = {str(path.relative_to(storage)): path.read_bytes() for path in paths}
     for path, data in changed.items():
@@ -90,7 +97,14 @@ def _now(deployment: Deployment, paths: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_ledger_scores_and_quarantine_are_named_and_mended(copied: Deployment, tampering: str) -> None:
-    before = _tamper(copied, tampering, "ledger/balance/*/*.parquet", "ledger/items/*/*.parquet", "scores/*", "quarantine/*")
+    before = _tamper(
+        copied,
+        tampering,
+        "ledger/balance/*/*.parquet",
+        "ledger/items/*/*.parquet",
+        "scores/*",
+        "quarantine/*",
+    )
     assert len(before) == 18
     success, found, _ = prove(copied)
     told = "\n".join(line for shards in found.values() for lines in shards.values() for line in lines)
@@ -103,12 +117,20 @@ def test_ledger_scores_and_quarantine_are_named_and_mended(copied: Deployment, t
 
 @pytest.mark.parametrize("tampering", TAMPERINGS)
 def test_records_are_not_believed_and_made_again(copied: Deployment, tampering: str) -> None:
-    before = _tamper(copied, tampering, *(f"ledger/{asset}/*.json" for asset in (*OUTPUTS, "image_scores", "quarantine")))
+    before = _tamper(
+        copied, tampering, *(f"ledger/{asset}/*.json" for asset in (*OUTPUTS, "image_scores", "quarantine"))
+    )
     assert len(before) == 14
     success, found, _ = prove(copied)
     assert not success
-    assert {asset: sorted(shards) for asset, shards in found.items()} == {asset: ["a", "b"] for asset in OUTPUTS}
-    assert all("no record says what was written" in lines[0] for shards in found.values() for lines in shards.values())
+    assert {asset: sorted(shards) for asset, shards in found.items()} == {
+        asset: ["a", "b"] for asset in OUTPUTS
+    }
+    assert all(
+        "no record says what was written" in lines[0]
+        for shards in found.values()
+        for lines in shards.values()
+    )
     assert copied.run().success
     for path in before:
         record = unseal((Path(copied.storage) / path).read_bytes())

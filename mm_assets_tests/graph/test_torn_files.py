@@ -1,4 +1,6 @@
-"""A damaged file of the accounting, whichever it is, costs a shard one more making: it is named, and is as before after the next run."""
+"""A damaged file of the accounting, whichever it is, costs a shard one more making: it is named, and is as
+before after the next run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ Change = Callable[[bytes], bytes]
 DAMAGE: dict[str, Change] = {
     "cut": lambda data: data[: len(data) // 2],
     "emptied": lambda data: b"",
-    "flipped": lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
+    "flipped": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    ),
 }
 SURVEYS = "ledger/raw_shards/?.parquet"
 FOLDERS = ("ledger/balance", "ledger/items", "ledger/raw_shards", "ledger/sample_ids", "scores", "quarantine")
@@ -37,7 +41,12 @@ def made(tmp_path: Path, deploy: Deploy) -> Deployment:
 
 
 def files(storage: Path, *folders: str) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for folder in folders for path in sorted((storage / folder).rglob("*")) if path.is_file()}
+    return {
+        path: path.read_bytes()
+        for folder in folders
+        for path in sorted((storage / folder).rglob("*"))
+        if path.is_file()
+    }
 
 
 def damage(path: Path, change: Change) -> None:
@@ -48,11 +57,15 @@ def damage(path: Path, change: Change) -> None:
 
 
 def told(deployment: Deployment, run: dg.ExecuteInProcessResult, caplog: pytest.LogCaptureFixture) -> str:
-    return "\n".join([caplog.text, *(entry.user_message for entry in deployment.instance.all_logs(run.run_id))])
+    return "\n".join(
+        [caplog.text, *(entry.user_message for entry in deployment.instance.all_logs(run.run_id))]
+    )
 
 
 @pytest.mark.parametrize("change", DAMAGE)
-def test_files_beside_the_data(tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_beside_the_data(
+    tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
     storage = tmp_path / "storage"
     before = files(storage, *FOLDERS)
     assert {path.relative_to(storage).parts[0] for path in before} == {"ledger", "scores", "quarantine"}
@@ -63,11 +76,21 @@ def test_files_beside_the_data(tmp_path: Path, made: Deployment, change: str, ca
     assert all(set(shards) == {"a", "b"} for shards in materialized(result).values())
     # A flipped byte of a survey may be one that nobody reads.
     surveys = [path for path in storage.glob(SURVEYS) if change == "flipped"]
-    assert [path for path, data in files(storage, *FOLDERS).items() if path not in surveys and data != before[path]] == []
+    assert [
+        path
+        for path, data in files(storage, *FOLDERS).items()
+        if path not in surveys and data != before[path]
+    ] == []
     text = told(made, result, caplog)
-    assert [path for path in before if path not in surveys and str(path.relative_to(storage)) not in text] == []
+    assert [
+        path for path in before if path not in surveys and str(path.relative_to(storage)) not in text
+    ] == []
     again = made.run()
-    assert all(event.metadata["unchanged"].value for shards in materialized(again).values() for event in shards.values())
+    assert all(
+        event.metadata["unchanged"].value
+        for shards in materialized(again).values()
+        for event in shards.values()
+    )
 
 
 @pytest.mark.parametrize("change", DAMAGE)
@@ -85,7 +108,9 @@ def test_records(tmp_path: Path, made: Deployment, change: str, caplog: pytest.L
     assert [path for path in records if str(path) not in caplog.text] == []
 
 
-def test_a_cut_quarantine_does_not_block_its_shard(tmp_path: Path, made: Deployment, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cut_quarantine_does_not_block_its_shard(
+    tmp_path: Path, made: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "storage" / "quarantine" / "a.parquet"
     records = pq.read_table(path)
     path.write_bytes(path.read_bytes()[:100])
@@ -95,7 +120,9 @@ def test_a_cut_quarantine_does_not_block_its_shard(tmp_path: Path, made: Deploym
     assert "quarantine/a.parquet" in told(made, result, caplog)
 
 
-def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(tmp_path: Path, made: Deployment) -> None:
+def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(
+    tmp_path: Path, made: Deployment
+) -> None:
     """What was lost is not known then: its shard fails, alone, and the published records stay."""
     storage = tmp_path / "storage"
     before = files(storage, "quarantine")
@@ -105,7 +132,9 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(tmp_path: P
         result = made.run(assets=["quarantine"])
         assert not result.success
         told = told_errors(made, result)
-        assert "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
+        assert (
+            "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
+        )
         assert set(materialized(result)["quarantine"]) == {"b"}
         assert files(storage, "quarantine") == before
     assert made.run().success
@@ -113,7 +142,9 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(tmp_path: P
 
 
 def told_errors(deployment: Deployment, run: dg.ExecuteInProcessResult) -> str:
-    return "\n".join(entry.user_message for entry in deployment.instance.all_logs(run.run_id) if int(entry.level) >= 40)
+    return "\n".join(
+        entry.user_message for entry in deployment.instance.all_logs(run.run_id) if int(entry.level) >= 40
+    )
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "removed"])

@@ -1,4 +1,6 @@
-"""The proof starts from what should be there: what is gone together with its record is missed, and what nobody has written is told."""
+"""The proof starts from what should be there: what is gone together with its record is missed, and what
+nobody has written is told.
+"""
 
 import json
 import os
@@ -19,7 +21,12 @@ from mm_assets_tests.graph.deployment import Deployment, write_tar
 
 Deploy = Callable[..., Deployment]
 
-FOLDERS = {"curated_parquet": "curated", "filtered_parquet": "filtered", "final_tars": "webdataset", "arrow_cache": "arrow_cache"}
+FOLDERS = {
+    "curated_parquet": "curated",
+    "filtered_parquet": "filtered",
+    "final_tars": "webdataset",
+    "arrow_cache": "arrow_cache",
+}
 
 
 @pytest.fixture
@@ -30,7 +37,9 @@ def fresh(copied: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def prove(deployment: Deployment) -> tuple[bool, dict[str, dict[str, list[str]]], dict[str, Any]]:
-    """Whether the job succeeded; problems by asset and shard, of those that have some; and what ``proof.json`` says."""
+    """Whether the job succeeded; problems by asset and shard, of those that have some; and what
+    ``proof.json`` says.
+    """
     with deployment._configured():
         job = build_definitions().resolve_job_def("prove")
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -62,7 +71,11 @@ def test_an_output_that_went_with_its_records_is_missed(copied: Deployment) -> N
     success, found, _ = prove(copied)
     tells = "known from the event log, its balance in the ledger, an earlier proof; nothing is there"
     assert not success
-    assert found == {"final_tars": {k: [f"webdataset/{k}.tar: no record says what was written, {tells}"] for k in ("p", "q")}}
+    assert found == {
+        "final_tars": {
+            k: [f"webdataset/{k}.tar: no record says what was written, {tells}"] for k in ("p", "q")
+        }
+    }
     assert copied.run().success
     assert prove(copied)[0]
 
@@ -85,7 +98,9 @@ def test_an_output_without_its_record_is_not_proven(output: Any, state: str, cop
     assert prove(copied)[:2] == (True, {})
 
 
-@pytest.mark.parametrize(("asset", "output"), [("final_tars", "webdataset/p.tar"), ("curated_parquet", "curated/p.parquet")])
+@pytest.mark.parametrize(
+    ("asset", "output"), [("final_tars", "webdataset/p.tar"), ("curated_parquet", "curated/p.parquet")]
+)
 def test_without_an_event_log_the_storage_itself_tells(asset: str, output: str, fresh: Deployment) -> None:
     assert prove(fresh)[:2] == (True, {}), "no partition is known, and all that lies there is proven"
     _remove(fresh.storage, output, f"ledger/{asset}/p.json")
@@ -160,7 +175,9 @@ def test_an_older_version_put_back_with_its_record_is_found(tmp_path: Path, depl
     assert b"new" in (tmp_path / "storage" / "webdataset" / "p.tar").read_bytes()
 
 
-def test_a_proof_that_could_not_be_done_is_no_proof(copied: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_that_could_not_be_done_is_no_proof(
+    copied: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that dies over a shard leaves a verdict of today, not the one of yesterday."""
     monkeypatch.setattr(proving, "prove_shard", _die)
     success, found, proof = prove(copied)

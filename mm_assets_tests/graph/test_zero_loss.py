@@ -1,4 +1,6 @@
-"""The check `zero_loss` alone finds what was done to any output behind our back, and names sample, position and column."""
+"""The check `zero_loss` alone finds what was done to any output behind our back, and names sample, position
+and column.
+"""
 
 import json
 import os
@@ -53,7 +55,9 @@ def test_untouched_outputs_are_proven(copied: Deployment) -> None:
     proof = json.loads((Path(copied.storage) / "proof" / "proof.json").read_text())
     assert proof["is_equal"] is True
     counted = ("shards", "rows", "samples", "images", "texts")
-    assert {name: tuple(entry[n] for n in counted) for name, entry in proof["assets"].items()} == dict.fromkeys(OUTPUTS, (2, 8, 3, 2, 3))
+    assert {
+        name: tuple(entry[n] for n in counted) for name, entry in proof["assets"].items()
+    } == dict.fromkeys(OUTPUTS, (2, 8, 3, 2, 3))
     assert len({entry["digest"] for entry in proof["assets"].values()}) == 1
 
 
@@ -72,12 +76,18 @@ def test_a_change_is_named(asset: str, change: str, copied: Deployment) -> None:
         assert other == asset or proof["shards"]["p"][other]["is_equal"]
 
 
-def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(copied: Deployment, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(
+    copied: Deployment, capfd: pytest.CaptureFixture[str]
+) -> None:
     """All it found is stored before, of every shard and output."""
     for shard in ("p", "q"):
         os.truncate(Path(copied.storage, "webdataset", f"{shard}.tar"), 600)
     with copied._configured():
-        result = build_definitions().resolve_job_def("prove").execute_in_process(instance=copied.instance, raise_on_error=False)
+        result = (
+            build_definitions()
+            .resolve_job_def("prove")
+            .execute_in_process(instance=copied.instance, raise_on_error=False)
+        )
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.error is not None
@@ -86,7 +96,9 @@ def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(copied: Deployme
     assert [re.search("shard (.): .*cannot be read", line)[1] for line in lines] == ["p", "q"]  # type: ignore[index]
     evaluations = result.get_asset_check_evaluations()
     assert len(evaluations) == len(OUTPUTS) * 3
-    assert {(e.asset_key.to_user_string(), e.partition) for e in evaluations if not e.passed} == {("final_tars", s) for s in (*"pq", None)}
+    assert {(e.asset_key.to_user_string(), e.partition) for e in evaluations if not e.passed} == {
+        ("final_tars", s) for s in (*"pq", None)
+    }
 
 
 def test_a_missing_file_is_a_problem(copied: Deployment) -> None:
@@ -123,11 +135,14 @@ INDEX = {
 @pytest.mark.parametrize("name", INDEX)
 @pytest.mark.parametrize("is_proven", [False, True])
 def test_index_files_that_someone_overwrote(name: str, is_proven: bool, copied: Deployment) -> None:
-    """Size and time tell nothing. The next run writes them anew, and makes no tar; the check alone names what clients would go wrong by,
-    and a tar whose own index leads elsewhere is made again then: the tar may be what has changed."""
+    """Size and time tell nothing. The next run writes them anew, and makes no tar; the check alone names what
+    clients would go wrong by, and a tar whose own index leads elsewhere is made again then: the tar may be
+    what has changed."""
     path, (bad, message) = Path(copied.storage, "webdataset", name), INDEX[name]
     sound = path.read_bytes()
-    old = {"p.tar.idx": sound[8:], "index.json": b'"nsamples": 2', "README.md": b"dtype: image"}.get(name, b'"p.tar"')
+    old = {"p.tar.idx": sound[8:], "index.json": b'"nsamples": 2', "README.md": b"dtype: image"}.get(
+        name, b'"p.tar"'
+    )
     at = sound.index(old)
     _keeping_times(path, lambda: _write(path, sound[:at] + bad + sound[at + len(bad) :]))
     assert path.read_bytes() != sound
@@ -137,7 +152,9 @@ def test_index_files_that_someone_overwrote(name: str, is_proven: bool, copied: 
     result = copied.run()
     assert result.success and failed_checks(result) == set()
     assert path.read_bytes() == sound
-    unchanged = {e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "final_tars")}
+    unchanged = {
+        e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "final_tars")
+    }
     assert unchanged == {"p": name != "p.tar.idx" or not is_proven, "q": True}
     assert _verdicts(copied, "final_tars") == {"p": [], "q": [], None: []}
 
@@ -182,16 +199,24 @@ def test_a_tar_whose_samples_changed_places(copied: Deployment) -> None:
         second = next(member.offset for member in file if member.name.startswith("dir%2Ftwo"))
     data = tar.read_bytes()
     _keeping_times(tar, lambda: _write(tar, data[second:-1024] + data[:second] + data[-1024:]))
-    assert _verdicts(copied, "final_tars")["p"] == ["webdataset/p.tar.idx: not where the samples of the tar begin and end"]
+    assert _verdicts(copied, "final_tars")["p"] == [
+        "webdataset/p.tar.idx: not where the samples of the tar begin and end"
+    ]
     assert copied.run().success
     assert tar.read_bytes() == data
 
 
 @pytest.mark.parametrize("asset", OUTPUTS)
 def test_the_next_run_mends_what_a_proof_found(asset: str, copied: Deployment) -> None:
-    """One byte flipped on the disk: neither size nor time tells, so only the proof does; and then it is made again."""
+    """One byte flipped on the disk: neither size nor time tells, so only the proof does; and then it is made
+    again.
+    """
     target = Path(copied.storage, OUTPUTS[asset][1])
-    files = [path for path in (target.rglob("*.[la]*") if target.is_dir() else [target]) if SECOND in path.read_bytes()]
+    files = [
+        path
+        for path in (target.rglob("*.[la]*") if target.is_dir() else [target])
+        if SECOND in path.read_bytes()
+    ]
     _keeping_times(files[0], lambda: _flip(files[0], SECOND))
     assert _verdicts(copied, asset)["p"]
     result = copied.run()
@@ -227,8 +252,12 @@ def test_rows_deleted_from_the_table_come_back_with_the_next_run(copied: Deploym
 
 @pytest.mark.parametrize(("sample_id", "shard"), [("doc.one", "p"), ("three", "q"), ("someone else's", "p")])
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_row_that_no_shard_has_written_is_named_and_goes(copied: Deployment, sample_id: str, shard: str, alone: bool) -> None:
-    """Found by a run that has nothing else to do as well as by the check alone; removed by the run after that."""
+def test_a_row_that_no_shard_has_written_is_named_and_goes(
+    copied: Deployment, sample_id: str, shard: str, alone: bool
+) -> None:
+    """Found by a run that has nothing else to do as well as by the check alone; removed by the run after
+    that.
+    """
     _append(_table(copied), sample_id)
     appended = _table(copied).version
     if alone:
@@ -240,13 +269,18 @@ def test_a_row_that_no_shard_has_written_is_named_and_goes(copied: Deployment, s
         assert verdicts["q" if shard == "p" else "p"] == []
     else:
         result = copied.run()
-        assert failed_checks(result) == {("lance_table", "zero_loss", shard), ("lance_table", "zero_loss", None)}
+        assert failed_checks(result) == {
+            ("lance_table", "zero_loss", shard),
+            ("lance_table", "zero_loss", None),
+        }
         assert all(made.metadata["unchanged"].value for made in _materializations(result, "lance_table"))
     assert json.loads((Path(copied.storage) / "proof" / "proof.json").read_text())["is_equal"] is False
     assert _table(copied).count_rows() == 9
     result = copied.run()
     assert failed_checks(result) == set()
-    assert {e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "lance_table")} == {
+    assert {
+        e.partition: bool(e.metadata.get("unchanged")) for e in _materializations(result, "lance_table")
+    } == {
         shard: False,
         ("q" if shard == "p" else "p"): True,
     }

@@ -1,4 +1,6 @@
-"""Types that a json declares: for more memory than there is, that no writer takes, and for values of another form."""
+"""Types that a json declares: for more memory than there is, that no writer takes, and for values of another
+form.
+"""
 
 from __future__ import annotations
 

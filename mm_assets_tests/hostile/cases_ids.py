@@ -49,7 +49,9 @@ def with_image(key: str, data: bytes, sample_id: str) -> list[Entry]:
 
 def twin(sample_id: str, *args: Any, **more: Any) -> Rejected:
     """The later of two samples with one id."""
-    return Rejected("duplicate_id", f"sample id {sample_id!r} occurs twice in this shard", sample_id, *args, **more)
+    return Rejected(
+        "duplicate_id", f"sample id {sample_id!r} occurs twice in this shard", sample_id, *args, **more
+    )
 
 
 IMAGE_AND_TEXT = [(-1, "metadata"), (0, "image"), (1, "text")]

@@ -26,7 +26,9 @@ NOISE = {kind: photograph(kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF
 SUFFIX = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "TIFF": "tiff", "BMP": "bmp"}
 
 
-def refused(name: str, data: bytes, words: str = "unreadable image: ", member: str = "bad.1.png", **sample: Any) -> Case:
+def refused(
+    name: str, data: bytes, words: str = "unreadable image: ", member: str = "bad.1.png", **sample: Any
+) -> Case:
     """An image that comes with its bytes and an error."""
     return Case(name, pictured(data, member), [Sample(images={1: data}, faults={1: words}, **sample)])
 
@@ -41,23 +43,63 @@ NONE = [
     refused("image-of-one-byte", b"\x89"),
     refused("image-of-zeros", bytes(5000)),
     refused("image-that-is-a-tar", document().blocks),
-    refused("image-that-is-ppm", photograph("PPM"), "unreadable image: PPM images are not supported", "bad.ppm", types={1: None}),
-    refused("image-that-is-ico", photograph("ICO"), "unreadable image: ICO images are not supported", "bad.ico", types={1: None}),
-    refused("image-that-is-svg", b'<svg xmlns="http://www.w3.org/2000/svg"/>', "unreadable image: unknown", "bad.svg", types={1: None}),
-    refused("image-that-is-pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", "unreadable image: ", "bad.pdf", types={1: None}),
-    *(refused(f"header-only-{SUFFIX[kind]}", data[:40], member=f"bad.1.{SUFFIX[kind]}") for kind, data in NOISE.items()),
+    refused(
+        "image-that-is-ppm",
+        photograph("PPM"),
+        "unreadable image: PPM images are not supported",
+        "bad.ppm",
+        types={1: None},
+    ),
+    refused(
+        "image-that-is-ico",
+        photograph("ICO"),
+        "unreadable image: ICO images are not supported",
+        "bad.ico",
+        types={1: None},
+    ),
+    refused(
+        "image-that-is-svg",
+        b'<svg xmlns="http://www.w3.org/2000/svg"/>',
+        "unreadable image: unknown",
+        "bad.svg",
+        types={1: None},
+    ),
+    refused(
+        "image-that-is-pdf", b"%PDF-1.7\n%\xe2\xe3\xcf\xd3", "unreadable image: ", "bad.pdf", types={1: None}
+    ),
+    *(
+        refused(f"header-only-{SUFFIX[kind]}", data[:40], member=f"bad.1.{SUFFIX[kind]}")
+        for kind, data in NOISE.items()
+    ),
 ]
 
 CUT = [
-    *(refused(f"half-of-a-{SUFFIX[kind]}", data[: len(data) // 2], member=f"bad.1.{SUFFIX[kind]}") for kind, data in NOISE.items()),
     *(
-        refused(f"second-half-zeros-{SUFFIX[kind]}", data[: len(data) // 2].ljust(len(data), b"\0"), member=f"bad.1.{SUFFIX[kind]}")
+        refused(f"half-of-a-{SUFFIX[kind]}", data[: len(data) // 2], member=f"bad.1.{SUFFIX[kind]}")
+        for kind, data in NOISE.items()
+    ),
+    *(
+        refused(
+            f"second-half-zeros-{SUFFIX[kind]}",
+            data[: len(data) // 2].ljust(len(data), b"\0"),
+            member=f"bad.1.{SUFFIX[kind]}",
+        )
         for kind, data in NOISE.items()
         if kind in ("JPEG", "PNG")
     ),
-    refused("half-of-a-progressive-jpg", (data := photograph("JPEG", progressive=True))[: len(data) // 2], member="bad.1.jpg"),
-    refused("half-of-a-lossless-webp", (data := photograph("WEBP", lossless=True))[: len(data) // 2], member="bad.1.webp"),
-    refused("tiff-cut-in-its-directory", (data := grey_tiff(1))[: directory_of(data, 0) + 30], member="bad.1.tiff"),
+    refused(
+        "half-of-a-progressive-jpg",
+        (data := photograph("JPEG", progressive=True))[: len(data) // 2],
+        member="bad.1.jpg",
+    ),
+    refused(
+        "half-of-a-lossless-webp",
+        (data := photograph("WEBP", lossless=True))[: len(data) // 2],
+        member="bad.1.webp",
+    ),
+    refused(
+        "tiff-cut-in-its-directory", (data := grey_tiff(1))[: directory_of(data, 0) + 30], member="bad.1.tiff"
+    ),
     refused("tiff-strip-outside", with_tag(grey_tiff(1), 0, 273, 0x7FFFFFFF), member="bad.1.tiff"),
 ]
 
@@ -68,7 +110,12 @@ BOMBS = [
     refused("bomb-jpg", jpg_of_size(65_535, 65_535), "decompression bomb: 65535x65535", "bad.1.jpg"),
     refused("bomb-gif", gif_of_size(65_535, 65_535), "decompression bomb: 65535x65535", "bad.1.gif"),
     refused("bomb-bmp", bmp_of_size(2**30, 2**30), "decompression bomb: ", "bad.1.bmp"),
-    refused("bomb-tiff", with_tag(with_tag(grey_tiff(1), 0, 256, 2**31), 0, 257, 2**31), "decompression bomb: ", "bad.1.tiff"),
+    refused(
+        "bomb-tiff",
+        with_tag(with_tag(grey_tiff(1), 0, 256, 2**31), 0, 257, 2**31),
+        "decompression bomb: ",
+        "bad.1.tiff",
+    ),
     refused("png-of-no-pixels", png_of(0, 10, 8, b"x"), "unreadable image: png image of 0x10 pixels"),
 ]
 
@@ -96,7 +143,9 @@ PRESERVED = [
 ]  # fmt: skip
 
 
-def pages(name: str, tiff: bytes, frames: dict[int, Any], faults: dict[int, str] | None = None, **more: Any) -> Case:
+def pages(
+    name: str, tiff: bytes, frames: dict[int, Any], faults: dict[int, str] | None = None, **more: Any
+) -> Case:
     """A sample with a text at 0 and opaque references to frames from 1 on."""
     tokens = {position: f"page_{position}_image_9" for position in frames}
     payload = {"texts": ["t", *[None] * len(frames)], "images": [None, *tokens.values()]}

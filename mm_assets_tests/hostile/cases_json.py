@@ -18,25 +18,40 @@ def refused(name: str, data: bytes, kind: str, words: str) -> Case:
     return Case(name, [file("bad.json", data)], [Lost(kind, words)])
 
 
-def preserved(name: str, text: str | bytes, columns: dict[str, Any], extras: dict[str, Any], said: Any = None) -> Case:
+def preserved(
+    name: str, text: str | bytes, columns: dict[str, Any], extras: dict[str, Any], said: Any = None
+) -> Case:
     """One sample with the text ``t``; ``text`` is what else is in its json."""
     more = text.encode() if isinstance(text, str) else text
     data = b'{"texts": ["t"], "images": [null], ' + more + b"}"
     return Case(name, [file("bad.json", data)], [Sample(extras=extras, said=said)], columns)
 
 
-def several(name: str, column: Any, values: list[Any], expected: list[Any], saids: dict[int, Any] | None = None) -> Case:
+def several(
+    name: str, column: Any, values: list[Any], expected: list[Any], saids: dict[int, Any] | None = None
+) -> Case:
     """Samples whose field ``f`` has values of different kinds; ``...`` leaves it out."""
-    members = [document(f"bad{n}", **({} if value is ... else {"f": value})) for n, value in enumerate(values)]
-    samples = [Sample(f"bad{n}", extras={"f": value}, said=(saids or {}).get(n)) for n, value in enumerate(expected)]
+    members = [
+        document(f"bad{n}", **({} if value is ... else {"f": value})) for n, value in enumerate(values)
+    ]
+    samples = [
+        Sample(f"bad{n}", extras={"f": value}, said=(saids or {}).get(n)) for n, value in enumerate(expected)
+    ]
     return Case(name, members, samples, {"f": column})
 
 
 BEYOND_FLOAT = ("1e400", "-1e400", "1E+309", "1e0000400", "9" * 400 + ".5", "9" * 250 + "e99", "1.8e308")
 
 REFUSED = [
-    *(refused(f"number-{literal:.10}-of-{len(literal)}", b'{"texts": [], "a": [{"b": %s}]}' % literal.encode(), "bad_json",
-              "is larger than any float64") for literal in BEYOND_FLOAT),
+    *(
+        refused(
+            f"number-{literal:.10}-of-{len(literal)}",
+            b'{"texts": [], "a": [{"b": %s}]}' % literal.encode(),
+            "bad_json",
+            "is larger than any float64",
+        )
+        for literal in BEYOND_FLOAT
+    ),
     refused("cut", b'{"texts": [', "bad_json", "not JSON"),
     refused("trailing-comma", b'{"texts": ["t",]}', "bad_json", "not JSON"),
     refused("single-quotes", b"{'texts': []}", "bad_json", "not JSON"),
@@ -50,7 +65,9 @@ REFUSED = [
     refused("duplicate-key", b'{"texts": ["a"], "texts": ["b"]}', "bad_json", "'texts' occurs twice"),
     refused("duplicate-key-inside", b'{"n": [{"a": 1, "a": 2}]}', "bad_json", "'a' occurs twice"),
     refused("deep-900", b'{"n": ' + b"[" * 900 + b"]" * 900 + b"}", "bad_json", "nested too deeply"),
-    refused("deep-100000", b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json", "nested too deeply"),
+    refused(
+        "deep-100000", b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "bad_json", "nested too deeply"
+    ),
     refused("deep-objects", b'{"n":' * 900 + b"1" + b"}" * 900, "bad_json", "nested too deeply"),
     refused("integer-of-5000-digits", b'{"n": ' + b"9" * 5000 + b"}", "bad_json", "not JSON"),
     refused("utf16-with-mark", '{"texts": ["t"]}'.encode("utf-16"), "not_utf8", "not UTF-8"),
@@ -63,7 +80,9 @@ REFUSED = [
     refused("gzipped-json", b"\x1f\x8b\x08\0\0\0\0\0", "not_utf8", "not UTF-8"),
     refused("lone-surrogate", b'{"texts": ["a\\ud800b"]}', "lone_surrogate", "lone surrogate"),
     refused("lone-low-surrogate-in-key", b'{"\\udfff": 1}', "lone_surrogate", "lone surrogate"),
-    refused("surrogates-in-wrong-order", b'{"f": {"g": ["\\ude00\\ud83d"]}}', "lone_surrogate", "lone surrogate"),
+    refused(
+        "surrogates-in-wrong-order", b'{"f": {"g": ["\\ude00\\ud83d"]}}', "lone_surrogate", "lone surrogate"
+    ),
     refused("lone-surrogate-in-id", b'{"sample_id": "\\ud83d"}', "lone_surrogate", "lone surrogate"),
     refused("array", b'[{"texts": ["t"]}]', "not_an_object", "no object but list"),
     refused("number", b"1.5", "not_an_object", "no object but float"),
@@ -121,12 +140,19 @@ PRESERVED = [
 ]  # fmt: skip
 
 ACROSS_SAMPLES = [
-    several("field-first-in-the-last-sample", JSON, [..., ..., ..., {"in": ["the last"]}], [None, None, None, {"in": ["the last"]}]),
+    several(
+        "field-first-in-the-last-sample",
+        JSON,
+        [..., ..., ..., {"in": ["the last"]}],
+        [None, None, None, {"in": ["the last"]}],
+    ),
     several("int-and-float", pa.float64(), [1, 2.5], [1.0, 2.5]),
     several("int-and-float-inexact", JSON, [2**53 + 1, 2.5], [2**53 + 1, 2.5]),
     several("int-and-text", JSON, [1, "1"], [1, "1"]),
     several("bool-and-int", JSON, [True, 1], [True, 1]),
-    several("text-list-object", JSON, ["null", [1, None], {"a": None}, 1.5], ["null", [1, None], {"a": None}, 1.5]),
+    several(
+        "text-list-object", JSON, ["null", [1, None], {"a": None}, 1.5], ["null", [1, None], {"a": None}, 1.5]
+    ),
     several("null-and-missing", pa.int64(), [None, ..., 5], [None, None, 5], {0: {"nulls": ["f"]}}),
     several("null-in-all", pa.null(), [None, None], [None, None], {0: {"nulls": ["f"]}, 1: {"nulls": ["f"]}}),
 ]

@@ -1,4 +1,6 @@
-"""Jsons of our own layout, written by someone else: types, bookkeeping and locators that are not to be trusted."""
+"""Jsons of our own layout, written by someone else: types, bookkeeping and locators that are not to be
+trusted.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def stated(fields: list[pa.Field]) -> str:
     return base64.b64encode(pa.schema(fields).serialize()).decode()
 
 
-def own(fields: list[pa.Field], metadata: dict[str, Any] | None = None, key: str = "bad", **more: Any) -> Entry:
+def own(
+    fields: list[pa.Field], metadata: dict[str, Any] | None = None, key: str = "bad", **more: Any
+) -> Entry:
     """A sample with one text, whose json states the types of its passthrough columns."""
     payload = {
         "sample_id": key,
@@ -116,7 +120,8 @@ REFUSED = [
 
 
 def located(name: str, ref: Any, words: str | None = None, image: bytes | None = None) -> Case:
-    """An image without bytes and without error: its locator says where they are, which is followed below the root only.
+    """An image without bytes and without error: its locator says where they are, which is followed below the
+    root only.
 
     ``ref`` None: it has no locator either.
     """
@@ -139,24 +144,60 @@ BEFORE = neighbour("before")[1]
 OUTSIDE = "is outside the configured roots"
 
 LOCATORS = [
-    located("image-without-bytes-and-locator", None, "missing content: an image without bytes and without a locator"),
-    located("locator-of-a-picture-of-the-shard", {"path": "shard.tar", "member": BEFORE.name}, image=BEFORE.data),
+    located(
+        "image-without-bytes-and-locator",
+        None,
+        "missing content: an image without bytes and without a locator",
+    ),
+    located(
+        "locator-of-a-picture-of-the-shard", {"path": "shard.tar", "member": BEFORE.name}, image=BEFORE.data
+    ),
     located("locator-absolute", {"path": "/etc/passwd"}, f"'/etc/passwd' {OUTSIDE}"),
-    located("locator-of-a-device", {"path": "/dev/zero", "byte_offset": 0, "byte_size": 10}, f"'/dev/zero' {OUTSIDE}"),
-    located("locator-that-climbs", {"path": "../../../../../../etc/passwd"}, f"'../../../../../../etc/passwd' {OUTSIDE}"),
+    located(
+        "locator-of-a-device",
+        {"path": "/dev/zero", "byte_offset": 0, "byte_size": 10},
+        f"'/dev/zero' {OUTSIDE}",
+    ),
+    located(
+        "locator-that-climbs",
+        {"path": "../../../../../../etc/passwd"},
+        f"'../../../../../../etc/passwd' {OUTSIDE}",
+    ),
     located("locator-file-url", {"path": "file:///etc/passwd"}, f"'file:///etc/passwd' {OUTSIDE}"),
-    located("locator-http-url", {"path": "http://127.0.0.1:9/x.png"}, f"'http://127.0.0.1:9/x.png' {OUTSIDE}"),
-    located("locator-of-chained-file-systems", {"path": "simplecache::file:///etc/passwd"}, f"'simplecache::file:///etc/passwd' {OUTSIDE}"),
+    located(
+        "locator-http-url", {"path": "http://127.0.0.1:9/x.png"}, f"'http://127.0.0.1:9/x.png' {OUTSIDE}"
+    ),
+    located(
+        "locator-of-chained-file-systems",
+        {"path": "simplecache::file:///etc/passwd"},
+        f"'simplecache::file:///etc/passwd' {OUTSIDE}",
+    ),
     located("locator-of-the-root", {"path": "."}, "failed to read .: not a regular file"),
-    located("locator-of-no-picture", {"path": "shard.tar", "byte_offset": 0, "byte_size": 600}, "the source_ref names bytes that are no"),
-    located("locator-beyond-the-file", {"path": "shard.tar", "byte_offset": 0, "byte_size": 2**61}, "shard.tar: range 0+23058430092136"),
-    located("locator-negative", {"path": "shard.tar", "byte_offset": -5, "byte_size": 5}, "source_ref: byte_offset is no number of bytes"),
+    located(
+        "locator-of-no-picture",
+        {"path": "shard.tar", "byte_offset": 0, "byte_size": 600},
+        "the source_ref names bytes that are no",
+    ),
+    located(
+        "locator-beyond-the-file",
+        {"path": "shard.tar", "byte_offset": 0, "byte_size": 2**61},
+        "shard.tar: range 0+23058430092136",
+    ),
+    located(
+        "locator-negative",
+        {"path": "shard.tar", "byte_offset": -5, "byte_size": 5},
+        "source_ref: byte_offset is no number of bytes",
+    ),
     located("locator-of-a-number", {"path": 5}, "source_ref: path is no string: 5"),
     located("locator-of-nothing", {"path": ""}, "missing path"),
     located("locator-that-is-no-json", "junk", "Expecting value"),
     located("locator-of-no-object", "[1]", "source_ref must be a JSON object"),
     located("locator-of-a-missing-file", {"path": "gone.tar"}, "failed to read gone.tar: no such file"),
-    located("locator-of-a-missing-member", {"path": "shard.tar", "member": "gone.png"}, "missing member 'gone.png'"),
+    located(
+        "locator-of-a-missing-member",
+        {"path": "shard.tar", "member": "gone.png"},
+        "missing member 'gone.png'",
+    ),
 ]
 
 CASES = [*READ, *REFUSED, *LOCATORS]

@@ -1,4 +1,6 @@
-"""Image-text pairs whose members are missing, too many, no text, or no files; and what looks like a pair and is none."""
+"""Image-text pairs whose members are missing, too many, no text, or no files; and what looks like a pair and
+is none.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from mm_assets_tests.hostile.shards import Entry, document, file, link, special
 TEXT, IMAGE = {0: "t"}, {1: PNG}
 
 
-def pairs(name: str, members: Sequence[Entry], outcomes: Sequence[Outcome], *unreferenced: str, **more: Any) -> Case:
+def pairs(
+    name: str, members: Sequence[Entry], outcomes: Sequence[Outcome], *unreferenced: str, **more: Any
+) -> Case:
     """Members in a tar of pairs; those of them that are no part of any sample."""
     notes = {"unreferenced_members": list(unreferenced)} if unreferenced else {}
     return Case(name, members, outcomes, is_of_pairs=True, notes=notes, **more)

@@ -17,7 +17,9 @@ def referring(token: Any, key: str = "bad") -> Entry:
 
 
 def unresolved(name: str, token: str, words: str, *members: Entry, key: str = "bad", **more: Any) -> Case:
-    return Case(name, [referring(token, key), *members], [Sample(key, images={1: None}, faults={1: words})], **more)
+    return Case(
+        name, [referring(token, key), *members], [Sample(key, images={1: None}, faults={1: words})], **more
+    )
 
 
 def missing(name: str, token: str, *others: Entry, key: str = "bad") -> Case:
@@ -27,7 +29,13 @@ def missing(name: str, token: str, *others: Entry, key: str = "bad") -> Case:
 
 def dangling(name: str, token: str, *others: Entry) -> Case:
     """A reference that is neither the name of an image nor a page of a TIFF."""
-    return unresolved(name, token, f"dangling reference {token!r}: no member, and no frame of a TIFF", *others, notes=unreferenced(*others))
+    return unresolved(
+        name,
+        token,
+        f"dangling reference {token!r}: no member, and no frame of a TIFF",
+        *others,
+        notes=unreferenced(*others),
+    )
 
 
 def broken_link(name: str, *members: Entry, **notes: Any) -> Case:

@@ -23,7 +23,9 @@ from mm_assets_tests.hostile.shards import (
     tar,
 )
 
-START = sum(len(entry.blocks) for entry in neighbour("before"))  # byte offset at which the entries of a case begin
+START = sum(
+    len(entry.blocks) for entry in neighbour("before")
+)  # byte offset at which the entries of a case begin
 LONG = "folder/" * 40 + "x" * 60
 
 
@@ -43,15 +45,30 @@ def only(data: bytes) -> Callable[[list[Entry]], bytes]:
     return lambda entries: data
 
 
-def truncated(name: str, size: int, words: str, members: list[Entry], *samples: Any, offset: int | None = None, **more: Any) -> Case:
+def truncated(
+    name: str,
+    size: int,
+    words: str,
+    members: list[Entry],
+    *samples: Any,
+    offset: int | None = None,
+    **more: Any,
+) -> Case:
     """A tar of which the first ``size`` bytes are there; what is damaged begins at ``offset``."""
     damage = Damage("truncated_tar", words, START if offset is None else offset)
     return Case(name, members, [*samples, damage], shard=cut_at(size), kept=("before",), **more)
 
 
 def damaged(name: str, words: str, *members: Entry, lost: Lost | None = None) -> Case:
-    """A tar of which these members cannot be read, and the good sample behind them can. ``lost``: what is known of them."""
-    return Case(name, members, [*([lost] if lost else []), Damage("damaged_tar", words, START, START + size_of(*members))])
+    """A tar of which these members cannot be read, and the good sample behind them can.
+
+    ``lost``: what is known of them.
+    """
+    return Case(
+        name,
+        members,
+        [*([lost] if lost else []), Damage("damaged_tar", words, START, START + size_of(*members))],
+    )
 
 
 def found_behind(name: str, words: str, bad: Entry) -> Case:
@@ -192,7 +209,13 @@ NONE = [
     no_tar("short-text", b"404 not found", "truncated_tar", "cut within a header, after 13 bytes"),
     no_tar("long-text", b"<html>" * 1000, "damaged_tar", "header checksum mismatch"),
     no_tar("picture", PNG * 2, "damaged_tar", "header checksum mismatch"),
-    Case("zip", [], [Damage("damaged_tar", "header checksum mismatch", 0, BLOCK)], shard=only(b"PK\x03\x04" + bytes(2000)), kept=()),
+    Case(
+        "zip",
+        [],
+        [Damage("damaged_tar", "header checksum mismatch", 0, BLOCK)],
+        shard=only(b"PK\x03\x04" + bytes(2000)),
+        kept=(),
+    ),
     Case("empty-tar", [], [], shard=only(END), kept=()),
     Case("empty-tar-of-one-record", [], [], shard=only(bytes(10_240)), kept=()),
 ]
@@ -259,25 +282,72 @@ FLIPPED = STORED[:1000] + bytes([STORED[1000] ^ 1]) + STORED[1001:]
 BOMB = gzip.compress(bytes(1 << 20)) * 110
 
 
-def gzipped(name: str, data: bytes, kind: str, words: str, offset: int, end: int, kept: list[str], *samples: Sample) -> Case:
+def gzipped(
+    name: str, data: bytes, kind: str, words: str, offset: int, end: int, kept: list[str], *samples: Sample
+) -> Case:
     """``offset`` and ``end`` of what is damaged, in bytes of the tar inside as far as it can be trusted."""
-    return Case(name, [ONE], [*samples, Damage(kind, words, offset, end)], shard=only(data), file_name="shard.tar.gz", kept=kept)
+    return Case(
+        name,
+        [ONE],
+        [*samples, Damage(kind, words, offset, end)],
+        shard=only(data),
+        file_name="shard.tar.gz",
+        kept=kept,
+    )
 
 
 GZIP = [
-    gzipped("gzip-cut", STORED[: START + 15 + 100], "truncated_tar", "the gzip stream is cut here", START, START + 100, ["before"]),
-    gzipped("gzip-cut-in-its-checksum", STORED[:-3], "truncated_tar", "the gzip stream is cut here", len(PLAIN), len(PLAIN),
-            ["before", "after"], Sample()),
+    gzipped(
+        "gzip-cut",
+        STORED[: START + 15 + 100],
+        "truncated_tar",
+        "the gzip stream is cut here",
+        START,
+        START + 100,
+        ["before"],
+    ),
+    gzipped(
+        "gzip-cut-in-its-checksum",
+        STORED[:-3],
+        "truncated_tar",
+        "the gzip stream is cut here",
+        len(PLAIN),
+        len(PLAIN),
+        ["before", "after"],
+        Sample(),
+    ),
     gzipped("gzip-cut-at-once", STORED[:12], "truncated_tar", "the gzip stream is cut here", 0, 0, []),
-    gzipped("gzip-with-junk-behind", STORED + b"junk", "damaged_tar", "corrupt gzip, or none", len(PLAIN), len(PLAIN),
-            ["before", "after"], Sample()),
+    gzipped(
+        "gzip-with-junk-behind",
+        STORED + b"junk",
+        "damaged_tar",
+        "corrupt gzip, or none",
+        len(PLAIN),
+        len(PLAIN),
+        ["before", "after"],
+        Sample(),
+    ),
     gzipped("gzip-checksum-wrong", FLIPPED, "damaged_tar", "incorrect data check", 0, 0, []),
     gzipped("gzip-of-noise", b"\x1f\x8b\x08" + b"?" * 500, "damaged_tar", "corrupt gzip", 0, 0, []),
     gzipped("gzip-bomb", BOMB, "damaged_tar", "unpacks to more than", 0, 0, []),
-    gzipped("gzip-of-two-members-the-second-cut", gzip.compress(PLAIN[:START]) + gzip.compress(PLAIN[START:], 0)[:200], "truncated_tar",
-            "the gzip stream is cut here", START, START + 185, ["before"]),
-    gzipped("gzip-of-a-tar-cut-inside", gzip.compress(PLAIN[: START + 200]), "truncated_tar", "cut within a header, after 200 bytes",
-            START, START + 200, ["before"]),
+    gzipped(
+        "gzip-of-two-members-the-second-cut",
+        gzip.compress(PLAIN[:START]) + gzip.compress(PLAIN[START:], 0)[:200],
+        "truncated_tar",
+        "the gzip stream is cut here",
+        START,
+        START + 185,
+        ["before"],
+    ),
+    gzipped(
+        "gzip-of-a-tar-cut-inside",
+        gzip.compress(PLAIN[: START + 200]),
+        "truncated_tar",
+        "cut within a header, after 200 bytes",
+        START,
+        START + 200,
+        ["before"],
+    ),
     gzipped("gzip-of-nothing", gzip.compress(b""), "truncated_tar", "the file is empty", 0, 0, []),
     no_tar("gzip-empty-file", b"", "truncated_tar", "the file is empty", file_name="shard.tar.gz"),
 ]

@@ -40,7 +40,9 @@ class Judge:
         """Every row of these samples in their order, byte for byte, in the columns of the case."""
         self.columns(table.schema)
         rows = table.to_pylist()
-        assert [row["sample_id"] for row in rows] == [sample.sample_id for sample in samples for _ in sample.places]
+        assert [row["sample_id"] for row in rows] == [
+            sample.sample_id for sample in samples for _ in sample.places
+        ]
         for sample in samples:
             for position, modality in sample.places:
                 row = rows.pop(0)
@@ -51,7 +53,9 @@ class Judge:
     def columns(self, schema: pa.Schema) -> None:
         assert [schema.field(n) for n in range(8)] == list(INTERLEAVED_SCHEMA)
         found = {field.name: field for field in list(schema)[8:]}
-        keeps_more = any(isinstance(o, Sample) and (o.said is not None or o.tokens or o.values) for o in self.case.outcomes)
+        keeps_more = any(
+            isinstance(o, Sample) and (o.said is not None or o.tokens or o.values) for o in self.case.outcomes
+        )
         expected = {**self.case.columns, **({"_source": JSON} if keeps_more else {})}
         assert found.keys() == expected.keys()
         for name, declared in expected.items():
@@ -95,14 +99,18 @@ class Judge:
             assert data == expected
 
     def place(self, ref: str | None, sample: Sample, position: int | None, modality: str | None) -> None:
-        """The locator of a row or of its loss: of the bytes that were put in, or as the json itself states it."""
+        """The locator of a row or of its loss: of the bytes that were put in, or as the json itself states
+        it.
+        """
         if sample.refs is not None:
             assert ref == (sample.refs.get(position or 0) if modality == "image" else None)
         else:
             self.locator(ref, is_known=modality != "image" or position not in sample.unlocated)
 
     def locator(self, text: str | None, is_known: bool = True, data: bytes | None = None) -> None:
-        """The locator names a member and, where ``is_known``, the very bytes that were put in under this name."""
+        """The locator names a member and, where ``is_known``, the very bytes that were put in under this
+        name.
+        """
         ref = json.loads(text or "null")
         assert ref["path"] == self.shard.name
         if is_known:
@@ -112,11 +120,15 @@ class Judge:
             assert (ref["byte_offset"], ref["byte_size"]) == (None, None)
 
     def losses(self, found: tuple[Loss, ...], samples: list[Sample]) -> None:
-        """Exactly the losses of the case: those of its bad samples, of its damage, and of ``samples``, dropped whole."""
+        """Exactly the losses of the case: those of its bad samples, of its damage, and of ``samples``,
+        dropped whole.
+        """
         assert {loss.outcome for loss in found} <= {"quarantined"}
         assert {loss.kind for loss in found} <= set(FAULTS)
         assert all(loss.reason and loss.score is None for loss in found)
-        assert not any(str(self.shard.parent) in str(loss) for loss in found), "paths of this machine are nobody's business"
+        assert not any(str(self.shard.parent) in str(loss) for loss in found), (
+            "paths of this machine are nobody's business"
+        )
         expected: Counter[tuple[Any, ...]] = Counter()
         for outcome in self.case.all_outcomes:
             expected.update(self.places_lost(outcome, samples))
@@ -124,7 +136,9 @@ class Judge:
         assert Counter(keys) == expected
         for outcome in self.case.all_outcomes:
             if isinstance(outcome, Lost):
-                loss = next(loss for loss in found if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind))
+                loss = next(
+                    loss for loss in found if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind)
+                )
                 assert outcome.words in loss.reason
                 assert json.loads(loss.source_ref or "")["member"] == outcome.member
                 if outcome.has_bytes:
@@ -134,9 +148,23 @@ class Judge:
             elif isinstance(outcome, Damage):
                 self.damage([loss for loss in found if loss.kind == outcome.kind], outcome)
             elif isinstance(outcome, Rejected):
-                self.rejected([loss for loss in found if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind)], outcome)
+                self.rejected(
+                    [
+                        loss
+                        for loss in found
+                        if (loss.sample_id, loss.kind) == (outcome.sample_id, outcome.kind)
+                    ],
+                    outcome,
+                )
             elif outcome in samples:
-                self.sample([loss for loss in found if loss.sample_id == outcome.sample_id and loss.kind != "duplicate_id"], outcome)
+                self.sample(
+                    [
+                        loss
+                        for loss in found
+                        if loss.sample_id == outcome.sample_id and loss.kind != "duplicate_id"
+                    ],
+                    outcome,
+                )
 
     def places_lost(self, outcome: Any, samples: list[Sample]) -> list[tuple[Any, ...]]:
         """(sample, position, modality, kind, is cause) of each loss of an outcome."""
@@ -145,7 +173,10 @@ class Judge:
         if isinstance(outcome, Damage):
             return [(None, None, None, outcome.kind, True)]
         if isinstance(outcome, Rejected):
-            return [(outcome.sample_id, position, kind, outcome.kind, position == -1) for position, kind in outcome.places]
+            return [
+                (outcome.sample_id, position, kind, outcome.kind, position == -1)
+                for position, kind in outcome.places
+            ]
         if outcome not in samples:
             return []
         places = []
@@ -163,22 +194,39 @@ class Judge:
         assert header.name == ref["member"] or header.type == b"x"
 
     def strays(self, found: list[Loss]) -> None:
-        """Each member, file or not, and each frame that the notes of the case count is in the ledger, in their order."""
-        assert {(loss.outcome, loss.is_item, loss.sample_id) for loss in found} <= {("unreferenced", False, None)}
+        """Each member, file or not, and each frame that the notes of the case count is in the ledger, in
+        their order.
+        """
+        assert {(loss.outcome, loss.is_item, loss.sample_id) for loss in found} <= {
+            ("unreferenced", False, None)
+        }
         refs = [json.loads(loss.source_ref or "") for loss in found]
         assert {ref["path"] for ref in refs} <= {self.shard.name}
-        members = [ref["member"] for ref, loss in zip(refs, found, strict=True) if loss.kind == "unreferenced_member"]
-        assert members == [name for kind in ("unreferenced_members", "skipped_members") for name in self.case.notes.get(kind, [])]
+        members = [
+            ref["member"] for ref, loss in zip(refs, found, strict=True) if loss.kind == "unreferenced_member"
+        ]
+        assert members == [
+            name
+            for kind in ("unreferenced_members", "skipped_members")
+            for name in self.case.notes.get(kind, [])
+        ]
         frames: dict[str, list[int]] = {}
         for ref, loss in zip(refs, found, strict=True):
             if loss.kind == "unreferenced_frame":
                 frames.setdefault(ref["member"], []).append(ref["frame_index"])
-                assert self.plain[ref["byte_offset"] : ref["byte_offset"] + ref["byte_size"]] in self.put_in[ref["member"]]
+                assert (
+                    self.plain[ref["byte_offset"] : ref["byte_offset"] + ref["byte_size"]]
+                    in self.put_in[ref["member"]]
+                )
         counted = [f"{name}: {len(numbers)} of {numbers[-1] + 1} frames" for name, numbers in frames.items()]
         assert counted == self.case.notes.get("unreferenced_frames", [])
 
     def damage(self, losses: list[Loss], outcome: Damage) -> None:
-        (loss,) = [loss for loss in losses if json.loads(loss.source_ref or "")["byte_offset"] == outcome.offset and not loss.is_item]
+        (loss,) = [
+            loss
+            for loss in losses
+            if json.loads(loss.source_ref or "")["byte_offset"] == outcome.offset and not loss.is_item
+        ]
         assert outcome.words in loss.reason
         end = len(self.plain) if outcome.end is None else outcome.end
         assert json.loads(loss.source_ref or "") == {
@@ -186,7 +234,11 @@ class Judge:
         }  # fmt: skip
 
     def rejected(self, losses: list[Loss], outcome: Rejected) -> None:
-        (cause,) = [loss for loss in losses if loss.position == -1 and json.loads(loss.source_ref or "")["member"] == outcome.member]
+        (cause,) = [
+            loss
+            for loss in losses
+            if loss.position == -1 and json.loads(loss.source_ref or "")["member"] == outcome.member
+        ]
         assert outcome.words in cause.reason
         self.locator(cause.source_ref)
 

@@ -11,7 +11,9 @@ import pyarrow as pa
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.hostile.shards import Entry, file, tar
 
-JSON = pa.field("any", pa.string(), metadata={b"mm_assets:encoding": b"json"})  # stands for a column of JSON text
+JSON = pa.field(
+    "any", pa.string(), metadata={b"mm_assets:encoding": b"json"}
+)  # stands for a column of JSON text
 _NOWHERE = ("missing member", "ambiguous", "dangling reference")
 PNG = picture(0)[1]
 JPG = picture(1)[1]
@@ -19,7 +21,9 @@ JPG = picture(1)[1]
 
 @dataclass(frozen=True)
 class Frame:
-    """An image that must be frame ``number`` of a TIFF, every tag and strip of it, as a file of its own (or the file, if it has one)."""
+    """An image that must be frame ``number`` of a TIFF, every tag and strip of it, as a file of its own (or
+    the file, if it has one).
+    """
 
     tiff: bytes
     number: int
@@ -27,11 +31,13 @@ class Frame:
 
 @dataclass(frozen=True)
 class Sample:
-    """A sample that is read; with ``faults`` (first words of the error by position) it goes whole into quarantine.
+    """A sample that is read; with ``faults`` (first words of the error by position) it goes whole into
+    quarantine.
 
-    ``texts`` and ``images`` by position (None: an image without bytes). ``extras`` of the metadata row, ``item_extras`` of
-    (modality, position). ``said``: what ``_source`` keeps of the sample; ``tokens``, ``values``: of images and texts. ``types``: content
-    types of images that their names do not tell. ``refs``: the locators of images, where the json itself states them, and no others.
+    ``texts`` and ``images`` by position (None: an image without bytes). ``extras`` of the metadata row,
+    ``item_extras`` of (modality, position). ``said``: what ``_source`` keeps of the sample; ``tokens``,
+    ``values``: of images and texts. ``types``: content types of images that their names do not tell.
+    ``refs``: the locators of images, where the json itself states them, and no others.
     """
 
     sample_id: str = "bad"
@@ -49,18 +55,25 @@ class Sample:
     @property
     def unlocated(self) -> set[int]:
         """Positions of images that lead to no bytes at all."""
-        return {at for at, words in self.faults.items() if words.startswith(_NOWHERE) and not words.startswith("dangling reference: frame")}
+        return {
+            at
+            for at, words in self.faults.items()
+            if words.startswith(_NOWHERE) and not words.startswith("dangling reference: frame")
+        }
 
     @property
     def places(self) -> list[tuple[int, str]]:
         """(position, modality) of its rows, in order."""
-        items = [(position, "text") for position in self.texts] + [(position, "image") for position in self.images]
+        items = [(position, "text") for position in self.texts] + [
+            (position, "image") for position in self.images
+        ]
         return [(-1, "metadata"), *sorted(items, key=lambda place: (place[0], place[1] == "image"))]
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A sample that cannot be read: one item lost, whose locator gives the bytes of ``member`` (``data``, when several have that name).
+    """A sample that cannot be read: one item lost, whose locator gives the bytes of ``member`` (``data``,
+    when several have that name).
 
     Without ``has_bytes`` the locator is that of its header.
     """
@@ -75,7 +88,9 @@ class Lost:
 
 @dataclass(frozen=True)
 class Rejected:
-    """A sample that can be read and not be used: each of its items is lost for it. ``places`` are (position, modality)."""
+    """A sample that can be read and not be used: each of its items is lost for it. ``places`` are (position,
+    modality).
+    """
 
     kind: str
     words: str
@@ -86,7 +101,9 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Damage:
-    """A stretch of the (unpacked) file that cannot be read, from ``offset`` to ``end`` or to the file's; no items are known of it."""
+    """A stretch of the (unpacked) file that cannot be read, from ``offset`` to ``end`` or to the file's; no
+    items are known of it.
+    """
 
     kind: str
     words: str
@@ -101,9 +118,10 @@ Outcome = Sample | Lost | Rejected | Damage
 class Case:
     """One shard. ``outcomes`` in archive order, without the two good neighbours, which `ends` adds.
 
-    ``columns``: passthrough columns and their types, all of them (``_source`` is implied). ``shard`` puts the file together of its entries,
-    ``kept`` says which neighbours survive. ``notes``: what the report says of the file beside losses. ``settings``: module constants to
-    change for this case. ``is_of_pairs``: the neighbours are image-text pairs, and no documents.
+    ``columns``: passthrough columns and their types, all of them (``_source`` is implied). ``shard`` puts the
+    file together of its entries, ``kept`` says which neighbours survive. ``notes``: what the report says of
+    the file beside losses. ``settings``: module constants to change for this case. ``is_of_pairs``: the
+    neighbours are image-text pairs, and no documents.
     """
 
     name: str

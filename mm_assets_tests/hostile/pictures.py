@@ -29,13 +29,17 @@ def tiff_of(pages: int, **options: Any) -> bytes:
 
 
 def grey_tiff(pages: int) -> bytes:
-    """Frames of one uncompressed strip each; a frame's pixels lie before its directory, the last directory at the end."""
+    """Frames of one uncompressed strip each; a frame's pixels lie before its directory, the last directory at
+    the end.
+    """
     return write_tiff([grey_page(8 + n, 6, bytes(range((8 + n) * 6))) for n in range(pages)])
 
 
 def big_tiff(pages: int, order: str = "<") -> bytes:
     """BigTIFF, whose frames have several strips."""
-    return write_tiff([grey_page(8 + n, 6, bytes(range((8 + n) * 6)), rows=2) for n in range(pages)], order, big=True)
+    return write_tiff(
+        [grey_page(8 + n, 6, bytes(range((8 + n) * 6)), rows=2) for n in range(pages)], order, big=True
+    )
 
 
 def with_tag(tiff: bytes, frame: int, tag: int, value: int) -> bytes:
@@ -61,9 +65,14 @@ def directory_of(tiff: bytes, frame: int) -> int:
 
 def png_of(width: int, height: int, bits: int, pixels: bytes) -> bytes:
     """A grey PNG of these compressed pixels, whatever its header says."""
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)), (b"IDAT", pixels), (b"IEND", b"")]
+    parts = [
+        (b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)),
+        (b"IDAT", pixels),
+        (b"IEND", b""),
+    ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body)) for name, body in parts
+        struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+        for name, body in parts
     )
 
 

@@ -1,4 +1,6 @@
-"""Tars made byte by byte, so that they may be wrong in any way; no code of the project or of `tarfile` has a say in them."""
+"""Tars made byte by byte, so that they may be wrong in any way; no code of the project or of `tarfile` has a
+say in them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ END = bytes(2 * BLOCK)
 
 @dataclass(frozen=True)
 class Entry:
-    """A piece of a tar: ``blocks`` as they lie in the file; ``name`` and ``data`` when a reader shall find a member in them."""
+    """A piece of a tar: ``blocks`` as they lie in the file; ``name`` and ``data`` when a reader shall find a
+    member in them.
+    """
 
     blocks: bytes
     name: str | None = None
@@ -82,7 +86,10 @@ def special(name: str, kind: bytes) -> Entry:
 
 def pax(values: dict[str, str | bytes], kind: bytes = b"x") -> Entry:
     """An extended header for the member that follows (``x``) or for all of them (``g``)."""
-    records = b"".join(_record(key.encode(), value.encode() if isinstance(value, str) else value) for key, value in values.items())
+    records = b"".join(
+        _record(key.encode(), value.encode() if isinstance(value, str) else value)
+        for key, value in values.items()
+    )
     return pax_body(records, kind)
 
 

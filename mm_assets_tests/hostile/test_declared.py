@@ -1,4 +1,6 @@
-"""Whatever types a json declares, and whatever values it has: the sample comes out exactly in every format, or is set aside."""
+"""Whatever types a json declares, and whatever values it has: the sample comes out exactly in every format,
+or is set aside.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,23 @@ TYPES = arrow_types | st.sampled_from(
         pa.struct([pa.field("f0", pa.int8(), nullable=False)]), pa.list_(pa.field("item", pa.timestamp("s"), nullable=False)),
     ]
 )  # fmt: skip
-METADATA = st.sampled_from([None, None, None, JSON_ENCODING, {b"lance-encoding:blob": b"true"}, {b"k": b"\xff"}, {b"k": b"v"}])
+METADATA = st.sampled_from(
+    [None, None, None, JSON_ENCODING, {b"lance-encoding:blob": b"true"}, {b"k": b"\xff"}, {b"k": b"v"}]
+)
 NAN = float("nan")
 STRANGE = json_values | st.sampled_from(
-    [{"__arrow__": 2**62}, {"__arrow__": "{}"}, "1e-999999999", "2020-01-01", "YQ==", [["k", 1]], [None] * 3, {"f0": None}, 5.5, NAN]
+    [
+        {"__arrow__": 2**62},
+        {"__arrow__": "{}"},
+        "1e-999999999",
+        "2020-01-01",
+        "YQ==",
+        [["k", 1]],
+        [None] * 3,
+        {"f0": None},
+        5.5,
+        NAN,
+    ]
 )
 THOROUGH = settings(max_examples=100, suppress_health_check=list(HealthCheck))
 
@@ -82,8 +97,19 @@ def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> Non
     first, second, has_raw = entries
     with tempfile.TemporaryDirectory() as folder:
         shard = Path(folder, "shard.tar")
-        shard.write_bytes(tar([*neighbour("before"), first, *([document("raw", x=2**53 + 1, y="t")] if has_raw else []), second]))
-        reader = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=folder, max_batch_bytes=1)
+        shard.write_bytes(
+            tar(
+                [
+                    *neighbour("before"),
+                    first,
+                    *([document("raw", x=2**53 + 1, y="t")] if has_raw else []),
+                    second,
+                ]
+            )
+        )
+        reader = InterleavedWebdatasetReader(
+            str(shard), set_aside=True, relative_to=folder, max_batch_bytes=1
+        )
         survey = surveyed(shard, reader)
         writer = writer_for(kind, str(Path(folder, "out")), on_materialize_error="warn", roots=[folder])
         (conversion,) = plan_conversions(reader, writer)
@@ -94,11 +120,16 @@ def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> Non
         assert {loss.kind for loss in report.losses} <= {"bad_layout"}
         assert lost <= {"a", "b"}
         assert report.items == report.rows + len(report.losses)
-        assert survey.sample_ids.to_pylist() == [name for name in ["before", "a", *(["raw"] if has_raw else []), "b"] if name not in lost]
+        assert survey.sample_ids.to_pylist() == [
+            name for name in ["before", "a", *(["raw"] if has_raw else []), "b"] if name not in lost
+        ]
         contract = SchemaContract.derive({"shard": survey.columns}, {}).admit("shard", survey.columns).fields
         found = passthrough(report.schema)
         assert contract.names == [field.name for field in found]
-        assert all(is_same_type(one, other) and one.nullable is other.nullable for one, other in zip(contract, found, strict=True))
+        assert all(
+            is_same_type(one, other) and one.nullable is other.nullable
+            for one, other in zip(contract, found, strict=True)
+        )
         table = read(kind, Path(folder, "out"))
         assert table.num_rows == report.rows
 
@@ -107,7 +138,13 @@ def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> Non
 @given(table=tables())
 def test_what_our_writer_wrote_is_never_set_aside(table: pa.Table) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        write("webdataset", folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+        write(
+            "webdataset",
+            folder,
+            InterleavedBatch(table, (), "part"),
+            on_materialize_error="warn",
+            materialize=False,
+        )
         same(read("webdataset", folder, set_aside=True), table)
 
 
@@ -116,9 +153,15 @@ def test_a_declared_column_that_some_samples_lack_can_be_null(tmp_path: Path, is
     field = pa.field("n", pa.int64(), nullable=False)
     extra = {"text": [None], "image": [None], "metadata": {"n": 2**53 + 1}}
     shard = tmp_path / "shard.tar"
-    shard.write_bytes(tar([own([field], texts=[None], _row_extra=extra), *([] if is_everywhere else [document("raw")])]))
+    shard.write_bytes(
+        tar([own([field], texts=[None], _row_extra=extra), *([] if is_everywhere else [document("raw")])])
+    )
     reader = InterleavedWebdatasetReader(str(shard), set_aside=True)
     columns = surveyed(shard, reader).columns
-    assert columns.needs()["n"].field == field.with_nullable(not is_everywhere) == reader.open(reader.partitions()[0]).schema.field("n")
+    assert (
+        columns.needs()["n"].field
+        == field.with_nullable(not is_everywhere)
+        == reader.open(reader.partitions()[0]).schema.field("n")
+    )
     assert not columns.needs()["n"].is_exact
     assert not is_json(columns.needs()["n"].field)

@@ -1,4 +1,6 @@
-"""Hostile shards: each comes out whole, as error rows, or in quarantine, exactly as its case says; its neighbours always whole."""
+"""Hostile shards: each comes out whole, as error rows, or in quarantine, exactly as its case says; its
+neighbours always whole.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ BATCH_BYTES = {"drop_sample": 1 << 20, "warn": 1}  # several samples at once, an
 
 
 def ingest(path: Path, policy: str, **options: Any) -> tuple[PartitionReport, pa.Table]:
-    """One shard read tolerantly, its images looked at, written to Parquet; the report, and what pyarrow alone finds in the file."""
+    """One shard read tolerantly, its images looked at, written to Parquet; the report, and what pyarrow alone
+    finds in the file.
+    """
     folder = str(path.parent)
     reader = InterleavedWebdatasetReader(
         str(path), set_aside=True, relative_to=folder, max_batch_bytes=BATCH_BYTES[policy], **options
@@ -70,11 +74,18 @@ def test_hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, po
     judge = Judge(case, shard)
     judge.rows(table, [sample for sample in samples if sample not in dropped])
     judge.losses(report.losses, dropped)
-    errors = [(error.sample_id, error.position, error.modality, fault_of(error.message)) for error in report.errors]
-    assert errors == [(s.sample_id, at, "image", fault_of(words)) for s in faulty for at, words in sorted(s.faults.items())]
+    errors = [
+        (error.sample_id, error.position, error.modality, fault_of(error.message)) for error in report.errors
+    ]
+    assert errors == [
+        (s.sample_id, at, "image", fault_of(words)) for s in faulty for at, words in sorted(s.faults.items())
+    ]
     assert report.rows == table.num_rows
     assert report.items == report.rows + sum(loss.is_item for loss in report.losses)
-    lost = sum(len(outcome.places) if isinstance(outcome, Rejected) else isinstance(outcome, Lost) for outcome in case.outcomes)
+    lost = sum(
+        len(outcome.places) if isinstance(outcome, Rejected) else isinstance(outcome, Lost)
+        for outcome in case.outcomes
+    )
     assert report.items == sum(len(sample.places) for sample in samples) + lost
     notes = dict(report.notes.get(str(shard), {}))
     judge.strays(notes.pop("strays", []))
@@ -89,7 +100,10 @@ MIDDLE = [*pictured(PNG), document("text", f=1)]
 
 def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     """Rows as they are, however long the file was."""
-    return [{name: value for name, value in row.items() if name in INTERLEAVED_SCHEMA.names} for row in table.to_pylist()]
+    return [
+        {name: value for name, value in row.items() if name in INTERLEAVED_SCHEMA.names}
+        for row in table.to_pylist()
+    ]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -104,7 +118,9 @@ def test_a_tar_cut_anywhere_keeps_what_is_before_the_cut(tmp_path: Path) -> None
     for entry in entries:
         ends[str(entry.name).split(".")[0]] = at + 512 + len(entry.data)
         at += len(entry.blocks)
-    sizes = sorted({min(max(at + by, 0), len(whole) - 1) for at in range(0, len(whole), 512) for by in (-1, 0, 1)})
+    sizes = sorted(
+        {min(max(at + by, 0), len(whole) - 1) for at in range(0, len(whole), 512) for by in (-1, 0, 1)}
+    )
     for size in sizes:
         shard.write_bytes(whole[:size])
         report, table = ingest(shard, "drop_sample")
@@ -120,7 +136,9 @@ def test_a_tar_cut_anywhere_keeps_what_is_before_the_cut(tmp_path: Path) -> None
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", ["shard.tar", "shard.tar.gz"])
 def test_a_flipped_bit_never_costs_what_it_does_not_hit_in_silence(tmp_path: Path, name: str) -> None:
-    """Bits of the samples in the middle; of a packed tar all, which its checksum covers unless its end is lost too."""
+    """Bits of the samples in the middle; of a packed tar all, which its checksum covers unless its end is
+    lost too.
+    """
     shard = tmp_path / name
     plain = tar([*neighbour("before"), *MIDDLE, *neighbour("after")])
     is_packed = name.endswith("gz")
@@ -152,5 +170,11 @@ def test_a_flipped_bit_never_costs_what_it_does_not_hit_in_silence(tmp_path: Pat
 def test_the_cases_are_many_and_their_names_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES) >= 70
     causes = {o.kind for case in CASES for o in case.outcomes if isinstance(o, Lost | Damage | Rejected)}
-    causes |= {fault_of(words) for case in CASES for o in case.outcomes if isinstance(o, Sample) for words in o.faults.values()}
+    causes |= {
+        fault_of(words)
+        for case in CASES
+        for o in case.outcomes
+        if isinstance(o, Sample)
+        for words in o.faults.values()
+    }
     assert causes == set(FAULTS) - {"incomplete_sample"}, "each class of fault is the cause of some case"

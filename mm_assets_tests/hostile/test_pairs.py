@@ -1,4 +1,6 @@
-"""Any table through every ordered pair of formats: equal rows for plain clients, equal digests, and items that balance."""
+"""Any table through every ordered pair of formats: equal rows for plain clients, equal digests, and items
+that balance.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def convert(kind: str, source: Path, to: str, target: Path, policy: str) -> Part
 
 
 def plainly(kind: str, folder: Path, expected: pa.Table) -> pa.Table:
-    """What a client that knows nothing of us finds; columns in the types ``expected``, where a client shows them in others."""
+    """What a client that knows nothing of us finds; columns in the types ``expected``, where a client shows
+    them in others.
+    """
     if kind == "webdataset":  # the layout is for training loops: as a table our reader alone has it
         return read(kind, folder)
     if kind == "parquet":
@@ -53,18 +57,29 @@ def plainly(kind: str, folder: Path, expected: pa.Table) -> pa.Table:
         found = found.rename_columns([column.replace("%2E", ".") for column in found.column_names])
     for index, field in enumerate(expected.schema):
         column = found.column(index)
-        if column.type != field.type and not _has_nulls_inside(field.type) and not (kind == "lance" and _has_lists_of_a_size(field.type)):
-            found = found.set_column(index, found.schema.field(index).with_type(field.type), column.cast(field.type))
+        if (
+            column.type != field.type
+            and not _has_nulls_inside(field.type)
+            and not (kind == "lance" and _has_lists_of_a_size(field.type))
+        ):
+            found = found.set_column(
+                index, found.schema.field(index).with_type(field.type), column.cast(field.type)
+            )
     return found
 
 
 def _has_nulls_inside(type_: pa.DataType) -> bool:
-    return any(pa.types.is_null(type_.field(i).type) or _has_nulls_inside(type_.field(i).type) for i in range(type_.num_fields))
+    return any(
+        pa.types.is_null(type_.field(i).type) or _has_nulls_inside(type_.field(i).type)
+        for i in range(type_.num_fields)
+    )
 
 
 def _has_lists_of_a_size(type_: pa.DataType) -> bool:
     """Lance has them as lists, and Arrow dies of the cast."""
-    return pa.types.is_fixed_size_list(type_) or any(_has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields))
+    return pa.types.is_fixed_size_list(type_) or any(
+        _has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields)
+    )
 
 
 def equal_rows(found: pa.Table, expected: pa.Table) -> None:
@@ -72,7 +87,10 @@ def equal_rows(found: pa.Table, expected: pa.Table) -> None:
     assert found.column_names == expected.column_names
     assert found.num_rows == expected.num_rows
     for name in expected.column_names:
-        left, right = (repr(json_codec.encode(table.column(name), table.schema.field(name))) for table in (found, expected))
+        left, right = (
+            repr(json_codec.encode(table.column(name), table.schema.field(name)))
+            for table in (found, expected)
+        )
         assert left == right, name
 
 
@@ -101,7 +119,9 @@ def test_any_table_from_format_to_format(kind: str, to: str, data: Any) -> None:
     table = data.draw(tables())
     with tempfile.TemporaryDirectory() as name:
         source, target = Path(name) / "source", Path(name) / "target"
-        first = write(kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False).partitions[0]
+        first = write(
+            kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False
+        ).partitions[0]
         report = convert(kind, source, to, target, "warn")
         assert report.items == report.rows == table.num_rows
         assert report.losses == ()
@@ -122,14 +142,27 @@ def test_what_is_dropped_on_the_way_is_told_item_by_item(kind: str, to: str, dat
     sound, bad = table.filter(pc.invert(is_bad)), table.filter(is_bad)
     with tempfile.TemporaryDirectory() as name:
         source, target = Path(name) / "source", Path(name) / "target"
-        write(kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False)
+        write(
+            kind, source, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False
+        )
         report = convert(kind, source, to, target, "drop_sample")
         assert report.items == table.num_rows == report.rows + len(report.losses)
         assert (report.digest, report.lost_digest) == (digest_of(sound), digest_of(bad))
-        found = [(loss.sample_id, loss.position, loss.modality, loss.source_ref, loss.is_cause) for loss in report.losses]
+        found = [
+            (loss.sample_id, loss.position, loss.modality, loss.source_ref, loss.is_cause)
+            for loss in report.losses
+        ]
         expected = [
-            (row["sample_id"], row["position"], row["modality"], row["source_ref"], row["materialize_error"] is not None)
-            for row in bad.select(["sample_id", "position", "modality", "source_ref", "materialize_error"]).to_pylist()
+            (
+                row["sample_id"],
+                row["position"],
+                row["modality"],
+                row["source_ref"],
+                row["materialize_error"] is not None,
+            )
+            for row in bad.select(
+                ["sample_id", "position", "modality", "source_ref", "materialize_error"]
+            ).to_pylist()
         ]
         assert found == expected
         if sound.num_rows:

@@ -1,4 +1,6 @@
-"""Hostile Parquet: each file is refused in one line, or read with its bad rows set aside; no more memory is taken than it warrants."""
+"""Hostile Parquet: each file is refused in one line, or read with its bad rows set aside; no more memory is
+taken than it warrants.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +61,18 @@ def table_of(file: Path, columns: dict[str, pa.Array], **options: Any) -> Path:
 
 
 def many_columns(file: Path) -> Path:
-    return table_of(file, {f"c{n}": pa.array([1], pa.int8()) for n in range(110_000)}, compression="none", write_statistics=False)
+    return table_of(
+        file,
+        {f"c{n}": pa.array([1], pa.int8()) for n in range(110_000)},
+        compression="none",
+        write_statistics=False,
+    )
 
 
 def too_many_columns(file: Path) -> Path:
-    return table_of(file, {"texts": pa.array([["t"]]), **{f"c{n}": pa.array([1], pa.int8()) for n in range(10_001)}})
+    return table_of(
+        file, {"texts": pa.array([["t"]]), **{f"c{n}": pa.array([1], pa.int8()) for n in range(10_001)}}
+    )
 
 
 def too_many_inside(file: Path) -> Path:
@@ -72,7 +81,9 @@ def too_many_inside(file: Path) -> Path:
 
 
 def packed_zeros(file: Path) -> Path:
-    return table_of(file, {"image": pa.array([bytes(120 << 20)]), "texts": pa.array([["t"]])}, compression="zstd")
+    return table_of(
+        file, {"image": pa.array([bytes(120 << 20)]), "texts": pa.array([["t"]])}, compression="zstd"
+    )
 
 
 def text_again_and_again(file: Path) -> Path:
@@ -100,14 +111,26 @@ def zeros(file: Path) -> Path:
 
 
 BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "columns without end": (many_columns, "f.parquet: not a readable Parquet file: its footer lists more than 100000 columns"),
+    "columns without end": (
+        many_columns,
+        "f.parquet: not a readable Parquet file: its footer lists more than 100000 columns",
+    ),
     "too many columns": (too_many_columns, "f.parquet: 10002 columns, at most 10000"),
-    "too many columns inside one": (too_many_inside, "f.parquet: 10002 columns, those inside others included, at most 10000"),
+    "too many columns inside one": (
+        too_many_inside,
+        "f.parquet: 10002 columns, those inside others included, at most 10000",
+    ),
     "packed zeros": (packed_zeros, "f.parquet: it unpacks to 12"),
     "zeros of a column": (zeros, "f.parquet: it unpacks to "),
     "one text again and again": (text_again_and_again, "f.parquet: row 0, column 'texts.list.element': 31"),
-    "one large text again and again": (long_text_again_and_again, "f.parquet: row 0, column 'texts.list.element': 31"),
-    "one image again and again": (image_again_and_again, "f.parquet: row 0, column 'images.list.element.bytes': 31"),
+    "one large text again and again": (
+        long_text_again_and_again,
+        "f.parquet: row 0, column 'texts.list.element': 31",
+    ),
+    "one image again and again": (
+        image_again_and_again,
+        "f.parquet: row 0, column 'images.list.element.bytes': 31",
+    ),
 }
 
 
@@ -137,10 +160,15 @@ def neighbours_are_whole(reading: Reading) -> None:
 
 
 def test_a_list_beyond_any_tar_costs_its_row(tmp_path: Path) -> None:
-    reading = read_tolerantly(with_row(tmp_path / "f.parquet", texts=pa.array([[None] * 1_000_001], pa.list_(pa.string()))))
+    reading = read_tolerantly(
+        with_row(tmp_path / "f.parquet", texts=pa.array([[None] * 1_000_001], pa.list_(pa.string())))
+    )
     neighbours_are_whole(reading)
     (loss,) = reading.losses
-    assert (loss.kind, loss.reason) == ("bad_layout", "f.parquet: row 1: column 'texts' has 1000001 entries, at most 1000000")
+    assert (loss.kind, loss.reason) == (
+        "bad_layout",
+        "f.parquet: row 1: column 'texts' has 1000001 entries, at most 1000000",
+    )
 
 
 def test_items_that_are_many_times_many_columns_cost_their_row(tmp_path: Path) -> None:
@@ -149,7 +177,10 @@ def test_items_that_are_many_times_many_columns_cost_their_row(tmp_path: Path) -
     reading = read_tolerantly(file, max_batch_bytes=8 << 20)
     neighbours_are_whole(reading)
     (loss,) = reading.losses
-    assert loss.kind == "bad_layout" and "row 1: its 2001 items take 96048000 bytes with all columns" in loss.reason
+    assert (
+        loss.kind == "bad_layout"
+        and "row 1: its 2001 items take 96048000 bytes with all columns" in loss.reason
+    )
 
 
 class _Touch:
@@ -162,9 +193,14 @@ class _Touch:
 
 def test_no_pickle_is_loaded(tmp_path: Path) -> None:
     """Types of others came pickled once."""
-    told = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": pickle.dumps(_Touch(tmp_path / "pwned"))}
+    told = {
+        b"ARROW:extension:name": b"arrow.py_extension_type",
+        b"ARROW:extension:metadata": pickle.dumps(_Touch(tmp_path / "pwned")),
+    }
     schema = pa.schema([pa.field("texts", pa.list_(pa.string())), pa.field("n", pa.int8(), metadata=told)])
-    pq.write_table(pa.table({"texts": [["t"]], "n": pa.array([1], pa.int8())}, schema=schema), tmp_path / "f.parquet")
+    pq.write_table(
+        pa.table({"texts": [["t"]], "n": pa.array([1], pa.int8())}, schema=schema), tmp_path / "f.parquet"
+    )
     assert read_tolerantly(tmp_path / "f.parquet").metadata("n") == [(1,)]
     assert not (tmp_path / "pwned").exists()
 
@@ -173,19 +209,40 @@ def test_names_are_no_paths(tmp_path: Path) -> None:
     secret = tmp_path / "secret.png"
     secret.write_bytes(PICTURES[0])
     names = [str(secret), f"file://{secret}", "secret.png", "http://127.0.0.1:9/x.png", "row 0", "f.parquet"]
-    reading = read_tolerantly(documents(tmp_path / "f.parquet", interleaved([None], [[{"bytes": None, "path": name} for name in names]])))
+    reading = read_tolerantly(
+        documents(
+            tmp_path / "f.parquet", interleaved([None], [[{"bytes": None, "path": name} for name in names]])
+        )
+    )
     assert [row["binary_content"] for row in reading.rows] == [None] * 7
-    assert all(error is not None and error.startswith("dangling reference ") for *_, error in reading.items("f/0"))
+    assert all(
+        error is not None and error.startswith("dangling reference ") for *_, error in reading.items("f/0")
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no items": ({"a": (pa.int8(), [1])}, "not interleaved data: it has columns a: int8; expected a row an item"),
+    "no items": (
+        {"a": (pa.int8(), [1])},
+        "not interleaved data: it has columns a: int8; expected a row an item",
+    ),
     "no columns": ({}, "not interleaved data: it has columns (none); expected"),
-    "lists of numbers": ({"texts": (pa.list_(pa.int8()), [[1]])}, "not interleaved data: it has columns texts: list<element: int8>"),
-    "images that are none": ({**GOOD, "images": (pa.list_(pa.float32()), [[1.0]] * 3)}, "images: list<element: float>; expected"),
-    "structs without content": ({"images": (pa.list_(pa.struct([("url", pa.string())])), [[None]])}, "images: list<element: struct<url"),
+    "lists of numbers": (
+        {"texts": (pa.list_(pa.int8()), [[1]])},
+        "not interleaved data: it has columns texts: list<element: int8>",
+    ),
+    "images that are none": (
+        {**GOOD, "images": (pa.list_(pa.float32()), [[1.0]] * 3)},
+        "images: list<element: float>; expected",
+    ),
+    "structs without content": (
+        {"images": (pa.list_(pa.struct([("url", pa.string())])), [[None]])},
+        "images: list<element: struct<url",
+    ),
     "a text alone": ({"text": (pa.string(), ["t"])}, "not interleaved data: it has columns text: string"),
-    "columns without end": ({f"c{n}": (pa.int8(), [1]) for n in range(30)}, "c19: int8 and 10 more columns; expected"),
+    "columns without end": (
+        {f"c{n}": (pa.int8(), [1]) for n in range(30)},
+        "c19: int8 and 10 more columns; expected",
+    ),
 }
 
 
@@ -208,17 +265,23 @@ def test_columns_and_fields_of_one_name(tmp_path: Path) -> None:
 
 def small(folder: Path) -> list[Path]:
     """A file of each kind, whose footer is short."""
-    items = [{"sample_id": i, "position": p, "modality": m} for i, p, m in (("a", -1, "metadata"), ("a", 0, "text"), ("b", 0, "image"))]
+    items = [
+        {"sample_id": i, "position": p, "modality": m}
+        for i, p, m in (("a", -1, "metadata"), ("a", 0, "text"), ("b", 0, "image"))
+    ]
     pq.write_table(pa.Table.from_pylist(items), folder / "items.parquet")
     return [documents(folder / "documents.parquet", GOOD), folder / "items.parquet"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("number", [0, 1], ids=["documents", "items"])
-def test_a_damaged_file_is_read_or_refused_and_never_raises_anything_else(tmp_path: Path, number: int) -> None:
+def test_a_damaged_file_is_read_or_refused_and_never_raises_anything_else(
+    tmp_path: Path, number: int
+) -> None:
     """Cut anywhere, with a bit flipped in every other byte of the footer, and anywhere else.
 
-    `read_tolerantly` asserts that all is accounted for. Some of these footers end a process that asks pyarrow what they say of a column.
+    `read_tolerantly` asserts that all is accounted for. Some of these footers end a process that asks pyarrow
+    what they say of a column.
     """
     file = small(tmp_path)[number]
     data = file.read_bytes()

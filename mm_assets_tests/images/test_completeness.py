@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from mm_assets.formats.images.completeness import looks_whole
 from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
-from mm_assets_tests.images.variants import WHOLE, encoded, gif_with_frame, kind_of, png_of, strips_tiff, tiled_tiff
+from mm_assets_tests.images.variants import (
+    WHOLE,
+    encoded,
+    gif_with_frame,
+    kind_of,
+    png_of,
+    strips_tiff,
+    tiled_tiff,
+)
 
 names = pytest.mark.parametrize("name", WHOLE)
 
@@ -30,11 +38,15 @@ def test_no_cut_looks_whole(name: str) -> None:
 
 
 @names
-@pytest.mark.parametrize("stray", [b"\0", b"\n", b"garbage" * 9, bytes(1 << 16)], ids=["nul", "newline", "garbage", "padding"])
+@pytest.mark.parametrize(
+    "stray", [b"\0", b"\n", b"garbage" * 9, bytes(1 << 16)], ids=["nul", "newline", "garbage", "padding"]
+)
 def test_stray_bytes_behind_the_end(name: str, stray: bytes) -> None:
     kind = kind_of(name)
     in_place = kind in ("bmp", "tiff") or (stray == b"\0" and len(WHOLE[name]) % 2 == 1 and kind == "webp")
-    assert looks_whole(WHOLE[name] + stray, kind) is in_place  # these two point at their pixels, they have no end
+    assert (
+        looks_whole(WHOLE[name] + stray, kind) is in_place
+    )  # these two point at their pixels, they have no end
 
 
 def test_an_end_without_pixels() -> None:
@@ -45,7 +57,9 @@ def test_an_end_without_pixels() -> None:
     assert not looks_whole(write_tiff([grey_page(5, 5, b"")]), "tiff")
 
 
-@pytest.mark.parametrize(("frame", "fits"), [((61, 43), True), ((62, 43), False), ((61, 44), False), ((9, 9), True)])
+@pytest.mark.parametrize(
+    ("frame", "fits"), [((61, 43), True), ((62, 43), False), ((61, 44), False), ((9, 9), True)]
+)
 def test_gif_frames_fit_the_screen(frame: tuple[int, int], fits: bool) -> None:
     assert looks_whole(gif_with_frame((61, 43), frame), "gif") is fits
 
@@ -65,7 +79,9 @@ def test_webp_with_a_chunk_beyond_its_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at", "value"), [(10, 0), (10, 30), (10, 1 << 31), (18, 1000), (22, 1000), (28, 0xFFFF), (30, 1)], ids=lambda v: str(v)
+    ("at", "value"),
+    [(10, 0), (10, 30), (10, 1 << 31), (18, 1000), (22, 1000), (28, 0xFFFF), (30, 1)],
+    ids=lambda v: str(v),
 )
 def test_bmp_whose_pixels_do_not_fit(at: int, value: int) -> None:
     data = bytearray(WHOLE["bmp"])
@@ -92,7 +108,11 @@ def entry_at(data: bytes, tag: int, directory: int) -> int:
     for _ in range(directory):
         at = struct.unpack_from("<I", data, at + 2 + 12 * struct.unpack_from("<H", data, at)[0])[0]
     number = struct.unpack_from("<H", data, at)[0]
-    return next(row for row in range(at + 2, at + 2 + 12 * number, 12) if struct.unpack_from("<H", data, row)[0] == tag)
+    return next(
+        row
+        for row in range(at + 2, at + 2 + 12 * number, 12)
+        if struct.unpack_from("<H", data, row)[0] == tag
+    )
 
 
 @pytest.mark.parametrize("directory", [0, 2])
@@ -132,7 +152,9 @@ def test_tiff_tiles_outside_the_file() -> None:
 
 
 def test_tiff_directories_that_share_one_long_list() -> None:
-    """Each frame alone is sound; together their lists are larger than the file, so reading all would cost any amount of time."""
+    """Each frame alone is sound; together their lists are larger than the file, so reading all would cost any
+    amount of time.
+    """
     pages = [grey_page(1, 1, b"x") for _ in range(30)]
     data = bytearray(write_tiff(pages)) + struct.pack("<I", 8) * 1000
     for directory in range(30):

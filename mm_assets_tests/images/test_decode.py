@@ -62,7 +62,9 @@ def test_cut_bodies_do_not_decode(name: str, part: float) -> None:
 
 
 @names
-@pytest.mark.parametrize("stray", [b"\n", b"garbage" * 9, bytes(1 << 16)], ids=["newline", "garbage", "padding"])
+@pytest.mark.parametrize(
+    "stray", [b"\n", b"garbage" * 9, bytes(1 << 16)], ids=["newline", "garbage", "padding"]
+)
 def test_stray_bytes_hurt_nobody(name: str, stray: bytes) -> None:
     assert decode(WHOLE[name] + stray, kind_of(name), LIMIT) is True
 
@@ -158,16 +160,25 @@ def test_frames_beyond_the_bounds_are_left_alone(monkeypatch: pytest.MonkeyPatch
 BOMBS = {
     "png": (png_of(30_000, 20_000, b""), "30000x20000 pixels, at most 1000000"),
     "jpg": (jpeg_with_size(60_000, 50_000), "60000x50000 pixels"),
-    "jpg scans": (jpeg_with_size(1000, 999, progressive=True) + b"\xff\xda" * 64, "1000x999 pixels in 7[0-9] scans"),
+    "jpg scans": (
+        jpeg_with_size(1000, 999, progressive=True) + b"\xff\xda" * 64,
+        "1000x999 pixels in 7[0-9] scans",
+    ),
     "webp": (WHOLE["webp"][:26] + struct.pack("<HH", 1500, 1000) + WHOLE["webp"][30:], "1500x1000 pixels"),
-    "webp huge": (WHOLE["webp"][:26] + struct.pack("<HH", 16_000, 16_000) + WHOLE["webp"][30:], "exceeds limit"),
+    "webp huge": (
+        WHOLE["webp"][:26] + struct.pack("<HH", 16_000, 16_000) + WHOLE["webp"][30:],
+        "exceeds limit",
+    ),
     "gif": (gif_with_frame((30_000, 20_000), (5, 5)), "30000x20000 pixels"),
     "gif frame": (gif_with_frame((5, 5), (2000, 3000)), "2000x3000 pixels"),
     "gif huge frame": (gif_with_frame((5, 5), (60_000, 60_000)), "exceeds limit"),
     "bmp": (WHOLE["bmp"][:18] + struct.pack("<ii", 30_000, 20_000) + WHOLE["bmp"][26:], "30000x20000 pixels"),
     "tiff": (write_tiff([grey_page(30_000, 20_000, b"x")]), "30000x20000 pixels"),
     "tiff frame": (write_tiff([grey_page(9, 9, bytes(81)), grey_page(3000, 2000, b"x")]), "3000x2000 pixels"),
-    "tiff huge frame": (write_tiff([grey_page(9, 9, bytes(81)), grey_page(30_000, 20_000, b"x")]), "30000x20000 pixels"),
+    "tiff huge frame": (
+        write_tiff([grey_page(9, 9, bytes(81)), grey_page(30_000, 20_000, b"x")]),
+        "30000x20000 pixels",
+    ),
     "tiff tile": (tiled_tiff(9, 9, (16_000, 16_000), [zlib.compress(bytes(99))]), "16000x16000 pixels"),
 }
 

@@ -90,7 +90,13 @@ def test_meaningless_orientation(kind: str, orientation: int) -> None:
 
 @pytest.mark.parametrize(
     "block",
-    [b"", b"MM", b"MM\0*\0\0\0\x08", b"II*\0\xff\xff\xff\xff" + bytes(20), b"MM\0*\0\0\0\x08\xff\xff" + bytes(20)],
+    [
+        b"",
+        b"MM",
+        b"MM\0*\0\0\0\x08",
+        b"II*\0\xff\xff\xff\xff" + bytes(20),
+        b"MM\0*\0\0\0\x08\xff\xff" + bytes(20),
+    ],
 )
 def test_damaged_exif_is_no_orientation(block: bytes) -> None:
     segment = b"Exif\0\0" + block
@@ -229,7 +235,8 @@ def test_formats_that_we_do_not_keep(kind: str) -> None:
 
 
 def test_pillow_reads_what_only_it_knows() -> None:
-    # A byte order mark that contradicts its magic number: Pillow and libtiff read it, the standard does not know it.
+    # A byte order mark that contradicts its magic number: Pillow and libtiff read it, the standard does not
+    # know it.
     odd = bytearray(picture("tiff", exif=turned(6)))
     odd[2:4] = b"\0*"
     assert sniff(bytes(odd)) is None

@@ -37,7 +37,9 @@ def noise(mode: str, width: int, height: int, seed: int) -> Image.Image:
     bands = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "I;16": 2}
     if mode == "F":
         return Image.frombytes(
-            "F", (width, height), struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height)))
+            "F",
+            (width, height),
+            struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height))),
         )
     if mode == "1":
         return Image.frombytes("L", (width, height), rng.randbytes(width * height)).convert("1")
@@ -107,7 +109,10 @@ def check_exact(data: bytes, pixels: bool = True) -> list[bytes]:
         ("RGBA", {}),
         ("RGBA", {"compression": "tiff_adobe_deflate"}),
         ("LA", {}),
-        ("RGB", {"dpi": (300, 150), "description": "Größe", "software": "x" * 99, "icc_profile": b"icc" * 333}),
+        (
+            "RGB",
+            {"dpi": (300, 150), "description": "Größe", "software": "x" * 99, "icc_profile": b"icc" * 333},
+        ),
     ],
 )
 def test_frames_written_by_pillow(mode: str, options: dict[str, object], big: bool) -> None:
@@ -264,7 +269,9 @@ def test_sources_and_destinations_of_any_kind() -> None:
 def entry_at(data: bytes, tag: int) -> int:
     at = struct.unpack_from("<I", data, 4)[0]
     number = struct.unpack_from("<H", data, at)[0]
-    return next(e for e in range(at + 2, at + 2 + 12 * number, 12) if struct.unpack_from("<H", data, e)[0] == tag)
+    return next(
+        e for e in range(at + 2, at + 2 + 12 * number, 12) if struct.unpack_from("<H", data, e)[0] == tag
+    )
 
 
 def patched(data: bytes, tag: int, fmt: str, shift: int, value: int) -> bytes:
@@ -374,7 +381,11 @@ def test_a_strip_with_an_offset_but_no_length() -> None:
 def directory_loop() -> bytes:
     """SubIFDs that all point back at their own directory."""
     entries = [(256, 4, 1, 1), (257, 4, 1, 1), (273, 4, 1, 8), (279, 4, 1, 1), (330, 4, 5000, 200)]
-    table = struct.pack("<H", 5) + b"".join(struct.pack("<HHII", *entry) for entry in entries) + struct.pack("<I", 0)
+    table = (
+        struct.pack("<H", 5)
+        + b"".join(struct.pack("<HHII", *entry) for entry in entries)
+        + struct.pack("<I", 0)
+    )
     return (b"II*\0\x10\0\0\0" + bytes(8) + table).ljust(200, b"\0") + struct.pack("<I", 16) * 5000
 
 
@@ -384,9 +395,19 @@ def shared_table() -> bytes:
     table = 8 + frames * (2 + 5 * 12 + 4)
     out = bytearray(b"II*\0\x08\0\0\0")
     for number in range(frames):
-        entries = [(256, 4, 1, 1), (257, 4, 1, 1), (259, 3, 1, 8), (273, 4, strips, table), (279, 4, strips, table)]
+        entries = [
+            (256, 4, 1, 1),
+            (257, 4, 1, 1),
+            (259, 3, 1, 8),
+            (273, 4, strips, table),
+            (279, 4, strips, table),
+        ]
         following = len(out) + 66 if number + 1 < frames else 0
-        out += struct.pack("<H", 5) + b"".join(struct.pack("<HHII", *e) for e in entries) + struct.pack("<I", following)
+        out += (
+            struct.pack("<H", 5)
+            + b"".join(struct.pack("<HHII", *e) for e in entries)
+            + struct.pack("<I", following)
+        )
     return bytes(out) + struct.pack("<I", 9) * strips
 
 
@@ -419,7 +440,9 @@ def test_hostile_files_stay_cheap(make: Callable[[], bytes]) -> None:
 def seeds() -> list[bytes]:
     exif = Page({36867: (2, b"2024:01:02 03:04:05\0")}, {}, {40965: [[Page({1: (2, b"R98\0")})]]})
     pages = [grey_page(9, 9, bytes(81), 4, children={34665: [[exif]], 330: [[grey_page(2, 2, b"abcd")]]})]
-    pages.append(Page({256: (3, 20), 257: (3, 9), 258: (3, 8), 322: (3, 16), 323: (3, 16)}, {324: [bytes(256)] * 2}))
+    pages.append(
+        Page({256: (3, 20), 257: (3, 9), 258: (3, 8), 322: (3, 16), 323: (3, 16)}, {324: [bytes(256)] * 2})
+    )
     found = [write_tiff(pages, order, big) for order, big in BYTE_ORDERS]
     found.append(save([noise("RGB", 40, 60, seed) for seed in (1, 2)], compression="jpeg"))
     found.append(save([noise("P", 9, 9, seed) for seed in (1, 2)]))

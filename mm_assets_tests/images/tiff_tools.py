@@ -7,7 +7,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CODES = {1: "B", 2: "s", 3: "H", 4: "I", 5: "II", 7: "s", 8: "h", 12: "d", 13: "I", 16: "Q", 18: "Q"}
-SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+SIZES = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
 POINTERS = {330, 34665, 34853, 40965}
 PAYLOADS = {273: 279, 324: 325, 513: 514}
 
@@ -29,7 +46,9 @@ def read_tiff(data: bytes, aligned: bool = False) -> list[Directory]:
     return _chain(data, order, big, first, aligned)
 
 
-def _chain(data: bytes, order: str, big: bool, offset: int, aligned: bool, limit: int = 1000) -> list[Directory]:
+def _chain(
+    data: bytes, order: str, big: bool, offset: int, aligned: bool, limit: int = 1000
+) -> list[Directory]:
     pointer, width = ("Q", 8) if big else ("I", 4)
     found: list[Directory] = []
     while offset and len(found) < limit:
@@ -81,7 +100,9 @@ def assert_same(source: Directory, split: Directory) -> None:
 
 @dataclass
 class Page:
-    """One directory to write: values by tag as (type, *values or bytes), payload pieces, directories it points at."""
+    """One directory to write: values by tag as (type, *values or bytes), payload pieces, directories it
+    points at.
+    """
 
     tags: dict[int, tuple[Any, ...]]
     payload: dict[int, list[bytes]] = field(default_factory=dict)
@@ -92,7 +113,9 @@ class Page:
 
 def write_tiff(pages: list[Page], order: str = "<", big: bool = False) -> bytes:
     mark = b"II" if order == "<" else b"MM"
-    out = bytearray(mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0)))
+    out = bytearray(
+        mark + (struct.pack(order + "HHHQ", 43, 8, 0, 0) if big else struct.pack(order + "HI", 42, 0))
+    )
     link = 8 if big else 4
     for page in pages:
         link = _write_page(out, page, order, big, link)
@@ -126,7 +149,9 @@ def _write_page(out: bytearray, page: Page, order: str, big: bool, link: int) ->
         if kind in (2, 7):
             raw, count = values[0], len(values[0])
         else:
-            raw = b"".join(struct.pack(order + CODES[kind], *(v if isinstance(v, tuple) else (v,))) for v in values)
+            raw = b"".join(
+                struct.pack(order + CODES[kind], *(v if isinstance(v, tuple) else (v,))) for v in values
+            )
             count = len(values)
         if len(raw) > width:
             out += bytes(len(out) % 2)

@@ -20,7 +20,9 @@ def noise(size: tuple[int, int] = (61, 43), seed: int = 7) -> Image.Image:
     return Image.frombytes("RGB", size, random.Random(seed).randbytes(3 * size[0] * size[1]))
 
 
-def encoded(kind: str, mode: str = "RGB", frames: int = 1, size: tuple[int, int] = (61, 43), **options: Any) -> bytes:
+def encoded(
+    kind: str, mode: str = "RGB", frames: int = 1, size: tuple[int, int] = (61, 43), **options: Any
+) -> bytes:
     pictures = [noise(size, seed).convert(mode) for seed in range(frames)]
     if frames > 1:
         options |= {"save_all": True, "append_images": pictures[1:]}
@@ -36,23 +38,39 @@ def chunk(name: bytes, body: bytes) -> bytes:
 
 def png_of(width: int, height: int, pixels: bytes | None = None, interlaced: bool = False) -> bytes:
     """A grey 8-bit PNG of ready-made scan lines; without them the header is all there is before the end."""
-    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlaced))
+    data = b"\x89PNG\r\n\x1a\n" + chunk(
+        b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, interlaced)
+    )
     return data + (b"" if pixels is None else chunk(b"IDAT", zlib.compress(pixels))) + chunk(b"IEND", b"")
 
 
 def interlaced_png(width: int = 37, height: int = 29) -> bytes:
     """Adam7, which Pillow reads but does not write."""
     rows = [random.Random(y).randbytes(width) for y in range(height)]
-    passes = ((0, 8, 0, 8), (0, 8, 4, 8), (4, 8, 0, 4), (0, 4, 2, 4), (2, 4, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1))
+    passes = (
+        (0, 8, 0, 8),
+        (0, 8, 4, 8),
+        (4, 8, 0, 4),
+        (0, 4, 2, 4),
+        (2, 4, 0, 2),
+        (0, 2, 1, 2),
+        (1, 2, 0, 1),
+    )
     lines = (b"\0" + rows[y][x::dx] for y0, dy, x, dx in passes for y in range(y0, height, dy))
     return png_of(width, height, b"".join(lines), interlaced=True)
 
 
 def strips_tiff(order: str = "<", big: bool = False, frames: int = 3) -> bytes:
-    return write_tiff([grey_page(20 + n, 30, random.Random(n).randbytes((20 + n) * 30), rows=7) for n in range(frames)], order, big)
+    return write_tiff(
+        [grey_page(20 + n, 30, random.Random(n).randbytes((20 + n) * 30), rows=7) for n in range(frames)],
+        order,
+        big,
+    )
 
 
-def tiled_tiff(width: int = 40, height: int = 20, tile: tuple[int, int] = (16, 16), tiles: Sequence[bytes] | None = None) -> bytes:
+def tiled_tiff(
+    width: int = 40, height: int = 20, tile: tuple[int, int] = (16, 16), tiles: Sequence[bytes] | None = None
+) -> bytes:
     """Tiles of 8-bit grey, deflated."""
     number = -(-width // tile[0]) * -(-height // tile[1])
     tiles = tiles or [zlib.compress(random.Random(n).randbytes(tile[0] * tile[1])) for n in range(number)]

@@ -20,7 +20,11 @@ TIMES = (
     pa.time64("us"),
     pa.time64("ns"),
     *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-    *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC", "+05:30", "Europe/Berlin")),
+    *(
+        pa.timestamp(unit, zone)
+        for unit in ("s", "ms", "us", "ns")
+        for zone in (None, "UTC", "+05:30", "Europe/Berlin")
+    ),
 )
 BYTES = (pa.binary(), pa.large_binary(), pa.binary(3))
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=8)
@@ -54,7 +58,9 @@ def _nested(inner: st.SearchStrategy[pa.DataType]) -> st.SearchStrategy[pa.DataT
         inner.map(pa.list_),
         inner.map(pa.large_list),
         inner.map(lambda t: pa.list_(t, 2)),
-        st.lists(inner, min_size=1, max_size=3).map(lambda ts: pa.struct([(f"f{i}", t) for i, t in enumerate(ts)])),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda ts: pa.struct([(f"f{i}", t) for i, t in enumerate(ts)])
+        ),
         st.tuples(keys, inner).map(lambda kv: pa.map_(*kv)),
     )
 
@@ -73,7 +79,10 @@ def _present(type_: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_boolean(type_):
         return st.booleans()
     if pa.types.is_integer(type_):
-        bits, low = type_.bit_width, 0 if pa.types.is_unsigned_integer(type_) else -(2 ** (type_.bit_width - 1))
+        bits, low = (
+            type_.bit_width,
+            0 if pa.types.is_unsigned_integer(type_) else -(2 ** (type_.bit_width - 1)),
+        )
         return st.integers(low, low + 2**bits - 1)
     if pa.types.is_floating(type_):
         return st.floats(width=type_.bit_width)
@@ -93,17 +102,25 @@ def _present(type_: pa.DataType) -> st.SearchStrategy[Any]:
     if pa.types.is_date32(type_):
         return st.integers(-(10**6), 10**7)
     if pa.types.is_temporal(type_):
-        return st.integers(-(2**40), 2**50 if str(type_).startswith("timestamp[s") else 2**62)  # Parquet keeps milliseconds
+        return st.integers(
+            -(2**40), 2**50 if str(type_).startswith("timestamp[s") else 2**62
+        )  # Parquet keeps milliseconds
     if pa.types.is_struct(type_):
         return st.fixed_dictionaries({f.name: values_of(f.type) for f in type_})
     if pa.types.is_map(type_):
         return st.lists(st.tuples(_present(type_.key_type), values_of(type_.item_type)), max_size=2)
-    size = {"min_size": type_.list_size, "max_size": type_.list_size} if pa.types.is_fixed_size_list(type_) else {"max_size": 3}
+    size = (
+        {"min_size": type_.list_size, "max_size": type_.list_size}
+        if pa.types.is_fixed_size_list(type_)
+        else {"max_size": 3}
+    )
     return st.lists(values_of(type_.value_type), **size)
 
 
 @st.composite
-def columns(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types, rows: int | None = None) -> pa.Array:
+def columns(
+    draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types, rows: int | None = None
+) -> pa.Array:
     """A column with nulls, often a slice of a longer one."""
     type_ = draw(types)
     wanted = draw(st.integers(0, 6)) if rows is None else rows
@@ -116,7 +133,11 @@ def columns(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types, rows
 @st.composite
 def json_columns(draw: Any, rows: int | None = None) -> tuple[pa.Field, pa.Array]:
     """A column of JSON text, some of it not in normal form."""
-    cell = st.none() | json_values.map(lambda v: json.dumps(v, ensure_ascii=False, separators=(",", ":"))) | odd_json_texts
+    cell = (
+        st.none()
+        | json_values.map(lambda v: json.dumps(v, ensure_ascii=False, separators=(",", ":")))
+        | odd_json_texts
+    )
     wanted = draw(st.integers(0, 6)) if rows is None else rows
     texts = draw(st.lists(cell, min_size=wanted, max_size=wanted))
     return pa.field("j", pa.string(), metadata=JSON_ENCODING), pa.array(texts, pa.string())

@@ -40,4 +40,9 @@ def test_validate_wants_rows_and_required_columns() -> None:
 def test_with_data_keeps_the_lineage() -> None:
     batch = InterleavedBatch(table_of(ROWS), ("f",), "p", {"k": 1})
     other = batch.with_data(table_of(ROWS[:1]))
-    assert (list(other.source_files), other.partition, other.metadata, other.num_rows) == (["f"], "p", {"k": 1}, 1)
+    assert (list(other.source_files), other.partition, other.metadata, other.num_rows) == (
+        ["f"],
+        "p",
+        {"k": 1},
+        1,
+    )

@@ -12,7 +12,9 @@ TABLE = pa.table(
     {
         "text": ["0", "1", None, "3", "4", "5"],
         "small": pa.array(VALUES, pa.binary()),
-        "large": pa.chunked_array([pa.array(VALUES[:2], pa.large_binary()), pa.array(VALUES[2:], pa.large_binary())]),
+        "large": pa.chunked_array(
+            [pa.array(VALUES[:2], pa.large_binary()), pa.array(VALUES[2:], pa.large_binary())]
+        ),
     }
 )
 

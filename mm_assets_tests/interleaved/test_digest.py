@@ -64,7 +64,18 @@ def test_every_single_value_counts() -> None:
 
 
 def test_a_row_more_or_less_or_twice_counts() -> None:
-    assert len({digest(TABLE), digest(TABLE.slice(1)), digest(TABLE, TABLE.slice(0, 1)), digest(TABLE, TABLE), digest()}) == 5
+    assert (
+        len(
+            {
+                digest(TABLE),
+                digest(TABLE.slice(1)),
+                digest(TABLE, TABLE.slice(0, 1)),
+                digest(TABLE, TABLE),
+                digest(),
+            }
+        )
+        == 5
+    )
     assert digest() == "0" * 32
 
 
@@ -81,11 +92,18 @@ def test_names_and_types_count(one: pa.Field, other: pa.Field) -> None:
 
 
 @pytest.mark.parametrize(
-    "types", [[pa.string(), pa.large_string()], [pa.date32(), pa.int32()], [pa.timestamp("s"), pa.timestamp("ms"), pa.duration("s")]]
+    "types",
+    [
+        [pa.string(), pa.large_string()],
+        [pa.date32(), pa.int32()],
+        [pa.timestamp("s"), pa.timestamp("ms"), pa.duration("s")],
+    ],
 )
 def test_equal_texts_and_numbers_of_other_types_differ(types: list[pa.DataType]) -> None:
     value = "x" if types[0] == pa.string() else 5
-    assert len({digest(table_of([item("a", c=value)], [pa.field("c", type_)])) for type_ in types}) == len(types)
+    assert len({digest(table_of([item("a", c=value)], [pa.field("c", type_)])) for type_ in types}) == len(
+        types
+    )
 
 
 def test_text_is_not_the_json_text_that_holds_it() -> None:
@@ -100,12 +118,22 @@ def test_values_do_not_slip_from_column_to_column() -> None:
 
 def test_what_is_hashed() -> None:
     """As documented, so that anyone can do it again."""
-    row = {"sample_id": "ü", "position": 7, "modality": "image", "text_content": "é", "binary_content": b"\0\1", "score": 1.5, "j": "[1]"}
+    row = {
+        "sample_id": "ü",
+        "position": 7,
+        "modality": "image",
+        "text_content": "é",
+        "binary_content": b"\0\1",
+        "score": 1.5,
+        "j": "[1]",
+    }
     head = (
         "14:binary_content5:bytes=2;1:j4:json=3:[1]8:modality6:string=5:image8:position5:int32=7;"
         "9:sample_id6:string=1:ü5:score6:double=1.5;12:text_content4:text=2;"
     )
-    assert row_digests(table_of([row], EXTRAS)) == [xxhash.xxh3_128_intdigest(head.encode() + "é".encode() + b"\0\1")]
+    assert row_digests(table_of([row], EXTRAS)) == [
+        xxhash.xxh3_128_intdigest(head.encode() + "é".encode() + b"\0\1")
+    ]
     assert row_digests(TABLE.slice(0, 0)) == []
     total = ContentDigest()
     total.add(row_digests(TABLE))

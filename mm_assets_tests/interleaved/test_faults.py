@@ -33,7 +33,9 @@ OWN = {"texts": [], "_row_extra": {}}
 
 def errors_of(shard: Path, **options: Any) -> list[str]:
     (batch,) = InterleavedWebdatasetReader(str(shard), **options)
-    return [row["materialize_error"] for row in batch.data.to_pylist() if row["materialize_error"] is not None]
+    return [
+        row["materialize_error"] for row in batch.data.to_pylist() if row["materialize_error"] is not None
+    ]
 
 
 def sharing_frames() -> bytes:
@@ -42,25 +44,46 @@ def sharing_frames() -> bytes:
     at = 8 + len(strip)
     out = b"II*\0" + struct.pack("<I", at) + strip
     for number in range(frames):
-        entries = [(256, 4, 1, 1000), (257, 4, 1, 200), (258, 3, 1, 8), (262, 3, 1, 1), (273, 4, 1, 8), (279, 4, 1, 200_000)]
+        entries = [
+            (256, 4, 1, 1000),
+            (257, 4, 1, 200),
+            (258, 3, 1, 8),
+            (262, 3, 1, 1),
+            (273, 4, 1, 8),
+            (279, 4, 1, 200_000),
+        ]
         following = at + (number + 1) * (2 + 12 * len(entries) + 4) if number + 1 < frames else 0
-        out += struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", *e) for e in entries) + struct.pack("<I", following)
+        out += (
+            struct.pack("<H", len(entries))
+            + b"".join(struct.pack("<HHII", *e) for e in entries)
+            + struct.pack("<I", following)
+        )
     return out
 
 
 def lost_strip() -> bytes:
     """Two frames; the strip of the second lies beyond the file."""
     data = write_tiff([grey_page(8, 8, bytes(64)), grey_page(3, 3, b"123456789")])
-    return data.replace(struct.pack("<HHII", 273, 4, 1, data.index(b"123456789")), struct.pack("<HHII", 273, 4, 1, 10**9))
+    return data.replace(
+        struct.pack("<HHII", 273, 4, 1, data.index(b"123456789")), struct.pack("<HHII", 273, 4, 1, 10**9)
+    )
 
 
 CASES: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
-    "name that is not there": ([("a.json", {"images": ["gone.png"]})], MISSING_MEMBER, "missing member 'gone.png'"),
+    "name that is not there": (
+        [("a.json", {"images": ["gone.png"]})],
+        MISSING_MEMBER,
+        "missing member 'gone.png'",
+    ),
     "name beside a tiff": (
         [("a.json", {"images": ["gone.png"]}), ("a.tiff", tiff_of(1))],
         *(MISSING_MEMBER, "missing member 'gone.png'"),
     ),
-    "key of our layout": ([("a.json", {**OWN, "images": ["0.png"]})], MISSING_MEMBER, "missing member 'a.0.png'"),
+    "key of our layout": (
+        [("a.json", {**OWN, "images": ["0.png"]})],
+        MISSING_MEMBER,
+        "missing member 'a.0.png'",
+    ),
     "token without a tiff": (
         [("a.json", {"images": ["page_0"]})],
         *(DANGLING_REFERENCE, "dangling reference 'page_0': no member, and no frame of a TIFF"),
@@ -69,9 +92,21 @@ CASES: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
         [("a.json", {"images": ["a.png", "page_0"]}), ("a.png", PNG), ("a.tiff", tiff_of(1))],
         *(DANGLING_REFERENCE, "dangling reference 'page_0': no member, and no frame of a TIFF"),
     ),
-    "no string": ([("a.json", {"images": [{"k": 1}]})], DANGLING_REFERENCE, "dangling reference: no member name: {'k': 1}"),
-    "empty string": ([("a.json", {"images": [""]})], DANGLING_REFERENCE, "dangling reference: no member name: ''"),
-    "no string in our layout": ([("a.json", {**OWN, "images": [5]})], DANGLING_REFERENCE, "dangling reference: no member name: 5"),
+    "no string": (
+        [("a.json", {"images": [{"k": 1}]})],
+        DANGLING_REFERENCE,
+        "dangling reference: no member name: {'k': 1}",
+    ),
+    "empty string": (
+        [("a.json", {"images": [""]})],
+        DANGLING_REFERENCE,
+        "dangling reference: no member name: ''",
+    ),
+    "no string in our layout": (
+        [("a.json", {**OWN, "images": [5]})],
+        DANGLING_REFERENCE,
+        "dangling reference: no member name: 5",
+    ),
     "name that occurs twice": (
         [("a.json", {"images": ["a.png"]}), ("a.png", PNG), ("a.png", b"other")],
         *(DANGLING_REFERENCE, "ambiguous: 2 members are called 'a.png'"),
@@ -109,7 +144,16 @@ CASES: dict[str, tuple[list[tuple[str, Any]], str, str]] = {
         *(DANGLING_REFERENCE, "ambiguous: key 'a' has 2 images: a.png, a.jpg"),
     ),
     "an error that came with the data": (
-        [("a.json", {**OWN, "images": [None], "_row_errors": [{"modality": "image", "position": 0, "materialize_error": "theirs"}]})],
+        [
+            (
+                "a.json",
+                {
+                    **OWN,
+                    "images": [None],
+                    "_row_errors": [{"modality": "image", "position": 0, "materialize_error": "theirs"}],
+                },
+            )
+        ],
         *(FETCH_FAILED, "theirs"),
     ),
 }
@@ -171,7 +215,9 @@ def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
     limit = 5000
     members = {name: data for name, data in LARGE if isinstance(data, bytes)}
     shard = make_tar(tmp_path / "x.tar", LARGE)
-    monkeypatch.setattr("mm_assets.formats.webdataset.blobs.plan_sound_frames", lambda data: pytest.fail("was read"))
+    monkeypatch.setattr(
+        "mm_assets.formats.webdataset.blobs.plan_sound_frames", lambda data: pytest.fail("was read")
+    )
     (batch,) = InterleavedWebdatasetReader(str(shard), max_member_bytes=limit, **options)
     rows = [row for row in batch.data.to_pylist() if row["modality"] == "image"]
     assert len(rows) == 6
@@ -182,7 +228,10 @@ def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
         if ref["member"] == "small.png":
             assert row["materialize_error"] is None
             continue
-        assert row["materialize_error"] == f"oversized member {ref['member']!r}: {len(data)} bytes, at most {limit}"
+        assert (
+            row["materialize_error"]
+            == f"oversized member {ref['member']!r}: {len(data)} bytes, at most {limit}"
+        )
         assert fault_of(row["materialize_error"]) == OVERSIZED_MEMBER
         assert row["binary_content"] is None
     assert not [row for batch in InterleavedWebdatasetReader(str(shard), max_member_bytes=1 << 20, materialize=False)
@@ -196,9 +245,13 @@ def test_an_image_of_exactly_the_limit_is_read(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_image(tmp_path: Path) -> None:
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", b"\x89PNG\r\n\x1a\nnonsense")])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"images": ["a.png"]}), ("a.png", b"\x89PNG\r\n\x1a\nnonsense")]
+    )
     (batch,) = InterleavedWebdatasetReader(str(shard))
-    errors = [text for text in AspectRatioFilter(0.5, 2)(batch).batch.data["materialize_error"].to_pylist() if text]
+    errors = [
+        text for text in AspectRatioFilter(0.5, 2)(batch).batch.data["materialize_error"].to_pylist() if text
+    ]
     assert [fault_of(text) for text in errors] == [UNDECODABLE_IMAGE]
 
 

@@ -39,7 +39,9 @@ def test_any_column_comes_back_equal(column: pa.Array) -> None:
     assert back.type == column.type
     back.validate(full=True)
     plain = pa.array(column.to_pylist() if not _has_time(column.type) else [], column.type)
-    if _has_time(column.type):  # values beyond Python's own dates: compare in Arrow (NaN does not occur beside them)
+    if _has_time(
+        column.type
+    ):  # values beyond Python's own dates: compare in Arrow (NaN does not occur beside them)
         assert dumps(encode(back, field)) == dumps(encode(column, field))
     else:
         assert repr(back.to_pylist()) == repr(plain.to_pylist())
@@ -57,7 +59,9 @@ def test_extreme_times(type_: pa.DataType) -> None:
         column = pa.array([0, None, 86_400_000 * 10**7, -86_400_000 * 10**7], type_)
     else:
         bits = type_.bit_width - 1
-        column = pa.array([0, 1, None, -1, 2**bits - 1, -(2**bits), 1_714_521_600], pa.int32() if bits == 31 else pa.int64()).view(type_)
+        column = pa.array(
+            [0, 1, None, -1, 2**bits - 1, -(2**bits), 1_714_521_600], pa.int32() if bits == 31 else pa.int64()
+        ).view(type_)
     assert_same(column, pa.field("t", type_))
     assert_same(column.slice(2, 2), pa.field("t", type_))
 
@@ -75,14 +79,30 @@ def test_json_cells_are_the_values_they_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["null", "1e5", '{"a":1,"a":2}', '{"__arrow__":1}', "[" * 100_000 + "]" * 100_000, "nope", "1" * 5000, '"\\ud800"', " 1"]
+    "text",
+    [
+        "null",
+        "1e5",
+        '{"a":1,"a":2}',
+        '{"__arrow__":1}',
+        "[" * 100_000 + "]" * 100_000,
+        "nope",
+        "1" * 5000,
+        '"\\ud800"',
+        " 1",
+    ],
 )
 def test_json_text_in_another_spelling_is_kept(text: str) -> None:
     assert through_json(pa.array([text]), json_field("j")).to_pylist() == [text]
 
 
 def test_empty_columns_of_every_nested_type() -> None:
-    for type_ in (pa.map_(pa.string(), pa.int8()), pa.list_(pa.int8()), pa.list_(pa.int8(), 2), pa.struct([("a", pa.int8())])):
+    for type_ in (
+        pa.map_(pa.string(), pa.int8()),
+        pa.list_(pa.int8()),
+        pa.list_(pa.int8(), 2),
+        pa.struct([("a", pa.int8())]),
+    ):
         assert through_json(pa.array([], type_), pa.field("c", type_)).equals(pa.array([], type_))
         assert through_json(pa.nulls(3, type_), pa.field("c", type_)).equals(pa.nulls(3, type_))
 

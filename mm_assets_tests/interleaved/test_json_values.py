@@ -84,14 +84,27 @@ def test_tallies_merge_as_if_one_had_seen_all(first: list[Any], second: list[Any
 
 @pytest.mark.parametrize(
     "values",
-    [(), (None,), (True, False), (1, -7), (2**53,), (-(2**53) - 1,), (2**63,), (-(2**20000),), (1.5,), ("a", [], {})],
+    [
+        (),
+        (None,),
+        (True, False),
+        (1, -7),
+        (2**53,),
+        (-(2**53) - 1,),
+        (2**63,),
+        (-(2**20000),),
+        (1.5,),
+        ("a", [], {}),
+    ],
 )
 def test_a_tally_survives_json(values: tuple[Any, ...]) -> None:
     tally = tally_of(*values)
     found = FieldTally.from_json(json.loads(json.dumps(tally.to_json())))
     assert found == tally
     assert found.field("f").equals(tally.field("f"), check_metadata=True)
-    assert found.ints_fit_float == tally.ints_fit_float == all(abs(v) <= 2**53 for v in values if type(v) is int)
+    assert (
+        found.ints_fit_float == tally.ints_fit_float == all(abs(v) <= 2**53 for v in values if type(v) is int)
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +114,10 @@ def test_tallies_of_other_values_differ(one: tuple[Any, ...], other: tuple[Any, 
     assert tally_of(*one) != tally_of(*other)
 
 
-@pytest.mark.parametrize("values", [{}, {"kinds": ["int"]}, {"kinds": ["set"], "largest_int": 1}, {"kinds": ["int"], "largest_int": None}])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"kinds": ["int"]}, {"kinds": ["set"], "largest_int": 1}, {"kinds": ["int"], "largest_int": None}],
+)
 def test_what_is_no_tally_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises((LookupError, TypeError)):
         FieldTally.from_json(values)

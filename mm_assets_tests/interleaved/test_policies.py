@@ -10,7 +10,14 @@ from mm_assets.interleaved.policies import apply_policy, check_policy
 from mm_assets_tests.formats.datasets import item, table_of
 
 TABLE = table_of(
-    [item("a"), item("a", 0), item("a", 1, "image", materialize_error="gone"), item("b"), item("b", 0), item("c", materialize_error="")]
+    [
+        item("a"),
+        item("a", 0),
+        item("a", 1, "image", materialize_error="gone"),
+        item("b"),
+        item("b", 0),
+        item("c", materialize_error=""),
+    ]
 )
 
 
@@ -19,7 +26,9 @@ def ids(table: pa.Table) -> list[tuple[str, int]]:
 
 
 def test_error_raises_and_says_where() -> None:
-    with pytest.raises(MaterializeError, match=r"x\.tar: sample 'a', position 1: gone \(and 1 more items with errors\)"):
+    with pytest.raises(
+        MaterializeError, match=r"x\.tar: sample 'a', position 1: gone \(and 1 more items with errors\)"
+    ):
         apply_policy(TABLE, "error", "x.tar")
 
 

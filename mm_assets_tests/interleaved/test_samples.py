@@ -10,11 +10,21 @@ import pytest
 from mm_assets.interleaved.samples import UniqueSamples, sample_offsets, sort_items
 from mm_assets_tests.formats.datasets import item, table_of
 
-SAMPLES = [item("b"), item("b", 0), item("b", 0, "image"), item("b", 2, "image"), item("a", 7), item("c"), item("b2", 0)]
+SAMPLES = [
+    item("b"),
+    item("b", 0),
+    item("b", 0, "image"),
+    item("b", 2, "image"),
+    item("a", 7),
+    item("c"),
+    item("b2", 0),
+]
 
 
 def places(table: pa.Table) -> list[tuple[str, int, str]]:
-    return list(zip(*(table.column(n).to_pylist() for n in ("sample_id", "position", "modality")), strict=True))
+    return list(
+        zip(*(table.column(n).to_pylist() for n in ("sample_id", "position", "modality")), strict=True)
+    )
 
 
 def test_offsets_over_chunks_and_types() -> None:
@@ -40,7 +50,11 @@ def test_rows_are_sorted_within_their_sample_and_samples_stay() -> None:
     table = table_of(SAMPLES)
     pick = random.Random(5)
     for _ in range(20):
-        order = [i for low, high in ((0, 4), (4, 5), (5, 6), (6, 7)) for i in pick.sample(range(low, high), high - low)]
+        order = [
+            i
+            for low, high in ((0, 4), (4, 5), (5, 6), (6, 7))
+            for i in pick.sample(range(low, high), high - low)
+        ]
         assert sort_items(table.take(order)).equals(table)
 
 
@@ -55,7 +69,10 @@ def test_types_of_others() -> None:
     ("rows", "said"),
     [
         ([item("s"), item("s", 0), item("s", 0)], "sample 's', position 0, modality 'text': a second item"),
-        ([item("s", 3, "image"), item("s"), item("s", 3, "image")], "sample 's', position 3, modality 'image': a second item"),
+        (
+            [item("s", 3, "image"), item("s"), item("s", 3, "image")],
+            "sample 's', position 3, modality 'image': a second item",
+        ),
         ([item("s"), item("s")], "sample id 's' occurs twice"),
         ([item("s", 0, "video")], "modality is none of metadata, text, image"),
         ([item("s", 0, "metadata")], "metadata rows have position -1"),

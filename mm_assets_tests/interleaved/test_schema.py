@@ -40,7 +40,13 @@ def test_the_interleaved_schema() -> None:
 
 def test_reconcile_gives_reserved_columns_their_types() -> None:
     found = reconcile_schema(
-        pa.schema([("position", pa.int64()), ("sample_id", pa.dictionary(pa.int8(), pa.string())), ("binary_content", pa.binary())])
+        pa.schema(
+            [
+                ("position", pa.int64()),
+                ("sample_id", pa.dictionary(pa.int8(), pa.string())),
+                ("binary_content", pa.binary()),
+            ]
+        )
     )
     assert found.names == ["position", "sample_id", "binary_content"]
     assert found.types == [pa.int32(), pa.string(), pa.large_binary()]
@@ -48,13 +54,19 @@ def test_reconcile_gives_reserved_columns_their_types() -> None:
 
 
 def test_reconcile_never_makes_large_text_small() -> None:
-    found = reconcile_schema(pa.schema([("text_content", pa.large_string()), ("mine", pa.large_string()), ("raw", pa.large_binary())]))
+    found = reconcile_schema(
+        pa.schema(
+            [("text_content", pa.large_string()), ("mine", pa.large_string()), ("raw", pa.large_binary())]
+        )
+    )
     assert found.types == [pa.large_string(), pa.large_string(), pa.large_binary()]
 
 
 def test_reconcile_leaves_passthrough_alone_but_for_dictionaries() -> None:
     types = [pa.int8(), pa.list_(pa.string()), pa.timestamp("s", "UTC"), pa.struct([("a", pa.int8())])]
-    schema = pa.schema([pa.field(f"c{i}", t, metadata={"k": "v"}) for i, t in enumerate(types)], metadata={"m": "n"})
+    schema = pa.schema(
+        [pa.field(f"c{i}", t, metadata={"k": "v"}) for i, t in enumerate(types)], metadata={"m": "n"}
+    )
     assert reconcile_schema(schema).equals(schema, check_metadata=True)
     assert reconcile_schema(pa.schema([("d", pa.dictionary(pa.int8(), pa.int64()))])).types == [pa.int64()]
 
@@ -112,7 +124,9 @@ def test_align_gives_back_the_very_table_when_nothing_is_to_do() -> None:
 
 def test_reserved_columns_are_cast_unsafely_and_passthrough_safely() -> None:
     table = pa.table({"position": [1.9, 2.0], "mine": [1.9, 2.0]})
-    assert align_table(table.select(["position"]), pa.schema([("position", pa.int32())])).to_pydict() == {"position": [1, 2]}
+    assert align_table(table.select(["position"]), pa.schema([("position", pa.int32())])).to_pydict() == {
+        "position": [1, 2]
+    }
     with pytest.raises(SchemaMismatch, match="column 'mine'"):
         align_table(table, pa.schema([("mine", pa.int32())]))
 
@@ -139,9 +153,16 @@ def test_dictionaries_are_unwrapped_on_the_way() -> None:
 
 
 def test_a_column_becomes_json_text() -> None:
-    table = pa.table({"a": pa.array([1, None]), "b": pa.array([["x"], None]), "c": pa.array(["x", '"']), "n": pa.nulls(2)})
+    table = pa.table(
+        {"a": pa.array([1, None]), "b": pa.array([["x"], None]), "c": pa.array(["x", '"']), "n": pa.nulls(2)}
+    )
     aligned = align_table(table, pa.schema([json_field(name) for name in "abcn"]))
-    assert aligned.to_pydict() == {"a": ["1", None], "b": ['["x"]', None], "c": ['"x"', '"\\""'], "n": [None, None]}
+    assert aligned.to_pydict() == {
+        "a": ["1", None],
+        "b": ['["x"]', None],
+        "c": ['"x"', '"\\""'],
+        "n": [None, None],
+    }
     assert all(is_json(field) for field in aligned.schema)
 
 
@@ -152,7 +173,13 @@ def test_json_text_is_not_encoded_twice() -> None:
 
 
 def test_order_and_canonical() -> None:
-    schema = pa.schema([pa.field("z", pa.int8()), pa.field("modality", pa.large_string()), pa.field("sample_id", pa.large_string())])
+    schema = pa.schema(
+        [
+            pa.field("z", pa.int8()),
+            pa.field("modality", pa.large_string()),
+            pa.field("sample_id", pa.large_string()),
+        ]
+    )
     assert order_columns(schema).names == ["sample_id", "modality", "z"]
     canonical = canonical_schema(schema)
     assert canonical.names == [*RESERVED_COLUMNS, "z"]

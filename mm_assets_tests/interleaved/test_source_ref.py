@@ -13,14 +13,25 @@ NUMBER = st.none() | st.integers(0, 2**63)
 
 
 @given(TEXT, TEXT, NUMBER, NUMBER, NUMBER)
-def test_comes_back(path: str | None, member: str | None, offset: int | None, size: int | None, frame: int | None) -> None:
+def test_comes_back(
+    path: str | None, member: str | None, offset: int | None, size: int | None, frame: int | None
+) -> None:
     text = build_source_ref(path, member, offset, size, frame)
     assert text.isascii()
-    assert parse_source_ref(text) == {"path": path, "member": member, "byte_offset": offset, "byte_size": size, "frame_index": frame}
+    assert parse_source_ref(text) == {
+        "path": path,
+        "member": member,
+        "byte_offset": offset,
+        "byte_size": size,
+        "frame_index": frame,
+    }
 
 
 def test_the_text_itself() -> None:
-    assert build_source_ref("é.tar", "m", 512, 7) == '{"path": "\\u00e9.tar", "member": "m", "byte_offset": 512, "byte_size": 7}'
+    assert (
+        build_source_ref("é.tar", "m", 512, 7)
+        == '{"path": "\\u00e9.tar", "member": "m", "byte_offset": 512, "byte_size": 7}'
+    )
     assert "frame_index" not in json.loads(build_source_ref("a"))
     assert json.loads(build_source_ref("a", frame_index=0))["frame_index"] == 0
 

@@ -40,7 +40,10 @@ def test_pairs(one: pa.DataType, other: pa.DataType, expected: pa.DataType | str
 
 
 def test_a_column_that_is_null_somewhere_may_be_null() -> None:
-    nulls, strict = pa.field("f", pa.null()), pa.field("f", pa.int64(), nullable=False, metadata={"unit": "m"})
+    nulls, strict = (
+        pa.field("f", pa.null()),
+        pa.field("f", pa.int64(), nullable=False, metadata={"unit": "m"}),
+    )
     for first, second in ((nulls, strict), (strict, nulls)):
         assert unify_fields(first, second).equals(strict.with_nullable(True), check_metadata=True)
 
@@ -61,7 +64,9 @@ def test_schemas_keep_the_order_in_which_columns_are_met() -> None:
 
 
 def test_a_column_that_one_schema_lacks_may_be_null() -> None:
-    first = pa.schema([pa.field("both", pa.int64(), nullable=False), pa.field("one", pa.int64(), nullable=False)])
+    first = pa.schema(
+        [pa.field("both", pa.int64(), nullable=False), pa.field("one", pa.int64(), nullable=False)]
+    )
     merged = unify_schemas([first, pa.schema([pa.field("both", pa.int64(), nullable=False)])])
     assert [field.nullable for field in merged] == [False, True]
 

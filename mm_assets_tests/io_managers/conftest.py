@@ -45,9 +45,15 @@ class Toy:
     def definitions(self) -> dg.Definitions:
         return toy.definitions(str(self.raw), str(self.root), **self.config)
 
-    def run(self, job: str, first: str | None = None, last: str | None = None, **kwargs: Any) -> dg.ExecuteInProcessResult:
+    def run(
+        self, job: str, first: str | None = None, last: str | None = None, **kwargs: Any
+    ) -> dg.ExecuteInProcessResult:
         """Execute a job over a range of shards in one run."""
-        tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first} if first else {}
+        tags = (
+            {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last or first}
+            if first
+            else {}
+        )
         job_def = self.definitions().resolve_job_def(job)
         return job_def.execute_in_process(instance=self.instance, tags=tags, raise_on_error=False, **kwargs)
 
@@ -72,12 +78,17 @@ class Toy:
         return {str(e.step_key): str(e.step_failure_data.error) for e in run.all_events if e.is_step_failure}
 
     def log(self, run: dg.ExecuteInProcessResult, level: int = 40) -> list[str]:
-        return [e.user_message for e in self.instance.all_logs(run.run_id) if int(e.level) >= level and not e.is_dagster_event]
+        return [
+            e.user_message
+            for e in self.instance.all_logs(run.run_id)
+            if int(e.level) >= level and not e.is_dagster_event
+        ]
 
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Toy]:
-    # The databases in memory where there is such a place: on a busy disk their syncs are half of the time of these tests.
+    # The databases in memory where there is such a place: on a busy disk their syncs are half of the time of
+    # these tests.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as home, dg.instance_for_test(temp_dir=home) as instance:
         yield Toy(tmp_path, instance)

@@ -39,7 +39,11 @@ def test_dagster_shows_the_results_per_partition(deployment: Toy) -> None:
         key = toy.check_key("curated", "short_lines")
         latest = storage.get_latest_asset_check_execution_by_key([key])[key]
         assert (latest.partition, latest.status.name) == (None, "FAILED")
-        rows = {row.partition_key: row for row in storage.get_asset_check_partition_info([key]) if row.partition_key}
+        rows = {
+            row.partition_key: row
+            for row in storage.get_asset_check_partition_info([key])
+            if row.partition_key
+        }
         assert sorted(rows) == keys and all(row.is_current for row in rows.values())
         assert {k: row.latest_execution_status.name for k, row in rows.items()} == {
             "k01": "SUCCEEDED", "k02": "FAILED", "k03": "SUCCEEDED",
@@ -53,7 +57,11 @@ def test_blocking_check_withholds_its_shard_only(deployment: Toy) -> None:
     assert not run.success
     assert results(run, "curated", "not_empty") == {"k01": True, "k02": False, "k03": True, None: False}
     assert deployment.landed("curated", run) == deployment.landed("scores", run) == ["k01", "k03"]
-    assert deployment.status("curated", keys) == {"k01": "MATERIALIZED", "k02": "FAILED", "k03": "MATERIALIZED"}
+    assert deployment.status("curated", keys) == {
+        "k01": "MATERIALIZED",
+        "k02": "FAILED",
+        "k03": "MATERIALIZED",
+    }
     assert not (deployment.root / "curated" / "k02.out").exists()
     assert "shard 'k02' of curated: blocking check failed: not_empty" in deployment.log(run)
 
@@ -67,10 +75,14 @@ def test_blocked_shard_keeps_its_published_version(deployment: Toy) -> None:
     assert (deployment.root / "curated" / "k01.out").read_text() == published
 
 
-def test_worker_that_publishes_in_spite_of_a_blocking_check_is_told(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_publishes_in_spite_of_a_blocking_check_is_told(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment.shards(1)
     (deployment.raw / "k01.txt").write_text("")
     monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.run_unblocked))
     run = deployment.run("two", "k01")
     assert deployment.landed("curated", run) == []
-    assert deployment.log(run)[0] == ("shard 'k01' of curated: blocking check failed: not_empty, but run_job published the shard")
+    assert deployment.log(run)[0] == (
+        "shard 'k01' of curated: blocking check failed: not_empty, but run_job published the shard"
+    )

@@ -75,7 +75,9 @@ def test_failed_commit_fails_the_chunk_with_one_error_and_no_event(deployment: T
 
 def test_shard_that_the_commit_left_out_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(2)
-    monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", lambda self, dones: [d for d in dones if d.key == "k02"])
+    monkeypatch.setattr(
+        toy.ToyTableIOManager, "publish_chunk", lambda self, dones: [d for d in dones if d.key == "k02"]
+    )
     run = deployment.run("all", "k01", "k02")
     assert deployment.landed("table", run) == []  # k02 is claimed to be published, but is not there
     assert [line.splitlines()[0] for line in deployment.log(run)] == [
@@ -126,7 +128,9 @@ def test_outputs_of_a_commit_are_looked_at_once(deployment: Toy, monkeypatch: py
     asked: list[list[str]] = []
     look = toy.ToyTableIOManager.stat_outputs
 
-    def counted(self: toy.ToyTableIOManager, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
+    def counted(
+        self: toy.ToyTableIOManager, dests: Mapping[str, str]
+    ) -> Mapping[str, Mapping[str, Any] | None]:
         asked.append(sorted(dests))
         return look(self, dests)
 
@@ -135,7 +139,9 @@ def test_outputs_of_a_commit_are_looked_at_once(deployment: Toy, monkeypatch: py
     assert asked == [[], ["k01", "k02", "k03"]]
 
 
-def test_record_that_cannot_be_written_fails_its_shard(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_that_cannot_be_written_fails_its_shard(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment.shards(2)
     write = ShardRecords.write
 
@@ -151,12 +157,18 @@ def test_record_that_cannot_be_written_fails_its_shard(deployment: Toy, monkeypa
     assert deployment.log(run)[0] == line
 
 
-def test_answers_against_the_contract_are_failures_of_their_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_against_the_contract_are_failures_of_their_shards(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment.shards(5)
     monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.run_badly))
     run = deployment.run("two", "k01", "k05")
     assert deployment.landed("curated", run) == ["k05"]
-    errors = sorted(line for line in deployment.log(run) if " of curated: " in line.splitlines()[0] and "scores" not in line)
+    errors = sorted(
+        line
+        for line in deployment.log(run)
+        if " of curated: " in line.splitlines()[0] and "scores" not in line
+    )
     assert [e.split(" of curated: ")[1] for e in errors] == [
         "run_job returned None for this shard",
         "run_job returned " + repr(Done("k99", True)) + " for this shard",

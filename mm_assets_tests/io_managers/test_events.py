@@ -1,4 +1,6 @@
-"""Canaries: what the seam relies on in Dagster 1.13.27 beyond its documentation. Run these first after an upgrade."""
+"""Canaries: what the seam relies on in Dagster 1.13.27 beyond its documentation. Run these first after an
+upgrade.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -25,19 +27,27 @@ class Discard(dg.IOManager):
     def load_input(self, context: dg.InputContext) -> None: ...
 
 
-def run_probe(instance: dg.DagsterInstance, logged: list[str], mark: bool = True) -> dg.ExecuteInProcessResult:
+def run_probe(
+    instance: dg.DagsterInstance, logged: list[str], mark: bool = True
+) -> dg.ExecuteInProcessResult:
     """One run over p0..p3 that logs an event for some of its partitions."""
 
     @dg.asset(name="probe", partitions_def=PARTS)
     def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         for key in logged:
-            tags = events.provenance(f"version of {key}", "7", {"up/stream": Shard(key, "", "u1", 12), "other": Shard(key, "", "o1")})
+            tags = events.provenance(
+                f"version of {key}",
+                "7",
+                {"up/stream": Shard(key, "", "u1", 12), "other": Shard(key, "", "o1")},
+            )
             metadata = {events.URI: f"/out/{key}"}
             context.log_event(dg.AssetMaterialization(KEY, partition=key, tags=tags, metadata=metadata))
         yield dg.Output(None, metadata={events.MARK: True} if mark else {})
 
     tags = {"dagster/asset_partition_range_start": "p0", "dagster/asset_partition_range_end": "p3"}
-    return dg.materialize([probe], instance=instance, tags=tags, resources={"io_manager": Discard()}, raise_on_error=False)
+    return dg.materialize(
+        [probe], instance=instance, tags=tags, resources={"io_manager": Discard()}, raise_on_error=False
+    )
 
 
 def count(instance: dg.DagsterInstance) -> int:
@@ -56,7 +66,10 @@ def test_without_the_mark_there_would_be_duplicates(instance: dg.DagsterInstance
 
 
 def test_provenance_is_what_dagster_reads(instance: dg.DagsterInstance) -> None:
-    from dagster._core.definitions.data_version import extract_data_provenance_from_entry, extract_data_version_from_entry
+    from dagster._core.definitions.data_version import (
+        extract_data_provenance_from_entry,
+        extract_data_version_from_entry,
+    )
 
     run_probe(instance, ["p1"])
     (record,) = instance.fetch_materializations(KEY, limit=1).records
@@ -68,7 +81,9 @@ def test_provenance_is_what_dagster_reads(instance: dg.DagsterInstance) -> None:
     assert provenance.input_storage_ids == {upstream: 12, other: None}
 
 
-def test_latest_events_of_many_partitions(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_events_of_many_partitions(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(events, "_BATCH", 2)
     run_probe(instance, ["p0", "p1"])
     second = run_probe(instance, ["p1", "p2"])
@@ -77,14 +92,18 @@ def test_latest_events_of_many_partitions(instance: dg.DagsterInstance, monkeypa
         key: (f"version of {key}", f"/out/{key}") for key in ("p0", "p1", "p2")
     }
     assert [key for key, event in sorted(found.items()) if event.run_id == second.run_id] == ["p1", "p2"]
-    by_pointer = {r.storage_id: r.partition_key for r in instance.fetch_materializations(KEY, limit=100).records}
+    by_pointer = {
+        r.storage_id: r.partition_key for r in instance.fetch_materializations(KEY, limit=100).records
+    }
     assert all(by_pointer[event.pointer] == key for key, event in found.items())
     assert events.latest_materializations(instance, KEY, []) == {}
 
 
 def test_latest_observations(instance: dg.DagsterInstance) -> None:
     for version in ("1", "2"):
-        instance.report_runless_asset_event(dg.AssetObservation(KEY, partition="p1", tags=events.observed_version(version)))
+        instance.report_runless_asset_event(
+            dg.AssetObservation(KEY, partition="p1", tags=events.observed_version(version))
+        )
     found = events.latest_observations(instance, KEY, ["p1", "p2"])
     assert {key: event.version for key, event in found.items()} == {"p1": "2"}
 
@@ -116,7 +135,11 @@ def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance
         def examiner(context: dg.AssetExecutionContext) -> None:
             for key, latest in sorted(found.items()):
                 judged = events.target(latest)
-                context.log_event(dg.AssetCheckEvaluation(KEY, "sound", passed, partition=key, target_materialization_data=judged))
+                context.log_event(
+                    dg.AssetCheckEvaluation(
+                        KEY, "sound", passed, partition=key, target_materialization_data=judged
+                    )
+                )
 
         assert dg.materialize([examiner], instance=instance, resources={"io_manager": Discard()}).success
 
@@ -138,7 +161,9 @@ def test_an_evaluation_counts_while_it_names_the_latest_materialization(instance
 
 
 @pytest.mark.parametrize("is_withdrawn", [False, True])
-def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(instance: dg.DagsterInstance, is_withdrawn: bool) -> None:
+def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(
+    instance: dg.DagsterInstance, is_withdrawn: bool
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.PreviewWarning)
         spec = dg.AssetCheckSpec("sound", asset=KEY, partitions_def=PARTS)
@@ -147,7 +172,11 @@ def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(instan
     def probe(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         context.log_event(dg.AssetMaterialization(KEY, partition="p0"))
         latest = events.latest_materializations(context.instance, KEY, ["p0"])["p0"]
-        context.log_event(dg.AssetCheckEvaluation(KEY, "sound", True, partition="p0", target_materialization_data=events.target(latest)))
+        context.log_event(
+            dg.AssetCheckEvaluation(
+                KEY, "sound", True, partition="p0", target_materialization_data=events.target(latest)
+            )
+        )
         if is_withdrawn:
             events.withdraw_planned(context.instance, context.run_id, [spec.key])
         yield dg.Output(None, output_name=spec.get_python_identifier())
@@ -156,7 +185,11 @@ def test_what_was_planned_and_not_evaluated_reads_failed_unless_withdrawn(instan
     tags = {"dagster/asset_partition_range_start": "p0", "dagster/asset_partition_range_end": "p2"}
     assert not dg.materialize([probe], instance=instance, tags=tags, raise_on_error=False).success
     state = instance.event_log_storage.get_asset_check_state([(spec.key, PARTS)])[spec.key]
-    seen = {status.value: set(subset.subset_value.get_partition_keys()) for status, subset in state.subsets.items() if not subset.is_empty}
+    seen = {
+        status.value: set(subset.subset_value.get_partition_keys())
+        for status, subset in state.subsets.items()
+        if not subset.is_empty
+    }
     assert seen == {"SUCCEEDED": {"p0"}} | ({} if is_withdrawn else {"EXECUTION_FAILED": {"p1", "p2"}})
 
 

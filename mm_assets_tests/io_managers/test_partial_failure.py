@@ -1,4 +1,6 @@
-"""Good shards never wait for bad ones: one event for each, the bad are named, and a relaunch heals exactly these."""
+"""Good shards never wait for bad ones: one event for each, the bad are named, and a relaunch heals exactly
+these.
+"""
 
 import os
 from pathlib import Path
@@ -27,9 +29,13 @@ def test_good_shards_go_through_every_asset_of_the_run(deployment: Toy) -> None:
     run = deployment.run("all", "k01", "k12")
     for asset in ("curated", "scores", "filtered", "table"):
         assert deployment.landed(asset, run) == good
-        assert deployment.status(asset, keys) == {key: "FAILED" if key in BAD else "MATERIALIZED" for key in keys}
+        assert deployment.status(asset, keys) == {
+            key: "FAILED" if key in BAD else "MATERIALIZED" for key in keys
+        }
     assert not run.success
-    assert set(deployment.failures(run)) == {f"{asset}_landed" for asset in ("curated", "scores", "filtered", "table")}
+    assert set(deployment.failures(run)) == {
+        f"{asset}_landed" for asset in ("curated", "scores", "filtered", "table")
+    }
 
 
 def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None:
@@ -62,30 +68,44 @@ def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
         "shard 'k08' of curated: line says RAISE",
         "shard 'k08' of scores: input missing: shard 'k08' of curated: failed in this run",
     ]
-    assert 'raise ValueError("line says RAISE")' in next(line for line in deployment.log(run) if "'k03' of curated" in line)
+    assert 'raise ValueError("line says RAISE")' in next(
+        line for line in deployment.log(run) if "'k03' of curated" in line
+    )
 
 
 def test_landed_tells_which_shards_are_missing(deployment: Toy) -> None:
     damaged(deployment)
     run = deployment.run("two", "k01", "k12")
-    landed = [e for e in run.get_asset_check_evaluations() if e.asset_check_key == toy.check_key("curated", "landed")]
-    assert [(e.passed, e.partition, e.severity) for e in landed] == [(False, None, dg.AssetCheckSeverity.ERROR)]
+    landed = [
+        e
+        for e in run.get_asset_check_evaluations()
+        if e.asset_check_key == toy.check_key("curated", "landed")
+    ]
+    assert [(e.passed, e.partition, e.severity) for e in landed] == [
+        (False, None, dg.AssetCheckSeverity.ERROR)
+    ]
     (evaluation,) = landed
     assert evaluation.metadata["shards"] == dg.MetadataValue.json(BAD)
-    assert "3 of 12 shards of curated did not land: k03, k07, k08" in deployment.failures(run)["curated_landed"]
+    assert (
+        "3 of 12 shards of curated did not land: k03, k07, k08" in deployment.failures(run)["curated_landed"]
+    )
 
 
 def test_relaunch_after_mending_heals_exactly_the_failed(deployment: Toy) -> None:
     keys = damaged(deployment)
     deployment.run("two", "k01", "k12")
-    before = {key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in keys if key not in BAD}
+    before = {
+        key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in keys if key not in BAD
+    }
     for key in BAD:
         deployment.shard(key)
     relaunch = deployment.run("two", "k01", "k12")
     assert relaunch.success
     assert deployment.landed("curated", relaunch) == deployment.landed("scores", relaunch) == keys
     assert set(deployment.status("scores", keys).values()) == {"MATERIALIZED"}
-    again = {key: "unchanged" not in event.metadata for key, event in deployment.latest("curated", keys).items()}
+    again = {
+        key: "unchanged" not in event.metadata for key, event in deployment.latest("curated", keys).items()
+    }
     assert sorted(key for key, worked in again.items() if worked) == BAD
     assert before == {key: os.stat(deployment.root / "curated" / f"{key}.out").st_mtime_ns for key in before}
 
@@ -106,7 +126,9 @@ def test_failed_shard_keeps_its_older_version_but_does_not_pass_it_on(deployment
     assert alone.success and deployment.landed("scores", alone) == ["k02"]
 
 
-def test_worker_that_dies_while_writing_leaves_nothing_published(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_dies_while_writing_leaves_nothing_published(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment.shards(3)
     monkeypatch.setattr(toy.ToyIOManager, "run_job", staticmethod(toy_job.die_while_writing))
     run = deployment.run("two", "k01", "k03")
@@ -114,7 +136,11 @@ def test_worker_that_dies_while_writing_leaves_nothing_published(deployment: Toy
     assert [p.suffix for p in (deployment.root / "curated").iterdir()] == [".tmp"] * 3
     monkeypatch.undo()
     assert deployment.run("two", "k01", "k03").success
-    assert sorted(p.name for p in (deployment.root / "curated").iterdir()) == ["k01.out", "k02.out", "k03.out"]
+    assert sorted(p.name for p in (deployment.root / "curated").iterdir()) == [
+        "k01.out",
+        "k02.out",
+        "k03.out",
+    ]
 
 
 def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> None:
@@ -138,13 +164,19 @@ def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -
     deployment.config["checks"] = landed_checks([toy.skipping]) if gate else []
     run = deployment.run("skip", "k01", "k12")
     assert run.success and len(deployment.landed("skipping", run)) == 9
-    assert {key for key, status in deployment.status("skipping", keys).items() if status != "MATERIALIZED"} == set(BAD)
-    warnings = [line for line in deployment.log(run, 30) if line.startswith("3 of 12 shards of skipping did not land")]
+    assert {
+        key for key, status in deployment.status("skipping", keys).items() if status != "MATERIALIZED"
+    } == set(BAD)
+    warnings = [
+        line for line in deployment.log(run, 30) if line.startswith("3 of 12 shards of skipping did not land")
+    ]
     assert len(warnings) == (1 if gate else 0)
 
 
 def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ "Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over missing shards."""
+    """ "Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over
+    missing shards.
+    """
     damaged(deployment)
     monkeypatch.setenv("TOY_RAW", str(deployment.raw))
     monkeypatch.setenv("TOY_ROOT", str(deployment.root))
@@ -153,7 +185,10 @@ def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.Mo
     job = dg.reconstructable(toy.two_job)
     with dg.execute_job(job, deployment.instance, reexecution_options=again) as second:
         assert second.run_id != first.run_id
-        assert {e.step_key for e in second.all_events if e.is_step_event} == {"curated_landed", "scores_landed"}
+        assert {e.step_key for e in second.all_events if e.is_step_event} == {
+            "curated_landed",
+            "scores_landed",
+        }
         assert not second.success
     for key in BAD:
         deployment.shard(key)
@@ -163,7 +198,9 @@ def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.Mo
 
 
 def test_multiprocess_executor_gives_the_same(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slower, and with a pool for every step, but right: a step knows of the one before from the event log alone."""
+    """Slower, and with a pool for every step, but right: a step knows of the one before from the event log
+    alone.
+    """
     damaged(deployment)
     monkeypatch.setenv("TOY_RAW", str(deployment.raw))
     monkeypatch.setenv("TOY_ROOT", str(deployment.root))
@@ -183,7 +220,9 @@ def test_gate_launched_alone_takes_stock_of_all_shards(deployment: Toy) -> None:
     deployment.run("two", "k06", "k12")
     run = deployment.run("gate")
     assert not run.success
-    assert [e.metadata["shards"].value for e in run.get_asset_check_evaluations() if e.asset_check_key in gate] == [BAD]
+    assert [
+        e.metadata["shards"].value for e in run.get_asset_check_evaluations() if e.asset_check_key in gate
+    ] == [BAD]
 
 
 def test_damaged_output_path_is_the_shards_own_failure(deployment: Toy) -> None:

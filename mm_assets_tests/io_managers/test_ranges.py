@@ -45,7 +45,9 @@ def test_unpartitioned_asset_reads_all_that_has_landed(deployment: Toy) -> None:
 
 
 def test_unpartitioned_asset_in_the_run_of_a_chunk(deployment: Toy) -> None:
-    """It reads this run's shards and those of earlier runs, but not the old version of one that failed in this run."""
+    """It reads this run's shards and those of earlier runs, but not the old version of one that failed in
+    this run.
+    """
     deployment.shards(4)
     deployment.run("all", "k01", "k03")
     deployment.shard("k03", "RAISE")
@@ -62,7 +64,9 @@ def test_loading_in_a_notebook(deployment: Toy) -> None:
     shards = defs.load_asset_value("scores", partition_key="k03", instance=deployment.instance)
     assert isinstance(shards, ShardSet) and [s.uri for s in shards] == [f"{deployment.root}/scores/k03.out"]
     with defs.get_asset_value_loader(deployment.instance) as loader:
-        both = loader.load_asset_value(dg.AssetKey("scores"), partition_key_range=dg.PartitionKeyRange("k01", "k03"))
+        both = loader.load_asset_value(
+            dg.AssetKey("scores"), partition_key_range=dg.PartitionKeyRange("k01", "k03")
+        )
     assert isinstance(both, ShardSet)
     assert [s.key for s in both] == ["k01", "k03"] and both.absent == {"k02": "not materialized"}
 
@@ -72,7 +76,11 @@ def test_upstream_that_is_not_partitioned_is_refused(deployment: Toy) -> None:
     def reader(whole: ShardSet) -> None: ...
 
     whole = dg.AssetSpec("whole").with_io_manager_key("io_manager")
-    deployment.config |= {"assets": [whole, reader], "checks": [], "jobs": {"read": dg.AssetSelection.assets("reader")}}
+    deployment.config |= {
+        "assets": [whole, reader],
+        "checks": [],
+        "jobs": {"read": dg.AssetSelection.assets("reader")},
+    }
     run = deployment.run("read")
     assert "whole is not partitioned by shard" in deployment.failures(run)["reader"]
 

@@ -39,7 +39,9 @@ def test_observation_logs_only_new_and_changed_shards(deployment: Toy) -> None:
     assert deployment.run("observe").success
     assert sorted(key for key, _ in observed(deployment)[3:]) == ["k02", "k04"]
     latest = events.latest_observations(deployment.instance, RAW, ["k01", "k02", "k09"])
-    assert {key: event.uri for key, event in latest.items()} == {key: str(deployment.raw / f"{key}.txt") for key in ("k01", "k02")}
+    assert {key: event.uri for key, event in latest.items()} == {
+        key: str(deployment.raw / f"{key}.txt") for key in ("k01", "k02")
+    }
     assert latest["k02"].version == dict(observed(deployment)[3:])["k02"]
 
 
@@ -48,9 +50,14 @@ def test_run_uses_the_observation_that_is_there(deployment: Toy) -> None:
     deployment.run("observe")
     assert deployment.run("two", "k01", "k02").success
     assert len(observed(deployment)) == 2
-    pointers = {key: event.pointer for key, event in events.latest_observations(deployment.instance, RAW, ["k01", "k02"]).items()}
+    pointers = {
+        key: event.pointer
+        for key, event in events.latest_observations(deployment.instance, RAW, ["k01", "k02"]).items()
+    }
     for record in deployment.history("curated"):
-        assert tags(record)["dagster/input_event_pointer/raw_shards"] == str(pointers[str(record.partition_key)])
+        assert tags(record)["dagster/input_event_pointer/raw_shards"] == str(
+            pointers[str(record.partition_key)]
+        )
 
 
 def test_shard_never_observed_is_observed_by_the_run(deployment: Toy) -> None:
@@ -80,22 +87,31 @@ def test_shard_that_is_gone_fails_by_name(deployment: Toy) -> None:
     (deployment.raw / "k01.txt").unlink()
     run = deployment.run("two", "k01", "k02")
     assert deployment.landed("scores", run) == ["k02"]
-    assert deployment.log(run)[0] == "shard 'k01' of curated: input missing: shard 'k01' of raw_shards: no such raw shard"
+    assert (
+        deployment.log(run)[0]
+        == "shard 'k01' of curated: input missing: shard 'k01' of raw_shards: no such raw shard"
+    )
 
 
 def test_loading_outside_of_a_run_logs_nothing(deployment: Toy) -> None:
     deployment.shards(2)
-    loaded = deployment.definitions().load_asset_value("raw_shards", partition_key="k02", instance=deployment.instance)
+    loaded = deployment.definitions().load_asset_value(
+        "raw_shards", partition_key="k02", instance=deployment.instance
+    )
     assert isinstance(loaded, ShardSet)
     assert [(s.key, s.uri, s.pointer) for s in loaded] == [("k02", str(deployment.raw / "k02.txt"), None)]
     assert observed(deployment) == []
 
 
 @pytest.mark.parametrize("job", ["observe", "two"])
-def test_a_location_without_shards_is_a_warning_in_the_log(deployment: Toy, monkeypatch: pytest.MonkeyPatch, job: str) -> None:
+def test_a_location_without_shards_is_a_warning_in_the_log(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
     deployment.shards(2)
     listing: Any = toy.ToyRawShards.listing
-    monkeypatch.setattr(toy.ToyRawShards, "listing", lambda self: Listing(listing(self), ["/gone: no such file"]))
+    monkeypatch.setattr(
+        toy.ToyRawShards, "listing", lambda self: Listing(listing(self), ["/gone: no such file"])
+    )
     run = deployment.run(job, *(("k01", "k02") if job == "two" else ()))
     assert run.success
     assert deployment.log(run, logging.WARNING) == ["/gone: no such file"]

@@ -34,7 +34,10 @@ class Size:
 
 
 def test_plan_digest_follows_the_steps_and_nothing_else() -> None:
-    same = [Plan(RAW, (AspectRatio(1.0, 2.0),)), Plan(ShardSet("other"), (AspectRatio(1.0, 2.0),), {"scores": RAW})]
+    same = [
+        Plan(RAW, (AspectRatio(1.0, 2.0),)),
+        Plan(ShardSet("other"), (AspectRatio(1.0, 2.0),), {"scores": RAW}),
+    ]
     others = [
         Plan(RAW),
         Plan(RAW, (AspectRatio(1.0, 2.5),)),
@@ -64,7 +67,12 @@ def test_digest_is_equal_in_every_process() -> None:
     code = "from mm_assets.io_managers.shards import digest; print(digest([{'b', 'a', 'c'}, {'k': (1.5, None)}]))"
     found = {
         subprocess.run(
-            [sys.executable, "-c", code], cwd=REPOSITORY, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            cwd=REPOSITORY,
+            env={"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout.strip()
         for seed in ("1", "2", "3")
     }
@@ -83,7 +91,14 @@ def test_field_without_digest_is_refused() -> None:
 
 
 def test_nouns_are_picklable() -> None:
-    job = Job(RAW.shards[0], "/out/a", {"scores": Shard("a", "/s", "2")}, (AspectRatio(1, 2),), {"level": 3}, frozenset({"c"}))
+    job = Job(
+        RAW.shards[0],
+        "/out/a",
+        {"scores": Shard("a", "/s", "2")},
+        (AspectRatio(1, 2),),
+        {"level": 3},
+        frozenset({"c"}),
+    )
     done = Done("a", True, "/out/a", "v", {"rows": 1}, (Check("c", True),), payload=[b"fragment"])
     for noun in (RAW, Plan(RAW), job, done):
         assert pickle.loads(pickle.dumps(noun)) == noun  # noqa: S301  (made one line above)
@@ -108,5 +123,7 @@ def test_worker_side_imports_no_dagster() -> None:
         "import sys, mm_assets.workers, mm_assets.io_managers.shards, mm_assets.accounting.records;"
         "print([m for m in sys.modules if m.split('.')[0] in ('dagster', 'lance', 'torch', 'ray', 'cv2')])"
     )
-    out = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"

@@ -1,4 +1,6 @@
-"""Dagster's own staleness works per shard: one changed raw shard makes one shard stale, step by step down the graph."""
+"""Dagster's own staleness works per shard: one changed raw shard makes one shard stale, step by step down the
+graph.
+"""
 
 import dagster as dg
 from dagster._core.definitions.data_version import CachingStaleStatusResolver
@@ -9,7 +11,9 @@ from mm_assets_tests.io_managers.conftest import Toy
 
 def stale(deployment: Toy, asset: str, keys: list[str]) -> dict[str, str]:
     graph = deployment.definitions().resolve_asset_graph()
-    resolver = CachingStaleStatusResolver(deployment.instance, graph, LoadingContextForTest(deployment.instance))
+    resolver = CachingStaleStatusResolver(
+        deployment.instance, graph, LoadingContextForTest(deployment.instance)
+    )
     found = {}
     for key in keys:
         causes = [cause.reason for cause in resolver.get_stale_causes(dg.AssetKey(asset), key)]
@@ -39,6 +43,12 @@ def test_changed_raw_shard_makes_exactly_its_shards_stale(deployment: Toy) -> No
 def test_work_with_equal_result_leaves_downstream_fresh(deployment: Toy) -> None:
     keys = deployment.shards(2)
     assert deployment.run("two", "k01", "k02").success
-    deployment.shard("k01", (deployment.raw / "k01.txt").read_text().upper())  # the step makes it upper case anyway
+    deployment.shard(
+        "k01", (deployment.raw / "k01.txt").read_text().upper()
+    )  # the step makes it upper case anyway
     assert deployment.run("two", "k01", asset_selection=[dg.AssetKey("curated")]).success
-    assert stale(deployment, "curated", keys) == stale(deployment, "scores", keys) == dict.fromkeys(keys, "FRESH")
+    assert (
+        stale(deployment, "curated", keys)
+        == stale(deployment, "scores", keys)
+        == dict.fromkeys(keys, "FRESH")
+    )

@@ -1,4 +1,6 @@
-"""A re-run of finished shards writes nothing and still reports each; whatever decides the bytes makes exactly its shards anew."""
+"""A re-run of finished shards writes nothing and still reports each; whatever decides the bytes makes exactly
+its shards anew.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +18,16 @@ from mm_assets_tests.io_managers.conftest import Toy
 def files(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     """Everything below a folder with content, inode and time: equal only if nothing was written."""
     found = (p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_ino, p.stat().st_mtime_ns) for p in found}
+    return {
+        str(p.relative_to(folder)): (p.read_bytes(), p.stat().st_ino, p.stat().st_mtime_ns) for p in found
+    }
 
 
 def worked(deployment: Toy, asset: str, keys: list[str]) -> list[str]:
     """Shards whose latest event tells of work."""
-    return sorted(key for key, event in deployment.latest(asset, keys).items() if "unchanged" not in event.metadata)
+    return sorted(
+        key for key, event in deployment.latest(asset, keys).items() if "unchanged" not in event.metadata
+    )
 
 
 def test_second_run_writes_nothing_and_logs_everything(deployment: Toy) -> None:
@@ -51,7 +57,9 @@ def test_unchanged_shards_log_their_checks_again(deployment: Toy) -> None:
     assert [e.metadata["lines"].value for e in evaluations if e.check_name == "not_empty"] == [3, 3]
 
 
-def test_no_worker_starts_when_there_is_nothing_to_do(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_starts_when_there_is_nothing_to_do(
+    deployment: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deployment.shards(1)
     deployment.run("two", "k01")
     monkeypatch.setattr("mm_assets.workers._start", lambda: pytest.fail("a worker was started"))
@@ -87,7 +95,9 @@ def test_one_shard_is_made_anew(deployment: Toy, change: Any) -> None:
     assert worked(deployment, "curated", keys) == ["k02"]
     # The next asset only where the content differs: equal bytes have an equal version.
     assert worked(deployment, "scores", keys) == (["k02"] if change is change_raw else [])
-    assert (deployment.root / "curated" / "k02.out").read_text() == (deployment.raw / "k02.txt").read_text().upper()
+    assert (deployment.root / "curated" / "k02.out").read_text() == (
+        deployment.raw / "k02.txt"
+    ).read_text().upper()
 
 
 @dataclass(frozen=True)

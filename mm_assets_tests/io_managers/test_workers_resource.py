@@ -38,14 +38,18 @@ def test_assets_of_a_run_share_their_workers(deployment: Toy, started: list[Any]
 
 
 @pytest.mark.parametrize(("processes", "expected"), [(1, 1), (3, 3)])
-def test_number_of_processes_is_configured(deployment: Toy, started: list[Any], processes: int, expected: int) -> None:
+def test_number_of_processes_is_configured(
+    deployment: Toy, started: list[Any], processes: int, expected: int
+) -> None:
     deployment.config["processes"] = processes
     deployment.shards(6)
     assert deployment.run("two", "k01", "k06").success
     assert len(started) == expected
 
 
-def test_interrupt_while_events_are_logged_ends_the_workers(deployment: Toy, started: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_events_are_logged_ends_the_workers(
+    deployment: Toy, started: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when the run is terminated in the UI between two shards: at once, and not with the run's resources."""
     deployment.shards(6)
     alive: list[bool] = []

@@ -1,4 +1,6 @@
-"""A toy format in the seam, as small as a real one should be: raw text shards -> curated -> scores -> filtered -> table, summary."""
+"""A toy format in the seam, as small as a real one should be: raw text shards -> curated -> scores ->
+filtered -> table, summary.
+"""
 
 import hashlib
 import json
@@ -66,23 +68,33 @@ class ToyTableIOManager(ShardIOManager):
         return json.loads(Path(uri).read_text()) if Path(uri).exists() else {}
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
-        return {key: {"rows": rows[key]} if key in (rows := self.rows(uri)) else None for key, uri in dests.items()}
+        return {
+            key: {"rows": rows[key]} if key in (rows := self.rows(uri)) else None
+            for key, uri in dests.items()
+        }
 
     def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        return [replace(job, options={**job.options, "fields": {"json": [job.key for job in jobs]}}) for job in jobs]
+        return [
+            replace(job, options={**job.options, "fields": {"json": [job.key for job in jobs]}})
+            for job in jobs
+        ]
 
     def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
         if os.path.exists(f"{self.root}/refuse-commit"):
             raise OSError("the table refuses the commit")
         uri = dones[0].uri
         with staged(uri) as file:
-            Path(file.path).write_text(json.dumps(self.rows(uri) | {done.key: done.payload for done in dones}))
+            Path(file.path).write_text(
+                json.dumps(self.rows(uri) | {done.key: done.payload for done in dones})
+            )
             file.publish()
         return [replace(done, metadata={**done.metadata, "commit": len(dones)}) for done in dones]
 
 
 @dg.observable_source_asset(partitions_def=SHARDS, io_manager_key="raw_io")
-def raw_shards(context: dg.OpExecutionContext, raw: dg.ResourceParam[ToyRawShards]) -> dg.DataVersionsByPartition:
+def raw_shards(
+    context: dg.OpExecutionContext, raw: dg.ResourceParam[ToyRawShards]
+) -> dg.DataVersionsByPartition:
     return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())
 
 
@@ -111,7 +123,9 @@ def skipping(raw_shards: ShardSet) -> Plan:
     return Plan(raw_shards)
 
 
-@dg.asset(ins={"filtered": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="summary_io")
+@dg.asset(
+    ins={"filtered": dg.AssetIn(partition_mapping=dg.AllPartitionMapping())}, io_manager_key="summary_io"
+)
 def summary(filtered: ShardSet) -> list[str]:
     return [shard.key for shard in filtered]
 
@@ -132,7 +146,10 @@ JOBS = {
 
 
 def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
-    """The toy's code location. `config`: other `assets`, `checks`, `jobs` (selections by name), `processes`, IO manager fields."""
+    """The toy's code location.
+
+    `config`: other `assets`, `checks`, `jobs` (selections by name), `processes`, IO manager fields.
+    """
     assets = config.pop("assets", ASSETS)
     checks = config.pop("checks", landed_checks(assets))
     jobs = config.pop("jobs", JOBS)
@@ -143,7 +160,10 @@ def definitions(raw: str, root: str, **config: Any) -> dg.Definitions:
         assets=assets,
         asset_checks=checks,
         executor=executor,
-        jobs=[dg.define_asset_job(name.replace(" ", "_"), selection=selection) for name, selection in jobs.items()],
+        jobs=[
+            dg.define_asset_job(name.replace(" ", "_"), selection=selection)
+            for name, selection in jobs.items()
+        ],
         resources={
             "raw": listing,
             "raw_io": RawShardIOManager(raw=listing),

@@ -1,7 +1,8 @@
-"""The worker's side of the toy format: a shard is a text file, a step changes its lines. Imports no Dagster, like every real one.
+"""The worker's side of the toy format: a shard is a text file, a step changes its lines. Imports no Dagster,
+like every real one.
 
-Some lines of a raw shard are orders to the worker: RAISE, KILL (itself, by SIGKILL), HALF <note> (stop in the middle of the output
-and write its process id into a note).
+Some lines of a raw shard are orders to the worker: RAISE, KILL (itself, by SIGKILL), HALF <note> (stop in the
+middle of the output and write its process id into a note).
 """
 
 import hashlib
@@ -97,7 +98,14 @@ def run_fragment(job: Job) -> Done:
     """For the toy table: prepare the shard's lines; they appear in the table when the parent commits."""
     lines = transform(job)
     version = hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
-    return Done(job.key, True, job.dest, version, {"lines": len(lines), "fields": job.options["fields"]}, payload=lines)
+    return Done(
+        job.key,
+        True,
+        job.dest,
+        version,
+        {"lines": len(lines), "fields": job.options["fields"]},
+        payload=lines,
+    )
 
 
 def die_while_writing(job: Job) -> Done:

@@ -14,9 +14,13 @@ from mm_assets.formats.lance.table import LanceTable
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 
-def rows(ids: Sequence[str], extra: Mapping[str, tuple[pa.Field | pa.DataType, Sequence[Any]]] | None = None, mark: str = "") -> pa.Table:
-    """A metadata and an image row of each sample; ``extra`` columns (type or field, values) are set on metadata
-    rows.
+def rows(
+    ids: Sequence[str],
+    extra: Mapping[str, tuple[pa.Field | pa.DataType, Sequence[Any]]] | None = None,
+    mark: str = "",
+) -> pa.Table:
+    """A metadata and an image row of each sample; ``extra`` columns (type or field, values) are set on
+    metadata rows.
     """
     columns: dict[str, list[Any]] = {name: [] for name in INTERLEAVED_SCHEMA.names}
     for number, sample_id in enumerate(ids):

@@ -40,7 +40,9 @@ def commit_several(barrier: Any, answers: Any, uri: str, worker: int) -> None:
     try:
         for mark in ("first", "second"):
             for partition in (f"own{worker}", "shared"):
-                ids = names(partition if partition != "shared" else f"shared-{worker}" if worker % 2 else "shared")
+                ids = names(
+                    partition if partition != "shared" else f"shared-{worker}" if worker % 2 else "shared"
+                )
                 text = f"{mark}-{worker}"
                 new = write(uri, partition, rows(ids, mark=text))
                 table.commit([new])
@@ -57,7 +59,9 @@ def test_committers_race_from_creation_on(tmp_path: Path) -> None:
     found = table.dataset().to_table(columns=["sample_id", "text_content"], filter="position = -1")
     by_id = dict(zip(found["sample_id"].to_pylist(), found["text_content"].to_pylist(), strict=True))
     assert len(by_id) == found.num_rows == 4 * 3 + 3  # no doubles; one writer's rows in the shared partition
-    assert {by_id[i] for worker in range(4) for i in names(f"own{worker}")} == {f"second-{w}" for w in range(4)}
+    assert {by_id[i] for worker in range(4) for i in names(f"own{worker}")} == {
+        f"second-{w}" for w in range(4)
+    }
     assert len({text for i, text in by_id.items() if i.startswith("shared")}) == 1
     assert sorted(table.partitions()) == ["own0", "own1", "own2", "own3", "shared"]
 
@@ -97,7 +101,9 @@ def test_committers_race_with_compaction(tmp_path: Path) -> None:
     table.dataset().optimize.compact_files()
     context = [(replace_again_and_again, (uri, name, 6)) for name in partitions]
     assert race(run_one, [*context, (compact_again_and_again, (uri, 12))]) == ["ok"] * 4
-    assert content(table) == expected(*(rows(names(name), mark="5") for name in partitions), rows(names("still")))
+    assert content(table) == expected(
+        *(rows(names(name), mark="5") for name in partitions), rows(names("still"))
+    )
     assert all(facts.is_whole for facts in table.partitions().values())
     assert table.strays() == []
 
@@ -137,7 +143,10 @@ def test_one_sample_id_brought_by_two_at_once(tmp_path: Path) -> None:
 
 def test_schema_changes_race(tmp_path: Path) -> None:
     uri = str(tmp_path / "items.lance")
-    parts = {f"p{i}": rows(names(f"p{i}"), {f"c{i}": (pa.int64(), [i, i, i]), "n": (pa.null(), [None] * 3)}) for i in range(3)}
+    parts = {
+        f"p{i}": rows(names(f"p{i}"), {f"c{i}": (pa.int64(), [i, i, i]), "n": (pa.null(), [None] * 3)})
+        for i in range(3)
+    }
     parts["p3"] = rows(names("p3"), {"n": (pa.string(), ["x"] * 3)})
     answers = race(commit_prepared, [(uri, write(uri, name, part)) for name, part in parts.items()])
     assert answers == ["ok"] * 4
@@ -151,7 +160,8 @@ def test_schema_changes_race(tmp_path: Path) -> None:
         assert row["n"] == ("x" if number == 3 else None)
 
 
-# --- killed between phases --------------------------------------------------------------------------------------------
+# --- killed between phases
+# --------------------------------------------------------------------------------------------
 
 PHASES = ["before_intent", "after_intent", "after_schema", "after_commit", "after_put", "before_prune"]
 
@@ -229,8 +239,8 @@ def test_killed_then_run_again(tmp_path: Path, phase: str) -> None:
             sets[0] = write(uri, "a", new_a)
         version = table.dataset().version
         if then == "cleaned" and phase == "after_commit":
-            # Landed, never said so, compacted, and every version and file that could tell is gone: refused, not
-            # guessed.
+            # Landed, never said so, compacted, and every version and file that could tell is gone: refused,
+            # not guessed.
             with pytest.raises(FileNotFoundError, match="write it again"):
                 table.commit(sets)
             sets = [write(uri, "a", new_a), write(uri, "d", new_d), sets[2]]
@@ -238,5 +248,9 @@ def test_killed_then_run_again(tmp_path: Path, phase: str) -> None:
         if landed and then in ("same", "compacted"):
             assert again == version
         assert content(table) == new
-        assert {name: f.rows for name, f in table.partitions().items()} == {"a": new_a.num_rows, "b": 6, "d": 8}
+        assert {name: f.rows for name, f in table.partitions().items()} == {
+            "a": new_a.num_rows,
+            "b": 6,
+            "d": 8,
+        }
         assert table.commit(sets) == again

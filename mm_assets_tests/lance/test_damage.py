@@ -24,7 +24,10 @@ SAMPLES = [f"{part}{number}" for part in PARTS for number in range(4)]
 
 
 def batches() -> list[InterleavedBatch]:
-    rows = {part: [item(s, at, text_content=f"text of {s}") for s in SAMPLES if s[0] == part for at in (-1, 0, 1)] for part in PARTS}
+    rows = {
+        part: [item(s, at, text_content=f"text of {s}") for s in SAMPLES if s[0] == part for at in (-1, 0, 1)]
+        for part in PARTS
+    }
     return [batch_of(rows[part], partition=part) for part in PARTS]
 
 
@@ -115,7 +118,11 @@ def test_mended(table: Path, sound: Path, name: str) -> None:
     assert derive("lance", str(table)) == derive("lance", str(sound / "items.lance"))
     dataset = lance.dataset(str(table))
     assert [dataset.count_rows(f"sample_id = '{sample}'") for sample in SAMPLES] == [3] * len(SAMPLES)
-    assert [dataset.count_rows(f"modality = '{kind}'") for kind in ("metadata", "text", "image")] == [len(SAMPLES), 2 * len(SAMPLES), 0]
+    assert [dataset.count_rows(f"modality = '{kind}'") for kind in ("metadata", "text", "image")] == [
+        len(SAMPLES),
+        2 * len(SAMPLES),
+        0,
+    ]
     assert sorted(index.name for index in dataset.describe_indices()) == ["modality_idx", "sample_id_idx"]
     assert {name: facts.rows for name, facts in LanceTable(table).partitions().items()} == {"a": 12, "b": 12}
     assert dataset.version == version or name not in HARMLESS
@@ -142,10 +149,18 @@ def test_a_partition_that_is_not_written_again_stays_damaged_and_is_named(table:
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in PARTS:
-        make_tar(tmp_path / "raw" / f"{part}.tar", [(f"{s}.json", {"texts": [f"text of {s}"]}) for s in SAMPLES if s[0] == part])
+        make_tar(
+            tmp_path / "raw" / f"{part}.tar",
+            [(f"{s}.json", {"texts": [f"text of {s}"]}) for s in SAMPLES if s[0] == part],
+        )
     command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", "lance", "--workers", "1"]
     assert main(command) == 0
-    assert main(["convert", str(tmp_path / "raw"), str(tmp_path / "parquet"), "--to", "parquet", "--workers", "1"]) == 0
+    assert (
+        main(
+            ["convert", str(tmp_path / "raw"), str(tmp_path / "parquet"), "--to", "parquet", "--workers", "1"]
+        )
+        == 0
+    )
     table = tmp_path / "out" / "items.lance"
     flip(*data(table), of=b"text of")
     assert main(["verify", str(tmp_path / "parquet"), str(tmp_path / "out")]) == 1
@@ -153,6 +168,10 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["verify", str(tmp_path / "parquet"), str(tmp_path / "out")]) == 0
     cut(manifests(table)[-1])
     capsys.readouterr()
-    for arguments in (command, ["verify", str(tmp_path / "out"), str(tmp_path / "out")], ["inspect", str(tmp_path / "out")]):
+    for arguments in (
+        command,
+        ["verify", str(tmp_path / "out"), str(tmp_path / "out")],
+        ["inspect", str(tmp_path / "out")],
+    ):
         assert main(arguments) == 1
         assert re.fullmatch(f"mm-assets: {table}: unreadable Lance data: [^\n]*\n", capsys.readouterr().err)

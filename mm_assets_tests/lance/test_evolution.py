@@ -40,7 +40,8 @@ LARGE = pa.large_string()
 EXACT = 2**53
 F64 = pa.float64()
 MATRIX = {
-    # case: (first type, its values, second type, its values, type afterwards, first's and second's values afterwards)
+    # case: (first type, its values, second type, its values, type afterwards, first's and second's values
+    # afterwards)
     "null to text": (pa.null(), [None] * 3, pa.string(), ["a", None, ""], pa.string(), [None] * 3, ["a", None, ""]),
     "text, then null": (pa.string(), ["a", None, ""], pa.null(), [None] * 3, pa.string(), ["a", None, ""], [None] * 3),
     "null to struct": (pa.null(), [None] * 3, K, [{"k": 1}, None, {"k": None}], None, [None] * 3, [{"k": 1}, None, {"k": None}]),
@@ -86,7 +87,11 @@ def test_every_value_survives_evolution(table: LanceTable, case: str, state: str
         assert (field.type, field.metadata) == (becomes, None)
     dataset = table.dataset()
     assert dataset.schema.equals(dataset.to_table().schema, check_metadata=True)
-    wanted = {f"{name}/{i}": v for name, vs in (("a", after), ("b", after_more), ("c", after)) for i, v in enumerate(vs)}
+    wanted = {
+        f"{name}/{i}": v
+        for name, vs in (("a", after), ("b", after_more), ("c", after))
+        for i, v in enumerate(vs)
+    }
     if state == "deleted":
         del wanted["c/1"]
     assert column(table, "x") == wanted
@@ -118,7 +123,9 @@ def test_every_value_survives_evolution(table: LanceTable, case: str, state: str
 def test_columns_come_in_the_order_first_seen(table: LanceTable) -> None:
     url, n, late = (pa.field("url", pa.string()), pa.field("n", pa.null()), pa.field("late", pa.bool_()))
     planned_commit(table, {"a": rows(names("a"), {"url": (url, ["u"] * 3), "n": (n, [None] * 3)})})
-    planned_commit(table, {"b": rows(names("b"), {"late": (late, [True] * 3), "n": (pa.float64(), [1.5] * 3)})})
+    planned_commit(
+        table, {"b": rows(names("b"), {"late": (late, [True] * 3), "n": (pa.float64(), [1.5] * 3)})}
+    )
     assert table.schema().names == [*RESERVED_COLUMNS, "url", "n", "late"]
     assert table.dataset().to_table().column_names == table.schema().names
     assert column(table, "n") == {**dict.fromkeys(names("a")), **dict.fromkeys(names("b"), 1.5)}
@@ -148,14 +155,20 @@ def test_several_changes_are_one_version(table: LanceTable) -> None:
     }
     version = planned_commit(table, {"a": rows(names("a"), first)})
     assert planned_commit(table, {"b": rows(names("b"), second)}) == version + 2
-    got = table.dataset().to_table(filter="position = -1 AND sample_id = 'a/1'", columns=["i", "n", "t", "z"]).to_pylist()
+    got = (
+        table.dataset()
+        .to_table(filter="position = -1 AND sample_id = 'a/1'", columns=["i", "n", "t", "z"])
+        .to_pylist()
+    )
     assert got == [{"i": 2.0, "n": None, "t": '"b"', "z": None}]
 
 
 def test_unpadded_sets_fit_and_stay_in_fast_files(table: LanceTable) -> None:
     struct = pa.struct([("k", pa.int64())])
     planned_commit(table, {"a": rows(names("a"), {"s": (struct, [{"k": 1}, None, {"k": None}])})})
-    plain = rows(names("b"), {"later": (pa.int64(), [1, 2, 3])}).select([*reversed(RESERVED_COLUMNS), "later"])
+    plain = rows(names("b"), {"later": (pa.int64(), [1, 2, 3])}).select(
+        [*reversed(RESERVED_COLUMNS), "later"]
+    )
     table.commit([write(table.uri, "b", plain)])
     versions = [[f.file_minor_version for f in d.metadata.files] for d in table.dataset().get_fragments()]
     assert versions == [[2], [0]]
@@ -167,12 +180,17 @@ def test_unpadded_sets_fit_and_stay_in_fast_files(table: LanceTable) -> None:
 def test_a_set_in_another_type_is_refused(table: LanceTable) -> None:
     planned_commit(table, {"a": part("a", pa.float64(), [0.5, 1.0, None])})
     version = table.dataset().version
-    with pytest.raises(SchemaNotPlanned, match=r"partition 'b': column 'x' was written as int64.*needs double.*plan_schema"):
+    with pytest.raises(
+        SchemaNotPlanned, match=r"partition 'b': column 'x' was written as int64.*needs double.*plan_schema"
+    ):
         table.commit([write(table.uri, "b", part("b", pa.int64(), [1, 2, 3]))])
     with pytest.raises(SchemaNotPlanned, match=r"column 'x' was written as string.*needs JSON text"):
         table.commit([write(table.uri, "b", part("b", pa.string(), ["a"] * 3))])
     with pytest.raises(SchemaNotPlanned, match=r"'c'.*column 'x' was written as int64"):
-        sets = [write(table.uri, "b", part("b", J, ["1"] * 3)), write(table.uri, "c", part("c", pa.int64(), [1, 2, 3]))]
+        sets = [
+            write(table.uri, "b", part("b", J, ["1"] * 3)),
+            write(table.uri, "c", part("c", pa.int64(), [1, 2, 3])),
+        ]
         table.commit(sets)
     with pytest.raises(SchemaNotPlanned, match="partition 'd' has no column 'position'"):
         table.commit([write(table.uri, "d", rows(names("d")).drop_columns(["position"]))])
@@ -191,10 +209,17 @@ def test_inexact_integers_of_the_table_stop_a_commit_that_was_not_planned(table:
 def test_field_metadata_survives(table: LanceTable) -> None:
     field = pa.field("x", pa.string(), metadata={"unit": "m", "mm_assets:encoding": "json"})
     planned_commit(table, {"a": rows(names("a"), {"x": (field, ["1", None, "{}"])})})
-    planned_commit(table, {"b": rows(names("b"), {"y": (pa.field("y", pa.int8(), metadata={"k": "v"}), [1, 2, 3])})})
+    planned_commit(
+        table, {"b": rows(names("b"), {"y": (pa.field("y", pa.int8(), metadata={"k": "v"}), [1, 2, 3])})}
+    )
     dataset = table.dataset()
     wanted = pa.schema([*INTERLEAVED_SCHEMA, field, pa.field("y", pa.int8(), metadata={"k": "v"})])
-    for schema in (dataset.schema, dataset.to_table().schema, from_storage(dataset.to_table()).schema, table.schema()):
+    for schema in (
+        dataset.schema,
+        dataset.to_table().schema,
+        from_storage(dataset.to_table()).schema,
+        table.schema(),
+    ):
         assert schema.equals(wanted, check_metadata=True)
 
 

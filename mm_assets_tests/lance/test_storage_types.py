@@ -98,7 +98,9 @@ def test_round_trip(tmp_path: Path, name: str) -> None:
         assert back.equals(original)
     # And a compaction does not change that.
     table.dataset().optimize.compact_files()
-    assert from_storage(table.dataset().to_table()).column("x").to_pylist() == original.column("x").to_pylist()
+    assert (
+        from_storage(table.dataset().to_table()).column("x").to_pylist() == original.column("x").to_pylist()
+    )
 
 
 NESTED = pa.array([{"a": {"b": n, "s": [str(n)]}} for n in range(12)])
@@ -106,7 +108,9 @@ SLICES = {
     "slice": NESTED.slice(6),
     "slice of a child": pa.StructArray.from_arrays([NESTED.slice(6)], ["c"]),
     "list of a slice": pa.ListArray.from_arrays(pa.array(range(7), pa.int32()), NESTED.slice(6)),
-    "map to a slice": pa.MapArray.from_arrays(pa.array(range(7), pa.int32()), pa.array(range(6)), NESTED.slice(6)),
+    "map to a slice": pa.MapArray.from_arrays(
+        pa.array(range(7), pa.int32()), pa.array(range(6)), NESTED.slice(6)
+    ),
 }
 
 
@@ -127,7 +131,9 @@ def test_refused_by_name(tmp_path: Path, name: str) -> None:
 
 
 def test_storage_schema_is_idempotent_and_leaves_plain_fields_alone() -> None:
-    schema = pa.schema([pa.field(str(i), a.type, metadata={"a": "b"}) for i, a in enumerate(COLUMNS.values())])
+    schema = pa.schema(
+        [pa.field(str(i), a.type, metadata={"a": "b"}) for i, a in enumerate(COLUMNS.values())]
+    )
     stored = to_storage_schema(schema)
     assert to_storage_schema(stored).equals(stored, check_metadata=True)
     assert from_storage_schema(stored).equals(schema, check_metadata=True)
@@ -142,7 +148,9 @@ def test_file_version() -> None:
     def version(type_: pa.DataType) -> str:
         return file_version(pa.schema([("sample_id", pa.string()), ("x", type_)]))
 
-    assert {version(t) for t in (pa.list_(pa.list_(pa.int64())), pa.large_binary(), pa.null(), pa.uuid())} == {"2.0"}
+    assert {
+        version(t) for t in (pa.list_(pa.list_(pa.int64())), pa.large_binary(), pa.null(), pa.uuid())
+    } == {"2.0"}
     nested = (K, pa.list_(K), pa.map_(pa.string(), K), pa.list_(pa.map_(pa.string(), pa.int8()), 2))
     assert {version(t) for t in nested} == {"2.2"}
 
@@ -161,7 +169,10 @@ def test_storage_options_from_env() -> None:
     basic = {"aws_access_key_id": "k", "aws_secret_access_key": "s", "aws_region": "r"}
     assert storage_options_from_env({}) == {}
     assert storage_options_from_env(env) == basic
-    assert storage_options_from_env({**env, "AWS_ENDPOINT_URL": "https://h"}) == {**basic, "aws_endpoint": "https://h"}
+    assert storage_options_from_env({**env, "AWS_ENDPOINT_URL": "https://h"}) == {
+        **basic,
+        "aws_endpoint": "https://h",
+    }
     plain = storage_options_from_env({**env, "AWS_ENDPOINT_URL": "http://h:1"})
     assert plain == {**basic, "aws_endpoint": "http://h:1", "allow_http": "true"}
 

@@ -49,7 +49,11 @@ def test_columns_equal_parquets_and_bytes_come_back(table: LanceTable) -> None:
     assert dataset.to_table().schema.equals(INTERLEAVED_SCHEMA, check_metadata=True)
     assert dataset.to_table().equals(rows(names("a")))
     assert dataset.data_storage_version == "2.2"
-    versions = {(f.file_major_version, f.file_minor_version) for d in dataset.get_fragments() for f in d.metadata.files}
+    versions = {
+        (f.file_major_version, f.file_minor_version)
+        for d in dataset.get_fragments()
+        for f in d.metadata.files
+    }
     assert versions == {(2, 0)}
 
 
@@ -64,7 +68,9 @@ def test_a_missing_table_is_asked_for_quietly(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("6\n", "")
 
 
-def test_a_table_made_by_another_process_meanwhile(table: LanceTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_made_by_another_process_meanwhile(
+    table: LanceTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.commit([write(table.uri, "a")])
     answers = [False]
     real = Location.has_table
@@ -76,7 +82,9 @@ def test_a_table_made_by_another_process_meanwhile(table: LanceTable, monkeypatc
 
 
 def test_the_package_does_not_import_lance() -> None:
-    code = "import mm_assets, mm_assets.formats, mm_assets.formats.lance, sys; assert 'lance' not in sys.modules"
+    code = (
+        "import mm_assets, mm_assets.formats, mm_assets.formats.lance, sys; assert 'lance' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -89,7 +97,9 @@ def through_json(fragments: FragmentSet) -> FragmentSet:
 
 
 @pytest.mark.parametrize("carry", [through_pickle, through_json])
-def test_sets_travel_between_processes(table: LanceTable, carry: Callable[[FragmentSet], FragmentSet]) -> None:
+def test_sets_travel_between_processes(
+    table: LanceTable, carry: Callable[[FragmentSet], FragmentSet]
+) -> None:
     original = write(table.uri, "a", digest="d")
     assert carry(original) == original
     table.commit([carry(original)])
@@ -97,7 +107,8 @@ def test_sets_travel_between_processes(table: LanceTable, carry: Callable[[Fragm
     assert table.partitions()["a"].digest == "d"
 
 
-# --- idempotence ------------------------------------------------------------------------------------------------------
+# --- idempotence
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_repeated_commit_changes_nothing(table: LanceTable) -> None:
@@ -140,7 +151,8 @@ def test_rows_deleted_by_hand_come_back(table: LanceTable) -> None:
     assert content(table) == expected(rows(names("a")), rows(names("b")))
 
 
-# --- replacement ------------------------------------------------------------------------------------------------------
+# --- replacement
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_replacement_touches_only_its_partition(table: LanceTable) -> None:
@@ -215,7 +227,11 @@ def test_the_whole_compacted_fragment_can_go(table: LanceTable) -> None:
     table.commit([write(table.uri, "a"), write(table.uri, "b")])
     table.dataset().optimize.compact_files()
     table.commit([removal("a", table.schema()), removal("b", table.schema())])
-    assert (table.dataset().count_rows(), table.partitions(), len(table.dataset().get_fragments())) == (0, {}, 0)
+    assert (table.dataset().count_rows(), table.partitions(), len(table.dataset().get_fragments())) == (
+        0,
+        {},
+        0,
+    )
 
 
 def test_records_survive_cleanup_and_are_no_trouble_to_lance(table: LanceTable) -> None:
@@ -241,9 +257,25 @@ def test_files_that_cleanup_took_are_refused(table: LanceTable) -> None:
     assert content(table) == expected(rows(names("a")))
 
 
-# --- sample ids -------------------------------------------------------------------------------------------------------
+# --- sample ids
+# -------------------------------------------------------------------------------------------------------
 
-HOSTILE = ["it's", "''", 'q"q', "a\\b", "new\nline", "nul\x00", "%_", "--", "😀", "e\u0301", " ", "../x", "@", ""]
+HOSTILE = [
+    "it's",
+    "''",
+    'q"q',
+    "a\\b",
+    "new\nline",
+    "nul\x00",
+    "%_",
+    "--",
+    "😀",
+    "e\u0301",
+    " ",
+    "../x",
+    "@",
+    "",
+]
 
 
 def test_hostile_ids_and_partition_names(table: LanceTable) -> None:
@@ -310,7 +342,8 @@ def test_the_error_of_the_stream_arrives(table: LanceTable) -> None:
         write(table.uri, "a", stream(), schema=INTERLEAVED_SCHEMA)
 
 
-# --- indexes ----------------------------------------------------------------------------------------------------------
+# --- indexes
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_indexes_cover_every_row_and_are_not_made_twice(table: LanceTable) -> None:
@@ -321,7 +354,10 @@ def test_indexes_cover_every_row_and_are_not_made_twice(table: LanceTable) -> No
     table.ensure_indexes()
     dataset = table.dataset()
     stats = {i.field_names[0]: dataset.stats.index_stats(i.name) for i in dataset.describe_indices()}
-    assert {name: s["index_type"] for name, s in stats.items()} == {"sample_id": "BTree", "modality": "Bitmap"}
+    assert {name: s["index_type"] for name, s in stats.items()} == {
+        "sample_id": "BTree",
+        "modality": "Bitmap",
+    }
     assert [(s["num_unindexed_rows"], s["num_unindexed_fragments"]) for s in stats.values()] == [(0, 0)] * 2
     assert table.ensure_indexes() == dataset.version
     assert "ScalarIndexQuery" in dataset.scanner(filter="sample_id = 'b/1'").explain_plan()

@@ -1,4 +1,6 @@
-"""What others did to the table: compaction is legal, the rest is found; all of it goes when its partition is committed again."""
+"""What others did to the table: compaction is legal, the rest is found; all of it goes when its partition is
+committed again.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def update_compacted(table: LanceTable) -> None:
 
 
 def append(table: LanceTable) -> None:
-    lance.write_dataset(table.dataset().to_table(filter="sample_id IN ('a/0', 'a/2', 'b/1')"), table.uri, mode="append")
+    lance.write_dataset(
+        table.dataset().to_table(filter="sample_id IN ('a/0', 'a/2', 'b/1')"), table.uri, mode="append"
+    )
 
 
 def append_compacted(table: LanceTable) -> None:
@@ -65,7 +69,18 @@ def restore(table: LanceTable) -> None:
     lance.dataset(table.uri, version=old).restore()
 
 
-CHANGES = [compact, compact_indexed, compact_deleted, clean_up, update, update_compacted, append, append_compacted, overwrite, restore]
+CHANGES = [
+    compact,
+    compact_indexed,
+    compact_deleted,
+    clean_up,
+    update,
+    update_compacted,
+    append,
+    append_compacted,
+    overwrite,
+    restore,
+]
 Change = Callable[[LanceTable], None]
 
 
@@ -152,8 +167,14 @@ def test_committing_everything_again_makes_the_table_exact(table: LanceTable, ch
 
 
 def test_a_partition_that_is_refused_keeps_its_ids(table: LanceTable) -> None:
-    """b would take a sample that a gives up; but a is refused, so that b cannot land either, and d alone does."""
-    sets = [write(table.uri, "a", rows(["a/0", "c/0"])), write(table.uri, "b", rows(["b/0", "a/1"])), write(table.uri, "d")]
+    """b would take a sample that a gives up; but a is refused, so that b cannot land either, and d alone
+    does.
+    """
+    sets = [
+        write(table.uri, "a", rows(["a/0", "c/0"])),
+        write(table.uri, "b", rows(["b/0", "a/1"])),
+        write(table.uri, "d"),
+    ]
     complaints = table.repeated_ids(sets)
     assert {name: line.split(": ")[0] for name, line in complaints.items()} == {
         "a": "sample id 'c/0' of partition 'a' is already in partition 'c'",
@@ -162,7 +183,8 @@ def test_a_partition_that_is_refused_keeps_its_ids(table: LanceTable) -> None:
     table.commit(sets[2:])
 
 
-# --- while a commit is under way --------------------------------------------------------------------------------------
+# --- while a commit is under way
+# --------------------------------------------------------------------------------------
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> None:
@@ -178,7 +200,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None]) -> No
 
 
 @pytest.mark.parametrize("compacted", [False, True])
-def test_of_a_chunk_only_what_repeats_an_id_is_undone(table: LanceTable, monkeypatch: pytest.MonkeyPatch, compacted: bool) -> None:
+def test_of_a_chunk_only_what_repeats_an_id_is_undone(
+    table: LanceTable, monkeypatch: pytest.MonkeyPatch, compacted: bool
+) -> None:
     theirs = rows(["x", "z/own"])
 
     def other() -> None:
@@ -188,7 +212,10 @@ def test_of_a_chunk_only_what_repeats_an_id_is_undone(table: LanceTable, monkeyp
 
     meanwhile(monkeypatch, other)
     sets = [write(table.uri, "d", rows(["d/0", "x"])), write(table.uri, "e")]
-    with pytest.raises(ValueError, match="^sample id 'x' of partition 'd' is already in partition 'z': sample ids are unique in a table$"):
+    with pytest.raises(
+        ValueError,
+        match="^sample id 'x' of partition 'd' is already in partition 'z': sample ids are unique in a table$",
+    ):
         table.commit(sets)
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c", "e")), theirs)
     assert sorted(table.partitions()) == ["a", "b", "c", "e", "z"]
@@ -205,7 +232,8 @@ def test_rows_appended_meanwhile_are_nobodys(table: LanceTable, monkeypatch: pyt
     assert content(table) == expected(new, rows(names("b")), rows(names("c")))
 
 
-# --- rows that are no partition's -------------------------------------------------------------------------------------
+# --- rows that are no partition's
+# -------------------------------------------------------------------------------------
 
 
 def found(table: LanceTable) -> list[tuple[str, str, int]]:
@@ -225,7 +253,13 @@ def test_rows_that_were_moved_are_no_strays(table: LanceTable, change: Change) -
 def test_strays_are_named_and_removed_in_one_version(table: LanceTable) -> None:
     append(table)
     lance.write_dataset(rows(["theirs", "it's"]), table.uri, mode="append")
-    assert found(table) == [("a/0", "a", 2), ("a/2", "a", 2), ("b/1", "b", 2), ("it's", "", 2), ("theirs", "", 2)]
+    assert found(table) == [
+        ("a/0", "a", 2),
+        ("a/2", "a", 2),
+        ("b/1", "b", 2),
+        ("it's", "", 2),
+        ("theirs", "", 2),
+    ]
     version = table.dataset().version
     assert table.remove_strays() == 10
     assert table.dataset().version == version + 1
@@ -236,7 +270,9 @@ def test_strays_are_named_and_removed_in_one_version(table: LanceTable) -> None:
 
 
 def test_strays_among_compacted_rows(table: LanceTable) -> None:
-    """Rows of b and c are moved, then a is made anew; a stray of each kind is compacted with the rest of them."""
+    """Rows of b and c are moved, then a is made anew; a stray of each kind is compacted with the rest of
+    them.
+    """
     lance.write_dataset(rows(["theirs"]), table.uri, mode="append")
     compact(table)
     table.commit([write(table.uri, "a", rows(names("a"), mark="new"))])
@@ -249,7 +285,11 @@ def test_strays_among_compacted_rows(table: LanceTable) -> None:
 def test_a_surplus_row_among_compacted_ones_is_a_damaged_partition(table: LanceTable) -> None:
     """Nothing can tell which of the two is the right one: both go when the partition is committed again."""
     append_compacted(table)
-    assert {name: facts.is_whole for name, facts in table.partitions().items()} == {"a": False, "b": False, "c": True}
+    assert {name: facts.is_whole for name, facts in table.partitions().items()} == {
+        "a": False,
+        "b": False,
+        "c": True,
+    }
     assert found(table) == []
     assert table.remove_strays() == 0
     land(table, write(table.uri, "a"), write(table.uri, "b"))

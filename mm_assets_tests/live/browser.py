@@ -26,8 +26,9 @@ def screenshot(
     seconds: float = 60,
     size: tuple[int, int] = (1600, 1000),
 ) -> None:
-    """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``tabs`` (the innermost of a name), wait until every
-    one of ``texts`` is visible, then write ``png``. Raises PageError, with what the page does show, when they do not come."""
+    """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``tabs`` (the innermost of
+    a name), wait until every one of ``texts`` is visible, then write ``png``. Raises PageError, with what the
+    page does show, when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
     if not CHROMIUM.exists():
@@ -36,7 +37,9 @@ def screenshot(
     command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
     command += [f"--tab={text}" for text in tabs]
     limit = seconds * (1 + len(texts) + len(clicks) + len(tabs)) + 60
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False)
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False
+    )
     if done.returncode != 0:
         raise PageError(done.stderr.strip()[-4000:])
 
@@ -77,7 +80,9 @@ def _main() -> None:
                 page.get_by_text(text).filter(visible=True).first.wait_for(state="visible")
         except Error as error:
             body = page.inner_text("body", timeout=5000)
-            parser.exit(1, f"waited in vain for {waiting_for}: {error.message.splitlines()[0]}\npage: {body[:2000]}\n")
+            parser.exit(
+                1, f"waited in vain for {waiting_for}: {error.message.splitlines()[0]}\npage: {body[:2000]}\n"
+            )
         page.wait_for_timeout(500)  # let transitions come to rest
         page.screenshot(path=str(options.png))
         browser.close()

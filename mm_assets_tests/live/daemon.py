@@ -1,10 +1,12 @@
-"""A real Dagster for tests: webserver, daemon and code server on loopback, driven through GraphQL like by the UI.
+"""A real Dagster for tests: webserver, daemon and code server on loopback, driven through GraphQL like by the
+UI.
 
     with DagsterDev("mm_assets.definitions", home, {"MM_STORAGE": …}) as dev:
         backfill = dev.launch_backfill(["curated"], keys)
         assert dev.wait_for_backfill(backfill) == "COMPLETED_SUCCESS"
 
-A backfill takes 30 to 60 s: the daemon looks at backfills every 30 s, to launch their runs and to see them done.
+A backfill takes 30 to 60 s: the daemon looks at backfills every 30 s, to launch their runs and to see them
+done.
 """
 
 from __future__ import annotations
@@ -43,19 +45,37 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 class DagsterDev:
     """`dagster dev` over one module, in a `DAGSTER_HOME` of its own; every process of it ends with the block."""
 
-    def __init__(self, module: str, home: Path, environment: Mapping[str, str] | None = None, yaml: str = DAGSTER_YAML) -> None:
+    def __init__(
+        self, module: str, home: Path, environment: Mapping[str, str] | None = None, yaml: str = DAGSTER_YAML
+    ) -> None:
         self.module = module
         self.home = home
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **(environment or {}), "DAGSTER_HOME": str(home)}
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            **(environment or {}),
+            "DAGSTER_HOME": str(home),
+        }
         self._process: subprocess.Popen[bytes] | None = None
         home.mkdir(parents=True, exist_ok=True)
         if not (home / "dagster.yaml").exists():
             (home / "dagster.yaml").write_text(yaml)
 
     def __enter__(self) -> DagsterDev:
-        command = [sys.executable, "-m", "dagster", "dev", "-m", self.module, "-h", "127.0.0.1", "-p", str(self.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "dagster",
+            "dev",
+            "-m",
+            self.module,
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+        ]
         with open(self.home / "dev.log", "wb") as log:
             self._process = subprocess.Popen(
                 command,
@@ -74,11 +94,15 @@ class DagsterDev:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def stop(self) -> list[int]:
-        """Ask it to end as Ctrl-C does, then end what is left of its session by process id; these are returned."""
+        """Ask it to end as Ctrl-C does, then end what is left of its session by process id; these are
+        returned.
+        """
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
@@ -121,21 +145,34 @@ class DagsterDev:
 
     def launch_backfill(self, assets: Sequence[str], keys: Sequence[str]) -> str:
         """Materialize these assets for these partitions; the backfill's id."""
-        parameters = {"assetSelection": [{"path": asset.split("/")} for asset in assets], "partitionNames": list(keys)}
+        parameters = {
+            "assetSelection": [{"path": asset.split("/")} for asset in assets],
+            "partitionNames": list(keys),
+        }
         return self._mutate(
-            "launchPartitionBackfill", "backfillParams: LaunchBackfillParams!", parameters, "LaunchBackfillSuccess { backfillId }"
+            "launchPartitionBackfill",
+            "backfillParams: LaunchBackfillParams!",
+            parameters,
+            "LaunchBackfillSuccess { backfillId }",
         )["backfillId"]
 
     def relaunch_failed(self, backfill: str) -> str:
         """ "Re-execute from failure" of a backfill; the new backfill's id."""
         parameters = {"parentRunId": backfill, "strategy": "FROM_FAILURE"}
         return self._mutate(
-            "reexecutePartitionBackfill", "reexecutionParams: ReexecutionParams!", parameters, "LaunchBackfillSuccess { backfillId }"
+            "reexecutePartitionBackfill",
+            "reexecutionParams: ReexecutionParams!",
+            parameters,
+            "LaunchBackfillSuccess { backfillId }",
         )["backfillId"]
 
     def wait_for_backfill(self, backfill: str, seconds: float = 85) -> str:
         """Wait for the end of a backfill; its status, COMPLETED_SUCCESS or COMPLETED_FAILED, for instance."""
-        return wait_for(lambda: status if (status := self.backfill_status(backfill)) in _ENDED else None, seconds, "the backfill")
+        return wait_for(
+            lambda: status if (status := self.backfill_status(backfill)) in _ENDED else None,
+            seconds,
+            "the backfill",
+        )
 
     def backfill_status(self, backfill: str) -> str:
         text = "query($id: String!) { found: partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"
@@ -147,17 +184,22 @@ class DagsterDev:
         parameters = {
             "selector": {"repositoryName": repository, "repositoryLocationName": location, "jobName": job},
             "mode": "default",
-            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]},
+            "executionMetadata": {
+                "tags": [{"key": key, "value": value} for key, value in (tags or {}).items()]
+            },
         }
-        return self._mutate("launchRun", "executionParams: ExecutionParams!", parameters, "LaunchRunSuccess { run { runId } }")["run"][
-            "runId"
-        ]
+        return self._mutate(
+            "launchRun", "executionParams: ExecutionParams!", parameters, "LaunchRunSuccess { run { runId } }"
+        )["run"]["runId"]
 
     def rerun_failed(self, run: str) -> str:
         """ "Re-execute from failure" of one run; the new run's id."""
         parameters = {"parentRunId": run, "strategy": "FROM_FAILURE"}
         return self._mutate(
-            "launchRunReexecution", "reexecutionParams: ReexecutionParams!", parameters, "LaunchRunSuccess { run { runId } }"
+            "launchRunReexecution",
+            "reexecutionParams: ReexecutionParams!",
+            parameters,
+            "LaunchRunSuccess { run { runId } }",
         )["run"]["runId"]
 
     def terminate(self, run: str) -> None:
@@ -169,11 +211,17 @@ class DagsterDev:
 
     def wait_for_run(self, run: str, seconds: float = 60) -> str:
         return wait_for(
-            lambda: status if (status := self.run_status(run)) in ("SUCCESS", "FAILURE", "CANCELED") else None, seconds, "the run"
+            lambda: (
+                status if (status := self.run_status(run)) in ("SUCCESS", "FAILURE", "CANCELED") else None
+            ),
+            seconds,
+            "the run",
         )
 
     def partitions(self, asset: str) -> dict[str, list[str]]:
-        """What the UI shows of an asset's partitions: lists of keys by "materialized", "failed", "unmaterialized", "materializing"."""
+        """What the UI shows of an asset's partitions: lists of keys by "materialized", "failed",
+        "unmaterialized", "materializing".
+        """
         kinds = ("materialized", "failed", "unmaterialized", "materializing")
         text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
             assetPartitionStatuses {{ ... on DefaultPartitionStatuses {{ {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }}"""
@@ -181,14 +229,20 @@ class DagsterDev:
         return {kind: sorted(found[f"{kind}Partitions"]) for kind in kinds}
 
     def checks(self, asset: str) -> dict[str, dict[str, list[str]]]:
-        """What the UI shows of an asset's partitioned checks: by name, lists of keys by "succeeded", "failed" …; without empty lists."""
+        """What the UI shows of an asset's partitioned checks: by name, lists of keys by "succeeded", "failed"
+        …; without empty lists.
+        """
         kinds = ("succeeded", "failed", "inProgress", "skipped", "executionFailed")
         text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
             assetChecksOrError {{ ... on AssetChecks {{ checks {{ name partitionStatuses {{ ... on AssetCheckDefaultPartitionStatuses {{
             {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }} }} }} }}"""
         checks = self.query(text, key={"path": asset.split("/")})["found"]["assetChecksOrError"]["checks"]
         return {
-            check["name"]: {kind: sorted(keys) for kind in kinds if (keys := check["partitionStatuses"][f"{kind}Partitions"])}
+            check["name"]: {
+                kind: sorted(keys)
+                for kind in kinds
+                if (keys := check["partitionStatuses"][f"{kind}Partitions"])
+            }
             for check in checks
             if check["partitionStatuses"] is not None
         }
@@ -224,7 +278,9 @@ class DagsterDev:
 _ENDED = ("COMPLETED", "COMPLETED_SUCCESS", "COMPLETED_FAILED", "CANCELED", "FAILED")
 _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries { locationOrLoadError {
     __typename ... on PythonError { message } } } } } }"""
-_REPOSITORIES = """{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"""
+_REPOSITORIES = (
+    """{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } } } } }"""
+)
 
 
 def wait_for(condition: Callable[[], T | None], seconds: float, what: str) -> T:

@@ -1,4 +1,6 @@
-"""Real runs, whose workers or whose own process are killed at chosen moments, and a witness of what the world could see meanwhile."""
+"""Real runs, whose workers or whose own process are killed at chosen moments, and a witness of what the world
+could see meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ TEMPORARY = re.compile(r"^\..*\.[0-9a-f]{8}-(\d+)-[0-9a-f]{12}\.tmp$")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``died`` are (job function, shard) of jobs that a worker died of, ``failed`` the checks that did not pass."""
+    """How a run ended: ``died`` are (job function, shard) of jobs that a worker died of, ``failed`` the
+    checks that did not pass.
+    """
 
     ok: bool
     died: list[tuple[str, str]]
@@ -49,13 +53,29 @@ class RunServer:
         home.mkdir(exist_ok=True)
         (home / "dagster.yaml").write_text(DAGSTER_YAML)
         self._log = home / "runs.log"
-        settings = {"MM_RAW_SHARDS": raw, "MM_STORAGE": storage, "DAGSTER_HOME": home, "MM_WORKERS": 2, "PYTHONPATH": REPOSITORY}
-        settings |= {"MM_MAX_LOSS": 1, "MM_MIN_ASPECT_RATIO": 1.0, "MM_MAX_ASPECT_RATIO": 2.0}  # some shards hold little that is sound
+        settings = {
+            "MM_RAW_SHARDS": raw,
+            "MM_STORAGE": storage,
+            "DAGSTER_HOME": home,
+            "MM_WORKERS": 2,
+            "PYTHONPATH": REPOSITORY,
+        }
+        settings |= {
+            "MM_MAX_LOSS": 1,
+            "MM_MIN_ASPECT_RATIO": 1.0,
+            "MM_MAX_ASPECT_RATIO": 2.0,
+        }  # some shards hold little that is sound
         environment = os.environ | {name: str(value) for name, value in settings.items()}
         with open(self._log, "ab") as log:
             command = [sys.executable, "-m", "mm_assets_tests.live.run_server"]
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=home, text=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                cwd=home,
+                text=True,
             )
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -65,7 +85,9 @@ class RunServer:
         assert self._answer() == "ready"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.kill()
         self._process.wait()
         self._reader.join()
@@ -78,19 +100,29 @@ class RunServer:
         self._process.kill()
 
     def run(self, assets: Sequence[str]) -> Outcome:
-        """Materialize assets for all shards. Raises ``AssertionError`` when there is no end to it, ``EOFError`` when the process dies."""
+        """Materialize assets for all shards.
+
+        Raises ``AssertionError`` when there is no end to it, ``EOFError`` when the process dies.
+        """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(list(assets)) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._answer())
-        return Outcome(answer["ok"], [(fn, shard) for fn, shard in answer["died"]], set(answer["failed"]), answer["errors"])
+        return Outcome(
+            answer["ok"],
+            [(fn, shard) for fn, shard in answer["died"]],
+            set(answer["failed"]),
+            answer["errors"],
+        )
 
     def _answer(self) -> str:
         try:
             answer = self._answers.get(timeout=RUN_SECONDS)
         except queue.Empty:
             self.kill()
-            raise AssertionError(f"no end of the run after {RUN_SECONDS} s:\n{self._log.read_text()[-3000:]}") from None
+            raise AssertionError(
+                f"no end of the run after {RUN_SECONDS} s:\n{self._log.read_text()[-3000:]}"
+            ) from None
         if not answer:
             self._process.wait()  # else it would pass for alive
             raise EOFError(f"the process of the run has died:\n{self._log.read_text()[-3000:]}")
@@ -140,17 +172,23 @@ class Moment:
 
     @classmethod
     def draw(cls, rng: random.Random, events: int) -> Moment:
-        """Any of so many events; half of the moments right then, half a little later: not all that a worker does can be seen.
+        """Any of so many events; half of the moments right then, half a little later: not all that a worker
+        does can be seen.
 
-        The last tenth is left out: writes in quick succession may be one event, so that it does not always come to so many.
+        The last tenth is left out: writes in quick succession may be one event, so that it does not always
+        come to so many.
         """
-        return cls(rng.randint(1, max(1, events * 9 // 10)), rng.choice([0.0, rng.expovariate(1 / _MEAN_DELAY)]))
+        return cls(
+            rng.randint(1, max(1, events * 9 // 10)), rng.choice([0.0, rng.expovariate(1 / _MEAN_DELAY)])
+        )
 
 
 class Killer:
     """Strikes at moments, counted in events of files whose path matches ``clock``."""
 
-    def __init__(self, clock: re.Pattern[str], moments: Sequence[Moment], strike: Callable[[Event], None]) -> None:
+    def __init__(
+        self, clock: re.Pattern[str], moments: Sequence[Moment], strike: Callable[[Event], None]
+    ) -> None:
         self.events = 0
         self._clock = clock
         self._moments = sorted(moments, key=lambda moment: moment.event, reverse=True)
@@ -195,10 +233,11 @@ def kill_a_worker(server: RunServer, rng: random.Random) -> Callable[[Event], No
 
 
 class Witness:
-    """Looks at every file as it gets its final name: it must appear there whole, and never be written to in place.
+    """Looks at every file as it gets its final name: it must appear there whole, and never be written to in
+    place.
 
-    ``legal`` are the digests of the contents each file may have (by path; files that are derived on the way need not be named). ``rows``
-    collects how many rows the Lance table was seen to have.
+    ``legal`` are the digests of the contents each file may have (by path; files that are derived on the way
+    need not be named). ``rows`` collects how many rows the Lance table was seen to have.
     """
 
     def __init__(self, storage: Path, legal: Mapping[str, frozenset[str]]) -> None:
@@ -215,7 +254,11 @@ class Witness:
             return  # what no manifest names nobody sees
         if event.path.startswith(TABLE) and event.what == "created":
             self._arrivals.put(TABLE)  # Lance makes it appear by a link
-        elif TEMPORARY.match(os.path.basename(event.path)) or event.path == "webdataset/.mm_assets/lock" or BUILDING.search(event.path):
+        elif (
+            TEMPORARY.match(os.path.basename(event.path))
+            or event.path == "webdataset/.mm_assets/lock"
+            or BUILDING.search(event.path)
+        ):
             return
         elif event.what == "moved_to":
             self._arrivals.put(TABLE if event.path.startswith(TABLE) else event.path)
@@ -245,7 +288,9 @@ class Witness:
         if path.endswith(".json"):
             json.loads(data)
         elif path in self._legal and digest(data) not in self._legal[path]:
-            self._faults.append(f"{path}: appeared with {len(data)} bytes that are neither of the old nor of the new version")
+            self._faults.append(
+                f"{path}: appeared with {len(data)} bytes that are neither of the old nor of the new version"
+            )
         elif not data:
             self._faults.append(f"{path}: appeared empty")
 

@@ -1,4 +1,6 @@
-"""Raw shards in two versions, for runs that replace one by the other: sound, faulty, mended, emptied; noise, so that bytes are many."""
+"""Raw shards in two versions, for runs that replace one by the other: sound, faulty, mended, emptied; noise,
+so that bytes are many.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def _sample(name: str, rng: random.Random, **fields: Any) -> dict[str, bytes]:
 def _noise(rng: random.Random) -> bytes:
     width, height = rng.choice(_SIZES)
     out = io.BytesIO()
-    Image.frombytes("RGB", (width, height), rng.randbytes(width * height * 3)).save(out, "PNG", compress_level=0)
+    Image.frombytes("RGB", (width, height), rng.randbytes(width * height * 3)).save(
+        out, "PNG", compress_level=0
+    )
     return out.getvalue()
 
 

@@ -1,6 +1,8 @@
-"""A process that materializes assets of the real graph when told to: a line of JSON in for each run, a line about it out.
+"""A process that materializes assets of the real graph when told to: a line of JSON in for each run, a line
+about it out.
 
-It spares tests that do many runs the seconds that importing Dagster takes. Configured by the environment as any run.
+It spares tests that do many runs the seconds that importing Dagster takes. Configured by the environment as
+any run.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from mm_assets.workers import WorkerFailure, WorkerPool
 
 
 def serve() -> None:
-    """Answer ``[asset, …]`` with ``{"ok": bool, "died": [[job function, shard], …], "failed": [check, …], "errors": [text, …]}``."""
+    """Answer ``[asset, …]`` with ``{"ok": bool, "died": [[job function, shard], …], "failed": [check, …],
+    "errors": [text, …]}``.
+    """
     warnings.simplefilter("ignore", dg.BetaWarning)
     from mm_assets.definitions import defs
     from mm_assets.partitions import SHARDS
@@ -42,9 +46,22 @@ def serve() -> None:
                 raise_on_error=False,
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
-            of_shards = [e for e in result.get_asset_check_evaluations() if e.partition is not None or e.check_name == LANDED]
-            failed = [f"{e.asset_key.to_user_string()}.{e.check_name} {e.partition}" for e in of_shards if not e.passed]
-            answer = {"ok": result.success, "died": died, "failed": failed, "errors": _errors(instance, result.run_id)}
+            of_shards = [
+                e
+                for e in result.get_asset_check_evaluations()
+                if e.partition is not None or e.check_name == LANDED
+            ]
+            failed = [
+                f"{e.asset_key.to_user_string()}.{e.check_name} {e.partition}"
+                for e in of_shards
+                if not e.passed
+            ]
+            answer = {
+                "ok": result.success,
+                "died": died,
+                "failed": failed,
+                "errors": _errors(instance, result.run_id),
+            }
             print(json.dumps(answer), file=answers, flush=True)
 
 

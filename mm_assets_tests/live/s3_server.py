@@ -57,7 +57,9 @@ class S3Server:
         )
 
     def new_bucket(self) -> str:
-        """A bucket of its own for a test (an emptied prefix lingers in SeaweedFS: do not share, do not clean)."""
+        """A bucket of its own for a test (an emptied prefix lingers in SeaweedFS: do not share, do not
+        clean).
+        """
         name = f"test-{secrets.token_hex(6)}"
         self.filesystem().mkdir(name)
         return name
@@ -89,7 +91,14 @@ def _start(folder: Path, base: int, key: str, secret: str) -> subprocess.Popen[b
     }
     (folder / "s3.json").write_text(json.dumps({"identities": [identity]}))
     ports = {"s3": base, "master": base + 1, "volume": base + 2, "filer": base + 3, "admin": base + 4}
-    command = [str(WEED), f"-logdir={folder}", "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command = [
+        str(WEED),
+        f"-logdir={folder}",
+        "mini",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+    ]
     command += [f"-{service}.port={port}" for service, port in ports.items()]
     command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-webdav=false", "-admin.ui=false"]
     command += [f"-s3.config={folder / 's3.json'}", "-master.telemetry=false"]
@@ -110,7 +119,9 @@ def _wait(process: subprocess.Popen[bytes], server: S3Server, log: Path, seconds
     last: Exception | None = None
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise S3ServerError(f"weed ended with {process.returncode}:\n{log.read_text(errors='replace')[-3000:]}")
+            raise S3ServerError(
+                f"weed ended with {process.returncode}:\n{log.read_text(errors='replace')[-3000:]}"
+            )
         try:
             urllib.request.urlopen(f"{server.endpoint}/healthz", timeout=2).close()
             store = server.filesystem()
@@ -122,7 +133,9 @@ def _wait(process: subprocess.Popen[bytes], server: S3Server, log: Path, seconds
         except (OSError, urllib.error.URLError) as error:  # s3fs translates every S3 error to an OSError
             last = error
         time.sleep(0.2)
-    raise S3ServerError(f"not ready after {seconds:.0f} s: {last!r}\n{log.read_text(errors='replace')[-3000:]}")
+    raise S3ServerError(
+        f"not ready after {seconds:.0f} s: {last!r}\n{log.read_text(errors='replace')[-3000:]}"
+    )
 
 
 @contextmanager

@@ -26,7 +26,9 @@ CACHES = "arrow_cache/"
 
 @dataclass(frozen=True)
 class State:
-    """What lies in a storage: digests of ``files`` by path, less what says when; of the Lance table ``rows`` by partition, and a digest."""
+    """What lies in a storage: digests of ``files`` by path, less what says when; of the Lance table ``rows``
+    by partition, and a digest.
+    """
 
     files: dict[str, str]
     rows: dict[str, int] = field(default_factory=dict)
@@ -35,7 +37,9 @@ class State:
     @classmethod
     def of(cls, storage: Path) -> State:
         outside = [name for name in _files(storage) if not name.startswith((f"{TABLE}/", CACHES))]
-        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside} | _caches(storage)
+        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside} | _caches(
+            storage
+        )
         if not (storage / TABLE).exists():
             return cls(files)
         rows = {name: facts.rows for name, facts in LanceTable(storage / TABLE).partitions().items()}
@@ -44,9 +48,11 @@ class State:
 
 @dataclass
 class Versions:
-    """A ``storage``, and copies of it as undisturbed runs left it: of ``old`` raw shards, and of the ``new`` ones that ``raw`` has.
+    """A ``storage``, and copies of it as undisturbed runs left it: of ``old`` raw shards, and of the ``new``
+    ones that ``raw`` has.
 
-    ``bad`` are the checks that do not pass for the new ones, ``events`` how many were seen in the making of the new version, by path.
+    ``bad`` are the checks that do not pass for the new ones, ``events`` how many were seen in the making of
+    the new version, by path.
     """
 
     raw: Path
@@ -77,7 +83,9 @@ class Versions:
         return {check for check in self.bad if check.partition(".")[0] in assets}
 
     def restore(self, own: re.Pattern[str], to_old: bool) -> None:
-        """Make the storage the new version, but for the paths that match: those are as in the old version, or gone."""
+        """Make the storage the new version, but for the paths that match: those are as in the old version, or
+        gone.
+        """
         wanted = {name: self.new / name for name in _files(self.new) if not own.match(name)}
         if to_old:
             wanted |= {name: self.old / name for name in _files(self.old) if own.match(name)}
@@ -102,9 +110,11 @@ class Versions:
         return lines
 
     def illegal_rows(self, seen: Collection[int], missing: Collection[str] = ()) -> set[int]:
-        """Numbers of rows that the table had (it keeps all its versions) or was ``seen`` to have, and never should have had.
+        """Numbers of rows that the table had (it keeps all its versions) or was ``seen`` to have, and never
+        should have had.
 
-        It has those of its old version, those of the new one, and meanwhile of the new one but for ``missing`` shards. It begins empty.
+        It has those of its old version, those of the new one, and meanwhile of the new one but for
+        ``missing`` shards. It begins empty.
         """
         new = self.after.rows
         partly = new | {shard: self._base.get(shard, 0) for shard in missing}
@@ -116,7 +126,12 @@ class Versions:
 
     def orphans(self) -> list[str]:
         """Data files of the Lance table that are in none of its versions."""
-        used = {file.path for dataset in self._table_versions() for fragment in dataset.get_fragments() for file in fragment.data_files()}
+        used = {
+            file.path
+            for dataset in self._table_versions()
+            for fragment in dataset.get_fragments()
+            for file in fragment.data_files()
+        }
         return sorted({path.name for path in (self.storage / TABLE / "data").iterdir()} - used)
 
     def _table_versions(self) -> list[lance.LanceDataset]:
@@ -154,12 +169,18 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def _caches(storage: Path) -> dict[str, str]:
-    """A digest for each cache, of its shards in their order: a generation that replaces another has other names. Other files are told."""
+    """A digest for each cache, of its shards in their order: a generation that replaces another has other
+    names. Other files are told.
+    """
     found = {name: "" for name in _files(storage) if name.startswith(CACHES)}
     for metadata in storage.glob(f"{CACHES}*/_metadata.json"):
         folder = metadata.parent
         meta = read_sharded_cache_meta(folder)
-        told = [meta.schema_fingerprint, meta.shard_row_counts, [digest(path.read_bytes()) for path in meta.shard_paths]]
+        told = [
+            meta.schema_fingerprint,
+            meta.shard_row_counts,
+            [digest(path.read_bytes()) for path in meta.shard_paths],
+        ]
         for path in (metadata, *meta.shard_paths):
             del found[str(path.relative_to(storage))]
         found[str(folder.relative_to(storage))] = digest(json.dumps(told).encode())
@@ -167,12 +188,16 @@ def _caches(storage: Path) -> dict[str, str]:
 
 
 def _is_derived(name: str) -> bool:
-    """Whether a file is made from others, or called as it happens, and so may have further contents on the way to the other version."""
+    """Whether a file is made from others, or called as it happens, and so may have further contents on the
+    way to the other version.
+    """
     return name.endswith(".json") or name.startswith(("webdataset/README", "webdataset/.nv-meta", CACHES))
 
 
 def _timeless(name: str, data: bytes) -> bytes:
-    """A record or proof without time stamps, and without the count of quarantine records that the very run has closed."""
+    """A record or proof without time stamps, and without the count of quarantine records that the very run
+    has closed.
+    """
     if not name.endswith(".json") or not name.startswith(("ledger/", "proof/")):
         return data
     values = unseal(data)

@@ -1,6 +1,8 @@
-"""Workers, and whole runs, killed at random moments of their writing: run again, and everything is as if nothing had happened.
+"""Workers, and whole runs, killed at random moments of their writing: run again, and everything is as if
+nothing had happened.
 
-``TEST_KILLS`` is the number of kills for each writer (3), ``TEST_SEED`` what their moments are drawn from (0).
+``TEST_KILLS`` is the number of kills for each writer (3), ``TEST_SEED`` what their moments are drawn from
+(0).
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ from dataclasses import dataclass, replace
 import pytest
 
 from mm_assets_tests.graph.deployment import ASSETS
-from mm_assets_tests.live.killing import Killer, Moment, Outcome, RunServer, Witness, children_of, kill_a_worker, wait_until_gone
+from mm_assets_tests.live.killing import (
+    Killer,
+    Moment,
+    Outcome,
+    RunServer,
+    Witness,
+    children_of,
+    kill_a_worker,
+    wait_until_gone,
+)
 from mm_assets_tests.live.raw_versions import KEEPER, SHARDS
 from mm_assets_tests.live.storages import Versions, make_versions
 from mm_assets_tests.live.watching import Event, Watch
@@ -25,18 +36,22 @@ pytestmark = pytest.mark.live
 KILLS = int(os.environ.get("TEST_KILLS", "3"))
 SEED = os.environ.get("TEST_SEED", "0")
 KILLS_A_RUN = 3
-OVER_OLD = 0.7  # the share of trials in which outputs of an older version lie there; in the others there are none
+OVER_OLD = (
+    0.7  # the share of trials in which outputs of an older version lie there; in the others there are none
+)
 TRIALS = 5 * KILLS  # kills that come too late do not count
 EVERYTHING = re.compile("")
-COMMIT = re.compile(r"lance/items\.lance/_")  # manifests, transactions, indexes, records: what the run's own process writes
+COMMIT = re.compile(
+    r"lance/items\.lance/_"
+)  # manifests, transactions, indexes, records: what the run's own process writes
 
 
 @dataclass(frozen=True)
 class Writer:
     """What workers do with a shard in ``job``, for the sake of ``asset``.
 
-    ``own`` matches the paths of all that is made for the asset, or of what the job makes; ``clock`` those in which the job's work shows,
-    and ``share`` is how much of what shows there shows while workers are at it.
+    ``own`` matches the paths of all that is made for the asset, or of what the job makes; ``clock`` those in
+    which the job's work shows, and ``share`` is how much of what shows there shows while workers are at it.
     """
 
     job: str
@@ -53,9 +68,13 @@ def of_asset(job: str, asset: str, output: str) -> Writer:
     return Writer(job, asset, own, re.compile(rf"{output}|{ledger}"))
 
 
-INGEST = of_asset("ingest_shard", "curated_parquet", r"curated/|ledger/raw_shards/.*published\.json|ledger/sample_ids/")
+INGEST = of_asset(
+    "ingest_shard", "curated_parquet", r"curated/|ledger/raw_shards/.*published\.json|ledger/sample_ids/"
+)
 # Of a Lance table workers make the data files; the ledger is written with the commit.
-LANCE = replace(of_asset("fragment_shard", "lance_table", "lance/"), clock=re.compile(r"lance/items\.lance/data/"))
+LANCE = replace(
+    of_asset("fragment_shard", "lance_table", "lance/"), clock=re.compile(r"lance/items\.lance/data/")
+)
 SURVEYS = re.compile(r"ledger/raw_shards/[^/]*\.parquet")
 PROOFS = re.compile("proof/final_tars/")
 WRITERS = [
@@ -67,15 +86,23 @@ WRITERS = [
     of_asset("pack_shard", "final_tars", "webdataset/"),
     LANCE,
     of_asset("cache_shard", "arrow_cache", "arrow_cache/"),
-    Writer("prove_shard", "final_tars", PROOFS, PROOFS, 0.4),  # the run's process writes the proofs, and workers are far ahead
+    Writer(
+        "prove_shard", "final_tars", PROOFS, PROOFS, 0.4
+    ),  # the run's process writes the proofs, and workers are far ahead
 ]
 
 
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
     found = make_versions(tmp_path_factory.mktemp("kill"), ASSETS)
-    assert list(found.after.rows) == [name for name in SHARDS if name != "emptied"], "one shard came to nothing"
-    assert {"quarantine/bad.parquet", "quarantine/emptied.parquet", "ledger/items/filtered_parquet/bad.parquet"} <= found.after.files.keys()
+    assert list(found.after.rows) == [name for name in SHARDS if name != "emptied"], (
+        "one shard came to nothing"
+    )
+    assert {
+        "quarantine/bad.parquet",
+        "quarantine/emptied.parquet",
+        "ledger/items/filtered_parquet/bad.parquet",
+    } <= found.after.files.keys()
     assert "quarantine/mended.parquet" in found.before.files.keys() - found.after.files.keys()
     assert json.loads((found.new / "proof" / "proof.json").read_text())["is_equal"]
     return found
@@ -96,7 +123,9 @@ def test_killed_workers(versions: Versions, server: RunServer, writer: Writer) -
         trials += 1
         assert trials <= TRIALS, f"only {hits} kills hit a worker in the middle of {writer.job}"
         is_over_old = rng.random() < OVER_OLD
-        moments = [Moment.draw(rng, round(versions.count(writer.clock) * writer.share)) for _ in range(KILLS_A_RUN)]
+        moments = [
+            Moment.draw(rng, round(versions.count(writer.clock) * writer.share)) for _ in range(KILLS_A_RUN)
+        ]
         versions.restore(writer.own, is_over_old)
         disturbed, found = _killed_and_run_again(versions, server, writer, moments, rng)
         hits += sum(job == writer.job for job, _ in disturbed.died)
@@ -107,7 +136,9 @@ def test_killed_workers(versions: Versions, server: RunServer, writer: Writer) -
 
 
 def test_a_killed_survey_settles_nothing(versions: Versions, server: RunServer) -> None:
-    """Without the shard whose survey is killed, the others would have other types and keep other sample ids, once and for all."""
+    """Without the shard whose survey is killed, the others would have other types and keep other sample ids,
+    once and for all.
+    """
     own = re.compile(rf"ledger/raw_shards/|{INGEST.own.pattern}")
     survey = re.compile(rf"ledger/raw_shards/\.{KEEPER}\.parquet")
     versions.restore(own, to_old=False)
@@ -122,7 +153,9 @@ def test_a_killed_survey_settles_nothing(versions: Versions, server: RunServer) 
     [(ASSETS, EVERYTHING, EVERYTHING), (["lance_table"], LANCE.own, COMMIT)],
     ids=["anywhere", "in_a_commit"],
 )
-def test_killed_runs(versions: Versions, assets: list[str], own: re.Pattern[str], clock: re.Pattern[str]) -> None:
+def test_killed_runs(
+    versions: Versions, assets: list[str], own: re.Pattern[str], clock: re.Pattern[str]
+) -> None:
     rng = random.Random(f"{SEED} run of {len(assets)}")
     problems: list[str] = []
     hits = trials = 0
@@ -161,7 +194,9 @@ def test_killed_runs(versions: Versions, assets: list[str], own: re.Pattern[str]
 def _killed_and_run_again(
     versions: Versions, server: RunServer, writer: Writer, moments: list[Moment], rng: random.Random
 ) -> tuple[Outcome, list[str]]:
-    """A run in which workers are killed, then, if one died of it, an undisturbed one: how the first ended, and all that was wrong."""
+    """A run in which workers are killed, then, if one died of it, an undisturbed one: how the first ended,
+    and all that was wrong.
+    """
     killer = Killer(writer.clock, moments, kill_a_worker(server, rng))
     witness = Witness(versions.storage, versions.legal)
     with Watch(versions.storage, killer.see, witness.see):
@@ -173,7 +208,9 @@ def _killed_and_run_again(
     missing = [shard for job, shard in disturbed.died if job == "fragment_shard"]
     problems += [f"the table had {rows} rows" for rows in versions.illegal_rows(witness.rows, missing)]
     if len(orphans := versions.orphans()) > len(missing):
-        problems.append(f"data files in no version of the table, more than one for each killed job: {orphans}")
+        problems.append(
+            f"data files in no version of the table, more than one for each killed job: {orphans}"
+        )
     return disturbed, problems
 
 
@@ -184,12 +221,17 @@ def _untold(disturbed: Outcome) -> list[str]:
         if job == "prove_shard":
             is_told = any(re.fullmatch(rf"\w+\.zero_loss {shard}", check) for check in disturbed.failed)
         else:
-            is_told = job == "survey_raw_shard" or any(line.startswith(f"shard {shard!r} of ") for line in disturbed.errors)
+            is_told = job == "survey_raw_shard" or any(
+                line.startswith(f"shard {shard!r} of ") for line in disturbed.errors
+            )
         problems += [] if is_told else [f"the run does not tell that {job} of {shard} died"]
     return problems
 
 
 def _not_as_undisturbed(versions: Versions, run: Outcome, assets: list[str]) -> list[str]:
-    """What an undisturbed run would have left, or said, otherwise. Raw shards are checked only where they are read."""
+    """What an undisturbed run would have left, or said, otherwise.
+
+    Raw shards are checked only where they are read.
+    """
     is_good = run.ok and not run.died and versions.failed(assets) <= run.failed <= versions.bad
     return ([] if is_good else [f"the undisturbed run: {run}"]) + versions.differences()

@@ -1,4 +1,6 @@
-"""The real code location under a real daemon: sensor, backfill, partial failure, relaunch, termination, a picture of the graph."""
+"""The real code location under a real daemon: sensor, backfill, partial failure, relaunch, termination, a
+picture of the graph.
+"""
 
 import gzip
 import io
@@ -51,17 +53,27 @@ class Live:
 
     def run_ids(self, backfill: str) -> set[str]:
         with self.dev.instance() as instance:
-            return {run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))}
+            return {
+                run.run_id for run in instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill}))
+            }
 
     def unpassed(self, run_ids: set[str]) -> set[tuple[str, str, str | None]]:
         """(asset, check, shard) of all check evaluations of some runs that did not pass."""
         found = set()
         with self.dev.instance() as instance:
             for run_id in run_ids:
-                for record in instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION).records:
+                for record in instance.get_records_for_run(
+                    run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION
+                ).records:
                     evaluation = record.event_log_entry.dagster_event.event_specific_data
                     if not evaluation.passed:
-                        found.add((evaluation.asset_key.to_user_string(), evaluation.check_name, evaluation.partition))
+                        found.add(
+                            (
+                                evaluation.asset_key.to_user_string(),
+                                evaluation.check_name,
+                                evaluation.partition,
+                            )
+                        )
         return found
 
 
@@ -73,8 +85,14 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     (make_shards(folder / "pdf", members=0, pdf=1, samples=6)[0]).rename(raw / f"{FIRST[3]}.tar")
     for number, path in enumerate(make_shards(spare, members=6, pdf=6, samples=5, seed="second")):
         path.rename(spare / f"{SECOND[number]}.tar")
-    # Under the strict policy bad samples fail their shards; by default they would be set aside, and only the kill would be a failure.
-    environment = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(storage), "MM_WORKERS": "2", "MM_ON_MATERIALIZE_ERROR": "error"}
+    # Under the strict policy bad samples fail their shards; by default they would be set aside, and only the
+    # kill would be a failure.
+    environment = {
+        "MM_RAW_SHARDS": str(raw),
+        "MM_STORAGE": str(storage),
+        "MM_WORKERS": "2",
+        "MM_ON_MATERIALIZE_ERROR": "error",
+    }
     with DagsterDev("mm_assets.definitions", folder / "home", environment) as dev:
         yield Live(dev, raw, storage, spare)
 
@@ -116,7 +134,9 @@ def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def failed_backfill(live: Live, first_backfill: str) -> str:
-    """Twelve more shards: one cut between two members, one with a broken json, one whose worker is killed while it reads."""
+    """Twelve more shards: one cut between two members, one with a broken json, one whose worker is killed
+    while it reads.
+    """
     for key in SECOND:
         if key not in BAD:
             shutil.copyfile(live.spare / f"{key}.tar", live.raw / f"{key}.tar")
@@ -152,13 +172,16 @@ def test_good_shards_do_not_wait_for_bad_ones(live: Live, failed_backfill: str) 
     assert f"{CORRUPT}.tar" in log and "not JSON" in log
     assert f"'{KILLER}'" in log and "signal 9" in log
     for folder in ("curated", "filtered", "webdataset", "scores"):
-        assert not [p.name for p in (live.storage / folder).iterdir() if any(p.name.startswith(key) for key in BAD)]
+        assert not [
+            p.name for p in (live.storage / folder).iterdir() if any(p.name.startswith(key) for key in BAD)
+        ]
 
 
 def test_checks_of_shards_that_failed(live: Live, failed_backfill: str) -> None:
     """Red is what was found; a check that nobody came to evaluate is neither red nor green."""
     passed = sorted([*FIRST, *GOOD])
-    # What keeps the corrupt one from landing is no blocking check of an asset, but the strict policy on what the gate has found.
+    # What keeps the corrupt one from landing is no blocking check of an asset, but the strict policy on what
+    # the gate has found.
     assert live.dev.checks("raw_shards")["integrity"] == {"succeeded": passed, "failed": BAD}
     for asset in ASSETS:
         checks = live.dev.checks(asset)
@@ -166,7 +189,11 @@ def test_checks_of_shards_that_failed(live: Live, failed_backfill: str) -> None:
 
 
 def test_relaunch_from_failure_heals_exactly_the_failed(live: Live, failed_backfill: str) -> None:
-    before = {p: p.stat().st_mtime_ns for folder in ("curated", "filtered") for p in (live.storage / folder).iterdir()}
+    before = {
+        p: p.stat().st_mtime_ns
+        for folder in ("curated", "filtered")
+        for p in (live.storage / folder).iterdir()
+    }
     (live.raw / f"{KILLER}.tar.gz").unlink()
     for key in BAD:
         shutil.copyfile(live.spare / f"{key}.tar", live.raw / f"{key}.tar")
@@ -198,7 +225,10 @@ def test_damage_is_red_in_the_page_and_only_there(live: Live, failed_backfill: s
         for name, states in live.dev.checks(asset).items():
             is_damaged = (asset, name) == ("final_tars", "zero_loss")
             bad = [FIRST[1]] if is_damaged else []
-            assert states == {"succeeded": [k for k in everything if k not in bad], **({"failed": bad} if bad else {})}, (asset, name)
+            assert states == {
+                "succeeded": [k for k in everything if k not in bad],
+                **({"failed": bad} if bad else {}),
+            }, (asset, name)
     page = f"{live.dev.url}/assets/final_tars?view=checks&checkDetail"
     missing = f"Missing ({len(set(live.registered()) - set(everything))})"  # those that never landed, if nobody has mended them yet
     red = ["Failed (1)", missing, f"Passed ({len(everything) - 1})"]
@@ -272,5 +302,7 @@ def _kill_reader(path: Path, killed: list[int]) -> None:
 def _errors(live: Live, run_ids: set[str]) -> list[str]:
     with live.dev.instance() as instance:
         return [
-            record.event_log_entry.user_message for run_id in run_ids for record in instance.get_records_for_run(run_id).records
+            record.event_log_entry.user_message
+            for run_id in run_ids
+            for record in instance.get_records_for_run(run_id).records
         ]

@@ -1,4 +1,6 @@
-"""The seam under a real daemon: partial failure in one wave, relaunch of exactly the failed, termination without remains."""
+"""The seam under a real daemon: partial failure in one wave, relaunch of exactly the failed, termination
+without remains.
+"""
 
 import os
 import signal
@@ -42,7 +44,11 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("live")
     raw, root = folder / "raw", folder / "out"
     raw.mkdir()
-    dev = DagsterDev("mm_assets_tests.live.toy_location", folder / "home", {"TOY_RAW": str(raw), "TOY_ROOT": str(root), "TOY_CHUNK": "5"})
+    dev = DagsterDev(
+        "mm_assets_tests.live.toy_location",
+        folder / "home",
+        {"TOY_RAW": str(raw), "TOY_ROOT": str(root), "TOY_CHUNK": "5"},
+    )
     deployment = Deployment(dev, raw, root)
     for key in KEYS:
         deployment.shard(key)
@@ -64,7 +70,11 @@ def failed_backfill(live: Deployment) -> str:
 def test_good_shards_go_through_every_asset_in_one_wave(live: Deployment, failed_backfill: str) -> None:
     assert live.dev.wait_for_backfill(failed_backfill) == "COMPLETED_FAILED"
     runs = live.runs(failed_backfill)
-    assert sorted(run.status.value for run in runs) == ["FAILURE", "FAILURE", "SUCCESS"]  # k01-k05, k06-k10, k11-k12
+    assert sorted(run.status.value for run in runs) == [
+        "FAILURE",
+        "FAILURE",
+        "SUCCESS",
+    ]  # k01-k05, k06-k10, k11-k12
     for asset in ASSETS:
         events = live.events(asset)
         assert sorted(str(e.partition_key) for e in events) == GOOD, "one event for each good shard"
@@ -95,8 +105,16 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
     live.shard("slow3", f"HALF {notes[1]}")
     tags = {"dagster/asset_partition_range_start": "slow1", "dagster/asset_partition_range_end": "slow3"}
     run = live.dev.launch_run("two", tags)
-    wait_for(lambda: all(note.exists() and note.read_text() for note in notes), 40, "both workers to be in the middle of a write")
-    wait_for(lambda: [e for e in live.events("curated") if e.partition_key == "slow1"], 10, "the good shard's event")
+    wait_for(
+        lambda: all(note.exists() and note.read_text() for note in notes),
+        40,
+        "both workers to be in the middle of a write",
+    )
+    wait_for(
+        lambda: [e for e in live.events("curated") if e.partition_key == "slow1"],
+        10,
+        "the good shard's event",
+    )
     workers = [int(note.read_text()) for note in notes]
     assert all(map(is_running, workers))
 
@@ -105,7 +123,9 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
     wait_for(lambda: not any(map(is_running, workers)), 5, "the workers to be gone")
     curated = live.root / "curated"
     assert sorted(p.name for p in curated.glob("slow*")) == ["slow1.out"]
-    assert len(list(curated.glob(".slow*.tmp"))) == 2, "what was being written lies under names that no reader takes"
+    assert len(list(curated.glob(".slow*.tmp"))) == 2, (
+        "what was being written lies under names that no reader takes"
+    )
     with live.dev.instance() as instance:
         assert "slow1" in instance.get_materialized_partitions(dg.AssetKey("curated"))
 
@@ -115,7 +135,9 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Deploymen
     assert live.dev.wait_for_run(again) == "SUCCESS"
     assert list(curated.glob(".*.tmp")) == []
     done = {str(e.partition_key): e for e in live.events("curated") if e.run_id == again}
-    unchanged = {k: "unchanged" in e.asset_materialization.metadata for k, e in done.items() if e.asset_materialization}
+    unchanged = {
+        k: "unchanged" in e.asset_materialization.metadata for k, e in done.items() if e.asset_materialization
+    }
     assert unchanged == {"slow1": True, "slow2": False, "slow3": False}
 
 
@@ -123,7 +145,13 @@ def test_run_process_that_is_killed_leaves_no_worker(live: Deployment, tmp_path:
     note = tmp_path / "slow2"
     live.shard("slow2", f"HALF {note}")
     run = live.dev.launch_run("two", {"dagster/partition": "slow2"})
-    worker = int(wait_for(lambda: note.read_text() if note.exists() else None, 40, "the worker to be in the middle of a write"))
+    worker = int(
+        wait_for(
+            lambda: note.read_text() if note.exists() else None,
+            40,
+            "the worker to be in the middle of a write",
+        )
+    )
     published = (live.root / "curated" / "slow2.out").read_bytes()
     parent = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
     assert parent in live.dev.processes()

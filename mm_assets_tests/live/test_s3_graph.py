@@ -62,5 +62,7 @@ def test_graph_on_s3(
     objects = {path: info["ETag"] for path, info in s3.filesystem().find(bucket, detail=True).items()}
     again = deployment.run()
     assert again.success
-    assert all(made.metadata["unchanged"].value for found in materialized(again).values() for made in found.values())
+    assert all(
+        made.metadata["unchanged"].value for found in materialized(again).values() for made in found.values()
+    )
     assert {path: info["ETag"] for path, info in s3.filesystem().find(bucket, detail=True).items()} == objects

@@ -16,14 +16,23 @@ pytestmark = pytest.mark.clients
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
 WRONG = {
-    "secret": ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY"),
-    "key": ({"AWS_ACCESS_KEY_ID": "nobody"}, "the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL"),
+    "secret": (
+        {"AWS_SECRET_ACCESS_KEY": "wrong"},
+        "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY",
+    ),
+    "key": (
+        {"AWS_ACCESS_KEY_ID": "nobody"},
+        "the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL",
+    ),
     "no credentials": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
         "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     ),
     # Of a single file the server says no more than that.
-    "file": ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "permission denied: the credentials do not allow it, or are wrong (AWS_ACCESS_KEY_ID, "),
+    "file": (
+        {"AWS_SECRET_ACCESS_KEY": "wrong"},
+        "permission denied: the credentials do not allow it, or are wrong (AWS_ACCESS_KEY_ID, ",
+    ),
 }
 
 
@@ -59,7 +68,10 @@ def test_who_is_not_let_in(s3: S3Server, bucket: str, raw: Path, tmp_path: Path,
     for place, command in commands(f"s3://{bucket}/in", f"s3://{bucket}/out", raw, tmp_path):
         assert only_line(run(*command, env={**s3.env, **variables})) == f"{place}: {what}"
     storage = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": f"s3://{bucket}/out"}
-    assert only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage})) == f"s3://{bucket}/out: {what}"
+    assert (
+        only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage}))
+        == f"s3://{bucket}/out: {what}"
+    )
     shards = {"MM_RAW_SHARDS": f"s3://{bucket}/in", "MM_STORAGE": str(tmp_path / "storage")}
     told = only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards}))
     assert told == f"no raw shards: s3://{bucket}/in: {what}"
@@ -83,20 +95,38 @@ def test_what_is_not_there(s3: S3Server, bucket: str, raw: Path, tmp_path: Path)
         f"s3://{bucket}/none/a.tar": "no such file",
     }
     for source, what in expected.items():
-        for command in (("inspect", source), ("verify", raw, source), ("convert", source, tmp_path / "out", "--to", "lance")):
+        for command in (
+            ("inspect", source),
+            ("verify", raw, source),
+            ("convert", source, tmp_path / "out", "--to", "lance"),
+        ):
             assert only_line(run(*command, env=s3.env)) == f"{source}: {what}"
     told = only_line(run("explain", "x", "--storage", "s3://no-such-bucket/in", env=s3.env))
     assert told.startswith("s3://no-such-bucket/in: no such bucket; name the storage root")
-    shards = {"MM_RAW_SHARDS": "s3://no-such-bucket/in s3://no-such-bucket/in/a.tar", "MM_STORAGE": str(tmp_path / "storage")}
+    shards = {
+        "MM_RAW_SHARDS": "s3://no-such-bucket/in s3://no-such-bucket/in/a.tar",
+        "MM_STORAGE": str(tmp_path / "storage"),
+    }
     told = only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **shards}))
-    assert told == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no such bucket"
+    assert (
+        told
+        == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no such bucket"
+    )
 
 
 def test_where_nobody_answers(raw: Path, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        variables = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_MAX_ATTEMPTS": "1"}
+        variables = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "x",
+            "AWS_SECRET_ACCESS_KEY": "x",
+            "AWS_MAX_ATTEMPTS": "1",
+        }
         what = f"no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
         assert only_line(run("inspect", "s3://bucket/in", env=variables)) == f"s3://bucket/in: {what}"
-        assert only_line(run("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables)) == f"s3://bucket/out: {what}"
+        assert (
+            only_line(run("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables))
+            == f"s3://bucket/out: {what}"
+        )

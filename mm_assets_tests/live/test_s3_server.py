@@ -1,4 +1,6 @@
-"""The S3 store of the live tests is a real one: it keeps objects, serves ranges, knows its keys, and goes away."""
+"""The S3 store of the live tests is a real one: it keeps objects, serves ranges, knows its keys, and goes
+away.
+"""
 
 import os
 
@@ -16,7 +18,10 @@ def test_put_get_range_and_list(s3: S3Server) -> None:
     with store.open(f"{bucket}/a b/ü#1.bin", "wb", block_size=5 * 2**20) as file:  # two parts
         file.write(data)
     assert store.cat_file(f"{bucket}/a b/ü#1.bin") == data
-    assert store.cat_file(f"{bucket}/a b/ü#1.bin", start=5 * 2**20 - 7, end=5 * 2**20 + 7) == data[-(2**20) - 7 :][:14]
+    assert (
+        store.cat_file(f"{bucket}/a b/ü#1.bin", start=5 * 2**20 - 7, end=5 * 2**20 + 7)
+        == data[-(2**20) - 7 :][:14]
+    )
     assert store.find(bucket) == [f"{bucket}/a b/ü#1.bin"]
 
 

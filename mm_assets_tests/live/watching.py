@@ -13,23 +13,33 @@ from pathlib import Path
 from types import TracebackType
 
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
-_NAMES = {_MODIFY: "modified", _MOVED_FROM: "moved_from", _MOVED_TO: "moved_to", _CREATE: "created", _DELETE: "deleted"}
+_NAMES = {
+    _MODIFY: "modified",
+    _MOVED_FROM: "moved_from",
+    _MOVED_TO: "moved_to",
+    _CREATE: "created",
+    _DELETE: "deleted",
+}
 _IS_FOLDER, _OVERFLOW = 0x40000000, 0x4000
 _HEADER = struct.Struct("iIII")
 
 
 @dataclass(frozen=True)
 class Event:
-    """``what`` is created, modified, moved_from, moved_to or deleted; ``path`` is relative to the folder watched."""
+    """``what`` is created, modified, moved_from, moved_to or deleted; ``path`` is relative to the folder
+    watched.
+    """
 
     what: str
     path: str
 
 
 class Watch:
-    """Calls every function of ``see`` with each event, in order, from a thread of its own, until the block ends; then all was seen.
+    """Calls every function of ``see`` with each event, in order, from a thread of its own, until the block
+    ends; then all was seen.
 
-    Of a folder that is new, the files that are found in it count as moved there. What ``see`` raises, the end of the block raises.
+    Of a folder that is new, the files that are found in it count as moved there. What ``see`` raises, the end
+    of the block raises.
     """
 
     def __init__(self, root: Path, *see: Callable[[Event], None]) -> None:
@@ -49,7 +59,9 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._inotify)

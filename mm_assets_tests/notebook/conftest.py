@@ -1,4 +1,6 @@
-"""What the three-format notebook opens: parquet/, webdataset/, lance/ of one shard, by hand and by our command."""
+"""What the three-format notebook opens: parquet/, webdataset/, lance/ of one shard, by hand and by our
+command.
+"""
 
 from pathlib import Path
 

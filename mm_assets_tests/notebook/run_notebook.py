@@ -1,7 +1,7 @@
 """Run the code cells of a notebook's text copy, unmodified and in order: run_notebook.py NOTEBOOK.txt FOLDER
 
-FOLDER holds parquet/, webdataset/ and lance/. Runs by path with the clients' interpreter; of all that the cells import,
-only IPython.display is replaced.
+FOLDER holds parquet/, webdataset/ and lance/. Runs by path with the clients' interpreter; of all that the
+cells import, only IPython.display is replaced.
 """
 
 import os
@@ -14,7 +14,9 @@ _CODE = re.compile(r"^In \[(?:\d+|None|\s)\]:$")
 
 
 def code_cells(notebook: str) -> list[str]:
-    """Code follows an ``In [..]:`` line and ends at the next one, or at the rule that opens a section of prose."""
+    """Code follows an ``In [..]:`` line and ends at the next one, or at the rule that opens a section of
+    prose.
+    """
     cells: list[list[str]] = []
     inside = False
     for line in notebook.splitlines():

@@ -1,4 +1,6 @@
-"""One raw shard of ten documents whose images carry what a matching step said of them (``nv_*``, ``match_*``)."""
+"""One raw shard of ten documents whose images carry what a matching step said of them (``nv_*``,
+``match_*``).
+"""
 
 import io
 import json

@@ -1,4 +1,7 @@
-"""The users' notebook runs to its last PASS on our outputs. Its text is not ours to copy: it is read in place."""
+"""The users' notebook runs to its last PASS on our outputs.
+
+Its text is not ours to copy: it is read in place.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +16,9 @@ pytestmark = pytest.mark.clients
 NOTEBOOK = ROOT.parent / "shared" / "seeds" / "000_4e5e178898e834c2.txt"
 
 
-@pytest.mark.skipif(not NOTEBOOK.is_file(), reason=f"{NOTEBOOK} is not on this machine; see test_three_formats.py")
+@pytest.mark.skipif(
+    not NOTEBOOK.is_file(), reason=f"{NOTEBOOK} is not on this machine; see test_three_formats.py"
+)
 def test_notebook_runs_to_its_last_pass(three_formats: Path) -> None:
     runner = Path(__file__).with_name("run_notebook.py")
     lines = run([clients_bin("python"), runner, NOTEBOOK, three_formats]).splitlines()

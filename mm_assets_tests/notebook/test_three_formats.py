@@ -1,4 +1,6 @@
-"""One dataset in three formats says one thing, as a reader with nothing but the formats' own libraries finds it."""
+"""One dataset in three formats says one thing, as a reader with nothing but the formats' own libraries finds
+it.
+"""
 
 import io
 import json

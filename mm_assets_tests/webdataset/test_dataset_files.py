@@ -107,7 +107,9 @@ def parsed(card: str) -> dict[str, Any]:
 
 
 def features(card: str) -> dict[str, Any]:
-    """Features by name, as the `datasets` library would take them: it pops ``name`` from each: none may be shared."""
+    """Features by name, as the `datasets` library would take them: it pops ``name`` from each: none may be
+    shared.
+    """
     listed = parsed(card)["dataset_info"]["features"]
     seen: set[int] = set()
 
@@ -132,7 +134,11 @@ def test_facts_come_back_from_json() -> None:
     assert A.pairs == parse_pairs(["7.jpg", "3.png", "0.jpg", "2.jpg", "1.jpg", "1.jpg"])
 
 
-@given(st.dictionaries(st.sampled_from(["jpg", "png", "tiff"]), st.sets(st.integers(0, 60), min_size=1).map(sorted)))
+@given(
+    st.dictionaries(
+        st.sampled_from(["jpg", "png", "tiff"]), st.sets(st.integers(0, 60), min_size=1).map(sorted)
+    )
+)
 def test_any_pairs_come_back(pairs: dict[str, list[int]]) -> None:
     facts = PartitionFacts("x.tar", 1, 1, pairs, dict.fromkeys(HOSTILE_COLUMNS, "json"))
     assert PartitionFacts.from_json(facts.to_json()) == facts
@@ -165,11 +171,23 @@ def test_impossible_facts_are_refused(bad: Callable[[], object]) -> None:
 
 
 TYPES: list[tuple[pa.DataType, str]] = [
-    *[(t, "int64") for t in (pa.int8(), pa.int64(), pa.uint32(), pa.duration("s"), pa.time32("s"), pa.time64("us"))],
+    *[
+        (t, "int64")
+        for t in (pa.int8(), pa.int64(), pa.uint32(), pa.duration("s"), pa.time32("s"), pa.time64("us"))
+    ],
     *[(t, "float64") for t in (pa.float16(), pa.float32(), pa.float64())],
-    *[(t, "string") for t in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())],
-    *[(t, "string") for t in (pa.binary(4), pa.timestamp("us", "UTC"), pa.date32(), pa.date64(), pa.decimal128(9, 2))],
-    *[(t, "json") for t in (pa.uint64(), pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8()), pa.json_())],
+    *[
+        (t, "string")
+        for t in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
+    ],
+    *[
+        (t, "string")
+        for t in (pa.binary(4), pa.timestamp("us", "UTC"), pa.date32(), pa.date64(), pa.decimal128(9, 2))
+    ],
+    *[
+        (t, "json")
+        for t in (pa.uint64(), pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8()), pa.json_())
+    ],
     (pa.bool_(), "bool"),
     (pa.null(), "null"),
     (pa.dictionary(pa.int8(), pa.string()), "string"),
@@ -209,7 +227,9 @@ UNIONS = [
 @pytest.mark.parametrize(("one", "other", "both"), UNIONS)
 def test_features_of_partitions_unite(one: str, other: str, both: str) -> None:
     for first, second in ((one, other), (other, one)):
-        facts = [PartitionFacts(f"{i}.tar", 1, 1, {}, {"c": feature}) for i, feature in enumerate((first, second))]
+        facts = [
+            PartitionFacts(f"{i}.tar", 1, 1, {}, {"c": feature}) for i, feature in enumerate((first, second))
+        ]
         assert union_columns(facts) == {"c": both}
         assert all(declares(readme(facts), part) for part in facts)
 
@@ -219,9 +239,21 @@ def test_features_of_partitions_unite(one: str, other: str, both: str) -> None:
 
 def test_the_card_declares_the_union() -> None:
     card = readme([B, A])
-    assert parsed(card)["configs"] == [{"config_name": "default", "data_files": [{"split": "train", "path": "*.tar"}]}]
+    assert parsed(card)["configs"] == [
+        {"config_name": "default", "data_files": [{"split": "train", "path": "*.tar"}]}
+    ]
     found = features(card)
-    assert list(found) == ["__key__", "__url__", "json", "0.jpg", "0.webp", "1.jpg", "2.jpg", "3.png", "7.jpg"]
+    assert list(found) == [
+        "__key__",
+        "__url__",
+        "json",
+        "0.jpg",
+        "0.webp",
+        "1.jpg",
+        "2.jpg",
+        "3.png",
+        "7.jpg",
+    ]
     assert found["7.jpg"] == {"dtype": "image"}
     columns = [{"name": "score", "dtype": "json"}, {"name": "tag", "list": "string"}]
     assert found["json"]["struct"] == [
@@ -270,7 +302,11 @@ def test_hostile_column_names_are_only_names() -> None:
 
 
 @settings(max_examples=200)
-@given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), max_size=20), unique=True, min_size=1, max_size=5))
+@given(
+    st.lists(
+        st.text(st.characters(blacklist_categories=["Cs"]), max_size=20), unique=True, min_size=1, max_size=5
+    )
+)
 def test_any_column_name_comes_back(names: list[str]) -> None:
     facts = PartitionFacts("a.tar", 1, 1, {}, dict.fromkeys(names, "list:list:string"))
     columns = metadata_columns(readme([facts]))
@@ -314,7 +350,10 @@ def test_index_files() -> None:
         ],
     }
     assert parse_wids_index(index) == [PartitionFacts("a.tar", 3, 9000), PartitionFacts("b.tar", 2, 7000)]
-    assert json.loads(energon_info([B, A])) == {"energon_version": "7.4.1", "shard_counts": {"a.tar": 3, "b.tar": 2}}
+    assert json.loads(energon_info([B, A])) == {
+        "energon_version": "7.4.1",
+        "shard_counts": {"a.tar": 3, "b.tar": 2},
+    }
     parts = {"split_parts": {"train": ["a.tar", "b.tar"], "val": [], "test": []}, "exclude": []}
     assert yaml.safe_load(energon_split([B, A])) == parts
     assert yaml.safe_load(energon_split([]))["split_parts"]["train"] == []
@@ -332,7 +371,9 @@ def test_index_files() -> None:
 class Staged:
     """A tar of ``samples`` samples with one image each at the positions given, staged for publishing."""
 
-    def __init__(self, scratch: Path, file: str, samples: int, pairs: list[str], columns: dict[str, str]) -> None:
+    def __init__(
+        self, scratch: Path, file: str, samples: int, pairs: list[str], columns: dict[str, str]
+    ) -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         self.path = scratch / f"{file}.staged"
         with TarWriter(self.path) as writer:
@@ -341,7 +382,9 @@ class Staged:
                 writer.write_sample([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
         self.data = self.path.read_bytes()
         self.idx = writer.idx_bytes()
-        self.facts = PartitionFacts(file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns).with_idx(self.idx)
+        self.facts = PartitionFacts(
+            file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns
+        ).with_idx(self.idx)
 
     def publish(self, folder: TarFolder) -> None:
         self.path.write_bytes(self.data)
@@ -361,8 +404,16 @@ def contents(root: str, hidden: bool = False) -> dict[str, bytes]:
     """Files of the folder but for the lock; with ``hidden`` those of `.mm_assets` as well."""
     fs, path = fsspec.core.url_to_fs(root)
     fs.invalidate_cache()
-    files = {name[len(path) :].lstrip("/"): fs.cat_file(name) for name in fs.find(path)} if fs.exists(path) else {}
-    return {n: d for n, d in files.items() if n != ".mm_assets/lock" and (hidden or not n.startswith(".mm_assets"))}
+    files = (
+        {name[len(path) :].lstrip("/"): fs.cat_file(name) for name in fs.find(path)}
+        if fs.exists(path)
+        else {}
+    )
+    return {
+        n: d
+        for n, d in files.items()
+        if n != ".mm_assets/lock" and (hidden or not n.startswith(".mm_assets"))
+    }
 
 
 def staged_pair(tmp_path: Path) -> tuple[Staged, Staged]:
@@ -392,7 +443,13 @@ def test_a_folder_holds_what_follows_from_its_tars(root: str, tmp_path: Path) ->
     one.publish(TarFolder(root))
     two.publish(TarFolder(root))
     changed = TarFolder(root).finish()
-    assert changed == ["index.json", ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml", "README.md"]
+    assert changed == [
+        "index.json",
+        ".nv-meta/.info.json",
+        ".nv-meta/split.yaml",
+        ".nv-meta/dataset.yaml",
+        "README.md",
+    ]
     assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
     assert TarFolder(root).facts() == [one.facts, two.facts]
     assert TarFolder(root).finish() == []
@@ -415,7 +472,8 @@ def overwrite(root: str, name: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["index.json", "README.md", ".nv-meta/.info.json", ".nv-meta/split.yaml", "a.tar.idx", "b.tar.idx"]
+    "name",
+    ["index.json", "README.md", ".nv-meta/.info.json", ".nv-meta/split.yaml", "a.tar.idx", "b.tar.idx"],
 )
 def test_finish_writes_anew_what_someone_overwrote(name: str, root: str, tmp_path: Path) -> None:
     one, two = staged_pair(tmp_path)
@@ -436,7 +494,9 @@ def test_finish_writes_anew_what_someone_overwrote(name: str, root: str, tmp_pat
 @pytest.mark.parametrize("damage", [b"", b'{"file": "a.tar"}', b"\xff", None])
 def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp_path: Path) -> None:
     """Foreign tars stay out of the index, with an index of their own and without."""
-    table = table_of([item("s", n=1), item("s", 2, "image", binary_content=picture(0)[1])], [pa.field("n", pa.int64())])
+    table = table_of(
+        [item("s", n=1), item("s", 2, "image", binary_content=picture(0)[1])], [pa.field("n", pa.int64())]
+    )
     write("webdataset", root, InterleavedBatch(table, (), "a"))
     for name in ("foreign.tar", "indexed.tar", "indexed.tar.idx"):
         overwrite(root, name, Staged(tmp_path / "in", "x.tar", 1, ["0.jpg"], {}).data)
@@ -444,7 +504,9 @@ def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp
     overwrite(root, "junk.tar.idx", b"")
     sound = contents(root, hidden=True)
     facts = TarFolder(root).facts()
-    assert [(part.file, part.columns, part.pairs) for part in facts] == [("a.tar", {"n": "int64"}, {"png": (2,)})]
+    assert [(part.file, part.columns, part.pairs) for part in facts] == [
+        ("a.tar", {"n": "int64"}, {"png": (2,)})
+    ]
     if damage is None:
         fs, path = fsspec.core.url_to_fs(root)
         fs.rm(f"{path}/.mm_assets", recursive=True)
@@ -461,7 +523,11 @@ def test_facts_of_another_number_of_samples(root: str, tmp_path: Path) -> None:
         part.publish(TarFolder(root))
     TarFolder(root).finish()
     sound = contents(root, hidden=True)
-    overwrite(root, ".mm_assets/a.tar.json", sound[".mm_assets/a.tar.json"].replace(b'"samples": 4', b'"samples": 5'))
+    overwrite(
+        root,
+        ".mm_assets/a.tar.json",
+        sound[".mm_assets/a.tar.json"].replace(b'"samples": 4', b'"samples": 5'),
+    )
     assert TarFolder(root).finish() == []
     assert contents(root, hidden=True) == sound
 
@@ -582,7 +648,9 @@ def test_a_crash_while_replacing_leaves_old_or_new(
     TarFolder(root).finish()
     after = contents(root, hidden=True)
     wanted = published(root, "webdataset", here)
-    assert {n: d for n, d in after.items() if n != "README.md"} == {n: d for n, d in wanted.items() if n != "README.md"}
+    assert {n: d for n, d in after.items() if n != "README.md"} == {
+        n: d for n, d in wanted.items() if n != "README.md"
+    }
     assert features(after["README.md"].decode()) == features(wanted["README.md"].decode())
     new.publish(TarFolder(root))
     TarFolder(root).finish()
@@ -697,7 +765,9 @@ def test_a_card_overwritten_by_another_process_is_derived_again(
 def test_one_new_partition_costs_the_same_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = TarFolder(tmp_path / "out")
     for i in range(30):
-        Staged(tmp_path / "in", f"p{i:02d}.tar", 1, ["0.jpg"], {"score": "int64", "none": "list:null"}).publish(folder)
+        Staged(
+            tmp_path / "in", f"p{i:02d}.tar", 1, ["0.jpg"], {"score": "int64", "none": "list:null"}
+        ).publish(folder)
     reads: list[str] = []
     real = TarFolder._read_many
 

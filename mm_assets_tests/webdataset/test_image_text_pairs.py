@@ -26,7 +26,10 @@ PAIR: list[tuple[str, Any]] = [("good.jpg", PICTURES[1]), ("good.txt", b"a good 
 def items(reading: Reading, sample_id: str) -> list[tuple[int, str, Any, str | None]]:
     """(position, modality, content, error) of the items of a sample."""
     rows = [row for row in reading.rows if row["sample_id"] == sample_id and row["position"] >= 0]
-    return [(r["position"], r["modality"], r["text_content"] or r["binary_content"], r["materialize_error"]) for r in rows]
+    return [
+        (r["position"], r["modality"], r["text_content"] or r["binary_content"], r["materialize_error"])
+        for r in rows
+    ]
 
 
 def members_of(reading: Reading, sample_id: str) -> list[str]:
@@ -49,28 +52,54 @@ WHOLE: dict[str, list[tuple[str, Any]]] = {
 
 
 @pytest.mark.parametrize("members", WHOLE.values(), ids=WHOLE)
-def test_a_pair_is_one_sample_with_a_text_and_an_image(tmp_path: Path, members: list[tuple[str, Any]]) -> None:
+def test_a_pair_is_one_sample_with_a_text_and_an_image(
+    tmp_path: Path, members: list[tuple[str, Any]]
+) -> None:
     found = read(tmp_path, members)
     assert found.ids == ["k"]
     assert items(found, "k") == [(0, "text", "words", None), (1, "image", PNG, None)]
     assert (found.losses, found.survey.unreferenced, found.survey.unresolved) == ([], (), ())
     assert (found.survey.members, [facts.images for facts in found.survey.samples]) == (len(members), [1])
     has_url = any("url" in value for _, value in members if isinstance(value, dict))
-    assert found.table.schema.names[8:] == [*(["url"] if has_url else []), *(["key"] if "key" in str(members) else [])]
+    assert found.table.schema.names[8:] == [
+        *(["url"] if has_url else []),
+        *(["key"] if "key" in str(members) else []),
+    ]
 
 
 def test_locators_name_the_member_that_each_item_is(tmp_path: Path) -> None:
-    found = read(tmp_path, [*WHOLE["image, text and json"], ("m.png", PNG), ("m.txt", b"t"), ("n.png", PNG), ("n.json", {"caption": "t"})])
+    found = read(
+        tmp_path,
+        [
+            *WHOLE["image, text and json"],
+            ("m.png", PNG),
+            ("m.txt", b"t"),
+            ("n.png", PNG),
+            ("n.json", {"caption": "t"}),
+        ],
+    )
     assert members_of(found, "k") == ["k.json", "k.txt", "k.jpg"]
     assert members_of(found, "m") == ["m.txt", "m.txt", "m.png"]
     assert members_of(found, "n") == ["n.json", "n.json", "n.png"]
 
 
 def test_fields_become_columns_and_a_caption_beside_a_text_is_one_of_them(tmp_path: Path) -> None:
-    fields = {"caption": "other words", "width": 640, "similarity": 0.5, "exif": {"a": [1]}, "position": 7, "none": None}
+    fields = {
+        "caption": "other words",
+        "width": 640,
+        "similarity": 0.5,
+        "exif": {"a": [1]},
+        "position": 7,
+        "none": None,
+    }
     found = read(tmp_path, [("k.jpg", PNG), ("k.txt", b"words"), ("k.json", fields)])
     row = found.rows[0]
-    assert (row["caption"], row["width"], row["similarity"], row["exif"]) == ("other words", 640, 0.5, '{"a":[1]}')
+    assert (row["caption"], row["width"], row["similarity"], row["exif"]) == (
+        "other words",
+        640,
+        0.5,
+        '{"a":[1]}',
+    )
     assert json.loads(row["_source"]) == {"fields": {"position": 7}, "nulls": ["none"]}
     assert items(found, "k")[0] == (0, "text", "words", None)
     assert found.table.schema.field("width").type == pa.int64()
@@ -88,7 +117,12 @@ def test_keys_are_paths_without_their_last_suffix(tmp_path: Path) -> None:
 
 
 def test_a_key_without_a_caption_has_its_image_alone(tmp_path: Path) -> None:
-    members = [("k.jpg", PNG), ("k.json", {"caption": None, "n": 1}), ("l.jpg", PNG), ("l.json", {"caption": ["a", "b"], "n": 2})]
+    members = [
+        ("k.jpg", PNG),
+        ("k.json", {"caption": None, "n": 1}),
+        ("l.jpg", PNG),
+        ("l.json", {"caption": ["a", "b"], "n": 2}),
+    ]
     found = read(tmp_path, [*PAIR, *members])
     assert items(found, "k") == items(found, "l") == [(1, "image", PNG, None)]
     assert [row["caption"] for row in found.rows if row["sample_id"] == "l"] == ['["a","b"]', None]
@@ -97,18 +131,31 @@ def test_a_key_without_a_caption_has_its_image_alone(tmp_path: Path) -> None:
 FAULTY: dict[str, tuple[list[tuple[str, Any]], str]] = {
     "text without an image": ([("k.txt", b"words")], "missing member: no image of key 'k'"),
     "caption without an image": ([("k.json", {"caption": "words"})], "missing member: no image of key 'k'"),
-    "two images": ([("k.jpg", PNG), ("k.png", PICTURES[2]), ("k.txt", b"words")], "ambiguous: key 'k' has 2 images: k.jpg, k.png"),
-    "two spellings": ([("k.jpg", PNG), ("k.JPG", PICTURES[2]), ("k.txt", b"words")], "ambiguous: key 'k' has 2 images: k.jpg, k.JPG"),
-    "one name twice": ([("k.jpg", PNG), ("k.jpg", PICTURES[2]), ("k.txt", b"words")], "ambiguous: key 'k' has 2 images: k.jpg, k.jpg"),
+    "two images": (
+        [("k.jpg", PNG), ("k.png", PICTURES[2]), ("k.txt", b"words")],
+        "ambiguous: key 'k' has 2 images: k.jpg, k.png",
+    ),
+    "two spellings": (
+        [("k.jpg", PNG), ("k.JPG", PICTURES[2]), ("k.txt", b"words")],
+        "ambiguous: key 'k' has 2 images: k.jpg, k.JPG",
+    ),
+    "one name twice": (
+        [("k.jpg", PNG), ("k.jpg", PICTURES[2]), ("k.txt", b"words")],
+        "ambiguous: key 'k' has 2 images: k.jpg, k.jpg",
+    ),
 }
 
 
 @pytest.mark.parametrize(("members", "message"), FAULTY.values(), ids=FAULTY)
-def test_an_image_that_is_not_just_one_is_an_error_row(tmp_path: Path, members: list[tuple[str, Any]], message: str) -> None:
+def test_an_image_that_is_not_just_one_is_an_error_row(
+    tmp_path: Path, members: list[tuple[str, Any]], message: str
+) -> None:
     found = read(tmp_path, [*PAIR, *members])
     assert items(found, "k") == [(0, "text", "words", None), (1, "image", None, message)]
     assert found.survey.unresolved == (("k", 1, message),)
-    assert found.survey.unreferenced == tuple(name for name, value in members if isinstance(value, bytes) and not name.endswith("txt"))
+    assert found.survey.unreferenced == tuple(
+        name for name, value in members if isinstance(value, bytes) and not name.endswith("txt")
+    )
     assert found.ids == ["good", "k"]
 
 
@@ -118,10 +165,30 @@ def test_a_json_without_caption_and_image_is_no_sample_without_items(tmp_path: P
 
 
 LOST: dict[str, tuple[list[tuple[str, Any]], str, str, str]] = {
-    "text that is not UTF-8": ([("k.jpg", PNG), ("k.txt", b"\xff\xfew")], "not_utf8", "k.txt: not UTF-8", "k.txt"),
-    "text beside a json": ([("k.jpg", PNG), ("k.json", {"sample_id": "id"}), ("k.txt", b"\xff")], "not_utf8", "k.txt: not UTF-8", "k.txt"),
-    "bad json": ([("k.jpg", PNG), ("k.json", b"{"), ("k.txt", b"words")], "bad_json", "k.json: not JSON", "k.json"),
-    "two texts": ([("k.jpg", PNG), ("k.txt", b"a"), ("k.TXT", b"b")], "dangling_reference", "key 'k' has 2 texts: k.txt, k.TXT", "k.txt"),
+    "text that is not UTF-8": (
+        [("k.jpg", PNG), ("k.txt", b"\xff\xfew")],
+        "not_utf8",
+        "k.txt: not UTF-8",
+        "k.txt",
+    ),
+    "text beside a json": (
+        [("k.jpg", PNG), ("k.json", {"sample_id": "id"}), ("k.txt", b"\xff")],
+        "not_utf8",
+        "k.txt: not UTF-8",
+        "k.txt",
+    ),
+    "bad json": (
+        [("k.jpg", PNG), ("k.json", b"{"), ("k.txt", b"words")],
+        "bad_json",
+        "k.json: not JSON",
+        "k.json",
+    ),
+    "two texts": (
+        [("k.jpg", PNG), ("k.txt", b"a"), ("k.TXT", b"b")],
+        "dangling_reference",
+        "key 'k' has 2 texts: k.txt, k.TXT",
+        "k.txt",
+    ),
 }
 
 
@@ -159,13 +226,21 @@ def test_links_are_followed(tmp_path: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-        for name, target in (("k.png", "data/p"), ("k.txt", "data/t"), ("l.png", "gone"), ("l.txt", "data/t")):
+        for name, target in (
+            ("k.png", "data/p"),
+            ("k.txt", "data/t"),
+            ("l.png", "gone"),
+            ("l.txt", "data/t"),
+        ):
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
     found = read_tolerantly(shard)
     assert items(found, "k") == [(0, "text", "words", None), (1, "image", PNG, None)]
-    assert items(found, "l")[1][3] == "dangling reference: member 'l.png': links to 'gone', which is no file of this tar"
+    assert (
+        items(found, "l")[1][3]
+        == "dangling reference: member 'l.png': links to 'gone', which is no file of this tar"
+    )
 
 
 DOCUMENTS: dict[str, list[tuple[str, Any]]] = {
@@ -202,7 +277,9 @@ NO_PAIRS: dict[str, list[tuple[str, Any]]] = {
 
 
 @pytest.mark.parametrize("members", NO_PAIRS.values(), ids=NO_PAIRS)
-def test_without_an_image_and_a_caption_of_one_key_there_are_no_pairs(tmp_path: Path, members: list[tuple[str, Any]]) -> None:
+def test_without_an_image_and_a_caption_of_one_key_there_are_no_pairs(
+    tmp_path: Path, members: list[tuple[str, Any]]
+) -> None:
     found = read(tmp_path, members)
     assert found.ids == [name[:-5] for name, _ in members if name.endswith(".json")]
     assert [row for row in found.rows if row["position"] >= 0] == []
@@ -214,23 +291,40 @@ def test_an_image_without_caption_and_json_is_unreferenced(tmp_path: Path) -> No
 
 
 def test_ids_come_from_the_json_and_take_a_prefix(tmp_path: Path) -> None:
-    members = [("0.png", PNG), ("0.txt", b"a"), ("0.json", {"sample_id": "first", "uid": "u0"}), ("1.png", PNG), ("1.txt", b"b")]
+    members = [
+        ("0.png", PNG),
+        ("0.txt", b"a"),
+        ("0.json", {"sample_id": "first", "uid": "u0"}),
+        ("1.png", PNG),
+        ("1.txt", b"b"),
+    ]
     assert read(tmp_path, members).ids == ["first", "1"]
     by_field = read(tmp_path, members, sample_id_field="uid")
-    assert (by_field.ids, [(loss.sample_id, loss.kind) for loss in by_field.losses]) == (["u0"], [("1", "bad_sample_id")])
+    assert (by_field.ids, [(loss.sample_id, loss.kind) for loss in by_field.losses]) == (
+        ["u0"],
+        [("1", "bad_sample_id")],
+    )
     shard = make_tar(tmp_path / "shard-7.tar", members)
     (batch,) = InterleavedWebdatasetReader(str(shard), sample_id_prefix="shard")
     assert batch.data["sample_id"].unique().to_pylist() == ["shard-7/first", "shard-7/1"]
 
 
 def test_per_item_fields_and_the_named_image(tmp_path: Path) -> None:
-    members = [("k.txt", b"words"), ("k.json", {"widths": [640], "langs": ["en"], "file": "pictures/1.png"}), ("pictures/1.png", PNG)]
+    members = [
+        ("k.txt", b"words"),
+        ("k.json", {"widths": [640], "langs": ["en"], "file": "pictures/1.png"}),
+        ("pictures/1.png", PNG),
+    ]
     found = read(
         tmp_path, [*PAIR, *members, ("k.png", PICTURES[3])],
         per_image_fields=["widths"], per_text_fields=["langs"], image_member_field="file",
     )  # fmt: skip
     assert items(found, "k") == [(0, "text", "words", None), (1, "image", PNG, None)]
-    assert [(r["langs"], r["widths"]) for r in found.rows if r["sample_id"] == "k"] == [(None, None), ("en", None), (None, 640)]
+    assert [(r["langs"], r["widths"]) for r in found.rows if r["sample_id"] == "k"] == [
+        (None, None),
+        ("en", None),
+        (None, 640),
+    ]
     assert found.survey.unreferenced == ("k.png",)
 
 
@@ -243,7 +337,11 @@ def test_without_set_aside_the_first_fault_raises(tmp_path: Path) -> None:
 def test_batches_are_bounded_by_texts_that_lie_beside_the_json(tmp_path: Path) -> None:
     members: list[tuple[str, Any]] = []
     for number in range(40):
-        members += [(f"{number}.png", PNG), (f"{number}.txt", "ü".encode() * 5000), (f"{number}.json", {"n": number})]
+        members += [
+            (f"{number}.png", PNG),
+            (f"{number}.txt", "ü".encode() * 5000),
+            (f"{number}.json", {"n": number}),
+        ]
     shard = make_tar(tmp_path / "x.tar", members)
     limit = 60_000
     batches = list(InterleavedWebdatasetReader(str(shard), max_batch_bytes=limit))

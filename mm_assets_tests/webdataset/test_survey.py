@@ -58,8 +58,13 @@ def test_what_a_survey_finds(tmp_path: Path) -> None:
         ("equal", "equal.json", 3, 2),
     ]
     for facts in found.samples:
-        assert data[facts.byte_offset : facts.byte_offset + facts.byte_size] == tar_members(shard)[facts.member]
-    assert [(loss.sample_id, loss.position, loss.kind) for loss in found.losses] == [("a", -1, DUPLICATE_ID), ("a", 0, DUPLICATE_ID)]
+        assert (
+            data[facts.byte_offset : facts.byte_offset + facts.byte_size] == tar_members(shard)[facts.member]
+        )
+    assert [(loss.sample_id, loss.position, loss.kind) for loss in found.losses] == [
+        ("a", -1, DUPLICATE_ID),
+        ("a", 0, DUPLICATE_ID),
+    ]
     assert found.unresolved == (
         ("a", 2, "missing member 'gone.png'"),
         ("pdf", 3, "dangling reference: frame 2 of 'pdf.tiff': it has 2 frames for 3 references"),
@@ -74,7 +79,9 @@ def test_what_a_survey_finds(tmp_path: Path) -> None:
 
 def test_declared_types_of_our_own_tars(tmp_path: Path) -> None:
     found = survey(make_tar(tmp_path / "x.tar", own_members(tmp_path)))
-    assert [(f.sample_id, f.items, f.images) for f in found.samples] == [(name, 3, 1) for name in ("first", "edited", "last")]
+    assert [(f.sample_id, f.items, f.images) for f in found.samples] == [
+        (name, 3, 1) for name in ("first", "edited", "last")
+    ]
     assert [schema.names for schema in found.declared] == [["extra"]]
     assert (found.declared[0].field("extra").type, dict(found.tallies)) == (pa.string(), {})
 
@@ -113,7 +120,9 @@ DAMAGED = {
 
 @pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
 def test_frames_behind_a_damaged_directory_are_unresolved(tmp_path: Path, data: bytes) -> None:
-    shard = make_tar(tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1", "p2"]}), ("a.tiff", data), ("b.json", {})])
+    shard = make_tar(
+        tmp_path / "x.tar", [("a.json", {"images": ["p0", "p1", "p2"]}), ("a.tiff", data), ("b.json", {})]
+    )
     found = survey(shard)
     sound = 65536 if len(data) > 10_000 else 0
     if sound:

@@ -18,7 +18,9 @@ PAYLOADS = [bytes([65 + i]) * size for i, size in enumerate((700, 512, 0, 1, 513
 NAMES = [f"doc-{i:03d}.{i}.jpg" for i in range(len(PAYLOADS))]
 
 
-def make(entries: list[tarfile.TarInfo], bodies: list[bytes], tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
+def make(
+    entries: list[tarfile.TarInfo], bodies: list[bytes], tar_format: int = tarfile.USTAR_FORMAT
+) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tar_format) as tar:
         for entry, body in zip(entries, bodies, strict=True):
@@ -83,7 +85,9 @@ def test_same_members_as_tarfile(tar_format: int, tmp_path: Path) -> None:
 
 name_characters = st.characters(blacklist_categories=["Cs"], blacklist_characters="\0/")
 names = st.lists(
-    st.text(name_characters, min_size=1, max_size=60).filter(lambda s: s not in (".", "..")), min_size=1, max_size=6
+    st.text(name_characters, min_size=1, max_size=60).filter(lambda s: s not in (".", "..")),
+    min_size=1,
+    max_size=6,
 ).map("/".join)
 
 
@@ -107,12 +111,16 @@ def fits_ustar(name: str) -> bool:
     return not name.startswith("./")
 
 
-ascii_names = st.lists(st.text("abcXYZ0189._-% ", min_size=1, max_size=40), min_size=1, max_size=6).map("/".join)
+ascii_names = st.lists(st.text("abcXYZ0189._-% ", min_size=1, max_size=40), min_size=1, max_size=6).map(
+    "/".join
+)
 
 
 @settings(max_examples=100)
 @given(st.lists(ascii_names.filter(fits_ustar), max_size=8))
-def test_random_ustar_prefixes_equal_tarfile(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+def test_random_ustar_prefixes_equal_tarfile(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str]
+) -> None:
     data = make([tarfile.TarInfo(n) for n in names], [n.encode() for n in names])
     assert found(scan_bytes(data, tmp_path_factory.mktemp("ustar"))) == expected(data)
 
@@ -131,7 +139,10 @@ def test_every_flipped_header_bit_is_detected_or_harmless(tar_format: int, tmp_p
     path.write_bytes(data)
     with open(path, "r+b", buffering=0) as file:
         main_header = member.offset - 512
-        positions = [*range(member.header_offset, member.header_offset + 512), *range(main_header, main_header + 512)]
+        positions = [
+            *range(member.header_offset, member.header_offset + 512),
+            *range(main_header, main_header + 512),
+        ]
         for at in positions:
             for bit in range(8):
                 os.pwrite(file.fileno(), bytes([data[at] ^ (1 << bit)]), at)
@@ -168,17 +179,29 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty file": (lambda d: b"", "byte 0: the file is empty"),
     "cut at a member boundary": (lambda d: d[: 4 * 512 + 1024], "end blocks are missing"),
     "cut in a header": (lambda d: d[: 1536 + 100], "cut within a header, after 100 bytes"),
-    "cut in a payload": (lambda d: d[: 512 + 600], "700 bytes of 'doc-000.0.jpg' and their padding end at 1536"),
+    "cut in a payload": (
+        lambda d: d[: 512 + 600],
+        "700 bytes of 'doc-000.0.jpg' and their padding end at 1536",
+    ),
     "cut in the padding": (lambda d: d[: 512 + 700], "and their padding end at 1536, the file at 1212"),
-    "one end block": (lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512 + 512), "512 of at least 1024"),
+    "one end block": (
+        lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512 + 512),
+        "512 of at least 1024",
+    ),
     "header zeroed": (lambda d: d[:1536] + bytes(512) + d[2048:], "byte 2048: data after the end"),
     "two zero blocks inside": (lambda d: d[:1536] + bytes(1024) + d[1536:], "byte 2560: data after the end"),
     "two tars": (lambda d: d + d, "byte 20480: data after the end"),
     "late byte": (lambda d: d + bytes(100_000) + b"x", "byte 120480: data after the end"),
-    "junk instead of a header": (lambda d: d[:1536] + b"j" * 512 + d[2048:], "byte 1536: header checksum mismatch"),
+    "junk instead of a header": (
+        lambda d: d[:1536] + b"j" * 512 + d[2048:],
+        "byte 1536: header checksum mismatch",
+    ),
     "gzip": (lambda d: gzip.compress(os.urandom(600)), "is gzip"),
     "no tar": (lambda d: b"<html>" * 200, "byte 0: header checksum mismatch: the file is no tar, or damaged"),
-    "no tar, and short": (lambda d: b"Not Found", "byte 0: cut within a header, after 9 bytes: the file is no tar, or damaged"),
+    "no tar, and short": (
+        lambda d: b"Not Found",
+        "byte 0: cut within a header, after 9 bytes: the file is no tar, or damaged",
+    ),
     "sparse": (lambda d: header(b"s", 512, b"S") + bytes(512) + END, "sparse member 's'"),
     "volume": (lambda d: header(b"s", 0, b"M") + END, "another volume"),
     "size beyond the file": (lambda d: header(b"s", 8**11 - 1) + END, "8589934591 bytes"),
@@ -187,9 +210,15 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "decimal size": (lambda d: header(b"s", 0, at_124=b"00000000009\0") + END, "is not a size"),
     "negative size": (lambda d: header(b"s", 0, at_124=b"\xff" * 12) + END, "is not a size"),
     "endless size": (lambda d: header(b"s", 0, at_124=b"\x80" + b"\xff" * 11) + END, "and their padding end"),
-    "long name without member": (lambda d: header(b"l", 4, b"L") + b"name" + bytes(508) + END, "without its member"),
+    "long name without member": (
+        lambda d: header(b"l", 4, b"L") + b"name" + bytes(508) + END,
+        "without its member",
+    ),
     "long name beyond the file": (lambda d: header(b"l", 5000, b"L") + END, "beyond the end"),
-    "huge long name": (lambda d: header(b"l", (1 << 20) + 1, b"L") + bytes(1 << 21) + END, "1048577 bytes; at most"),
+    "huge long name": (
+        lambda d: header(b"l", (1 << 20) + 1, b"L") + bytes(1 << 21) + END,
+        "1048577 bytes; at most",
+    ),
     "huge pax": (lambda d: header(b"l", 8**11 - 1, b"x") + END, "at most"),
 }
 
@@ -257,7 +286,10 @@ def test_contradicting_extended_headers_are_refused(tmp_path: Path) -> None:
     long = header(b"l", 4, b"L") + b"one\0" + bytes(508)
     refuse(long + pax(record("path", "two")) + header(b"m", 0) + END, tmp_path, "contradict")
     refuse(pax(record("path", "a")) * 2 + header(b"m", 0) + END, tmp_path, "contradict")
-    assert scan_bytes(long + pax(record("path", "one")) + header(b"m", 0) + END, tmp_path).members[0].name == "one"
+    assert (
+        scan_bytes(long + pax(record("path", "one")) + header(b"m", 0) + END, tmp_path).members[0].name
+        == "one"
+    )
 
 
 # Kinds of members and headers
@@ -317,7 +349,10 @@ def test_a_type_that_nobody_knows_is_a_file(tmp_path: Path) -> None:
     for kind in sorted(set(range(256)) - set(special)):
         data = header(b"m/", 3, bytes([kind])) + b"abc" + bytes(509) + header(b"n", 0) + END
         index = scan_bytes(data, tmp_path)
-        assert ([(m.name, m.offset, m.size) for m in index.members], index.skipped) == ([("m/", 512, 3), ("n", 1536, 0)], []), kind
+        assert ([(m.name, m.offset, m.size) for m in index.members], index.skipped) == (
+            [("m/", 512, 3), ("n", 1536, 0)],
+            [],
+        ), kind
 
 
 def test_names_are_normalised_and_doubtful_ones_marked(tmp_path: Path) -> None:
@@ -381,7 +416,10 @@ def test_links_lead_to_a_payload_or_say_why_not(tar_format: int, tmp_path: Path)
         member = index.by_name[name]
         assert isinstance(member, Member) and member.link is not None
         if member.broken is None:
-            assert (member.link, data[member.offset : member.offset + member.size]) == (outcome, outcome.encode())
+            assert (member.link, data[member.offset : member.offset + member.size]) == (
+                outcome,
+                outcome.encode(),
+            )
         else:
             assert outcome in member.broken and (member.offset, member.size) == (-1, 0)
     assert [m.name for m in index.members] == [e.name for e, _ in entries]
@@ -390,7 +428,11 @@ def test_links_lead_to_a_payload_or_say_why_not(tar_format: int, tmp_path: Path)
 def test_a_link_with_the_size_of_its_target_has_no_body(tmp_path: Path) -> None:
     data = header(b"a", 3) + b"abc" + bytes(509) + header(b"h", 3, b"1", at_157=b"a") + header(b"z", 0) + END
     index = scan_bytes(data, tmp_path)
-    assert [(m.name, m.offset, m.size) for m in index.members] == [("a", 512, 3), ("h", 512, 3), ("z", 2048, 0)]
+    assert [(m.name, m.offset, m.size) for m in index.members] == [
+        ("a", 512, 3),
+        ("h", 512, 3),
+        ("z", 2048, 0),
+    ]
 
 
 def test_long_chains_of_links_take_linear_time(tmp_path: Path) -> None:
@@ -417,7 +459,9 @@ def test_read_members_fills_the_buffer_in_order(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="cannot be read: links to nowhere"):
             read_members(file.fileno(), [broken], memoryview(buffer))
         os.truncate(tmp_path / "x.tar", wanted[0].offset + 10)
-        with pytest.raises(TarDamage, match=r"x.tar: byte \d+: the file ends 2990 bytes before the end of 'doc-006"):
+        with pytest.raises(
+            TarDamage, match=r"x.tar: byte \d+: the file ends 2990 bytes before the end of 'doc-006"
+        ):
             read_members(file.fileno(), wanted, memoryview(buffer), "x.tar")
 
 
@@ -438,7 +482,9 @@ class Trickle(io.BytesIO):
 def test_streams_and_gzip_become_a_local_tar(wrap: Callable[[bytes], io.BytesIO], tmp_path: Path) -> None:
     data = regular(NAMES) + bytes(3 << 20)
     half = len(data) // 2
-    members = gzip.compress(data[:half]) + gzip.compress(b"") + bytes(700) + gzip.compress(data[half:]) + bytes(512)
+    members = (
+        gzip.compress(data[:half]) + gzip.compress(b"") + bytes(700) + gzip.compress(data[half:]) + bytes(512)
+    )
     for packed in (data, gzip.compress(data), members):
         assert spooled(wrap(packed)) == data
         path = tmp_path / "local"

@@ -46,7 +46,9 @@ member_names = st.text(st.characters(min_codepoint=1, max_codepoint=127), min_si
     lambda n: not n.endswith("/")
 )
 samples_strategy = st.lists(
-    st.lists(st.tuples(member_names, st.binary(max_size=1600)), min_size=1, max_size=5, unique_by=lambda m: m[0]),
+    st.lists(
+        st.tuples(member_names, st.binary(max_size=1600)), min_size=1, max_size=5, unique_by=lambda m: m[0]
+    ),
     max_size=5,
 )
 
@@ -72,7 +74,12 @@ def test_bytes_equal_tarfile_and_read_back(
 
 def test_idx_of_a_known_tar(tmp_path: Path) -> None:
     writer = write(tmp_path / "t.tar", SAMPLES)
-    offsets = [0, 512 + 1024 + 512 + 512, 512 + 1024 + 512 + 512 + 512, 2560 + 512 + 1024 + 512 + 1024 + 512 + 1024]
+    offsets = [
+        0,
+        512 + 1024 + 512 + 512,
+        512 + 1024 + 512 + 512 + 512,
+        2560 + 512 + 1024 + 512 + 1024 + 512 + 1024,
+    ]
     assert writer.idx_bytes() == b"".join(n.to_bytes(8, "little") for n in offsets)
     assert os.path.getsize(tmp_path / "t.tar") == offsets[-1] + 1024
 
@@ -131,7 +138,9 @@ def test_members_of_8_gib_are_refused(tmp_path: Path) -> None:
 
 
 def test_partial_writes_and_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = [(f"k.{i}.jpg", bytes([i % 256]) * (i % 700)) for i in range(1500)] + [("k.json", b"{}" * 50_000)]
+    sample = [(f"k.{i}.jpg", bytes([i % 256]) * (i % 700)) for i in range(1500)] + [
+        ("k.json", b"{}" * 50_000)
+    ]
     real = os.writev
     calls: list[int] = []
 

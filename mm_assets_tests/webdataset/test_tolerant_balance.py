@@ -1,4 +1,6 @@
-"""Every item is a row or a loss, whatever the tar: good samples, bad ones, duplicates, cuts; and the survey counts the same."""
+"""Every item is a row or a loss, whatever the tar: good samples, bad ones, duplicates, cuts; and the survey
+counts the same.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ GOOD = st.fixed_dictionaries(
     optional={"sample_id": IDS, "n": json_values, "lang": json_values},
 )
 OWN = st.fixed_dictionaries(
-    {"_row_extra": st.fixed_dictionaries({}, optional={"text": json_values, "image": json_values, "metadata": json_values})},
+    {
+        "_row_extra": st.fixed_dictionaries(
+            {}, optional={"text": json_values, "image": json_values, "metadata": json_values}
+        )
+    },
     optional={
         "sample_id": IDS | json_values,
         "texts": st.lists(st.none() | st.text(max_size=3), max_size=2) | json_values,
@@ -34,7 +40,11 @@ OWN = st.fixed_dictionaries(
                     "modality": st.sampled_from(["metadata", "text", "image", "video"]),
                     "position": st.integers(-2, 3) | st.sampled_from([2**31 - 1, 2**31, "1"]),
                 },
-                optional={"materialize_error": st.text(max_size=3) | json_values, "content_type": json_values, "extra": json_values},
+                optional={
+                    "materialize_error": st.text(max_size=3) | json_values,
+                    "content_type": json_values,
+                    "extra": json_values,
+                },
             ),
             max_size=3,
         )
@@ -55,7 +65,9 @@ def test_items_are_rows_or_losses(jsons: list[bytes], cut: int | None, max_batch
     """`read_tolerantly` asserts the balance."""
     with tempfile.TemporaryDirectory() as name:
         members: list[tuple[str, Any]] = [(f"s{number}.json", data) for number, data in enumerate(jsons)]
-        shard = make_tar(Path(name) / "x.tar", [("s.png", b"GIF89a"), *members, ("s1.0.png", b"\x89PNG\r\n\x1a\n")])
+        shard = make_tar(
+            Path(name) / "x.tar", [("s.png", b"GIF89a"), *members, ("s1.0.png", b"\x89PNG\r\n\x1a\n")]
+        )
         if cut is not None:
             shard.write_bytes(shard.read_bytes()[:cut])
         reading = read_tolerantly(shard, max_batch_bytes=max_batch_bytes, per_text_fields=["lang"])

@@ -1,4 +1,6 @@
-"""A damaged tar: the members around the damage are used, what is not is a stretch that says from where to where."""
+"""A damaged tar: the members around the damage are used, what is not is a stretch that says from where to
+where.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def expected_after_cut(data: bytes, size: int) -> tuple[set[str], int]:
 
 
 def check_samples(reading: Reading, full: Reading, members: set[str]) -> None:
-    """Samples whose json is there are there; they are equal when their images are, too, and have error rows otherwise."""
+    """Samples whose json is there are there; they are equal when their images are, too, and have error rows
+    otherwise.
+    """
     assert reading.ids == [name for name in full.ids if f"{name}.json" in members]
     by_place = {(row["sample_id"], row["position"], row["modality"]): row for row in full.rows}
     assert len(reading.rows) == sum(row["sample_id"] in reading.ids for row in full.rows)
@@ -109,13 +113,18 @@ def spans(data: bytes) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-@pytest.mark.parametrize("flipped", [3, 105, 127, 131, 132, 140, 150, 156, 260, 400])  # name, mode, size, mtime, checksum, type, magic
+@pytest.mark.parametrize(
+    "flipped", [3, 105, 127, 131, 132, 140, 150, 156, 260, 400]
+)  # name, mode, size, mtime, checksum, type, magic
 @pytest.mark.parametrize("name", [name for name, _ in MEMBERS])
 def test_a_flipped_header_costs_its_own_member(tmp_path: Path, name: str, flipped: int, kind: int) -> None:
     shard = make_tar(tmp_path / "x.tar", MEMBERS, kind=kind)
     full, data = read_tolerantly(shard), bytearray(shard.read_bytes())
     starts = {member: start for member, (start, _) in spans(bytes(data)).items()}
-    end = min([start for start in starts.values() if start > starts[name]], default=len(data.rstrip(b"\0")) // 512 * 512 + 512)
+    end = min(
+        [start for start in starts.values() if start > starts[name]],
+        default=len(data.rstrip(b"\0")) // 512 * 512 + 512,
+    )
     start, main = spans(bytes(data))[name]
     for header_at in {start, main}:  # an extended header, or its member's
         damaged = bytearray(data)
@@ -144,7 +153,9 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
         path.write_bytes(damaged)
         with open(path, "rb") as file:
             index = salvage(file.fileno(), "x.tar")
-        spans_ = [(m.header_offset, m.offset + m.size) for m in index.members] + [(s.start, s.end) for s in index.stretches]
+        spans_ = [(m.header_offset, m.offset + m.size) for m in index.members] + [
+            (s.start, s.end) for s in index.stretches
+        ]
         known = 0
         for start, end in sorted(spans_):
             assert start >= known, "nothing is told twice"
@@ -159,7 +170,11 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
 
 def test_the_number_of_stretches_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mm_assets.formats.webdataset.tar_scan.MAX_STRETCHES", 10)
-    data = bytearray(make_tar(tmp_path / "x.tar", [(f"{n}.json", {}) for n in range(40)], kind=tarfile.USTAR_FORMAT).read_bytes())
+    data = bytearray(
+        make_tar(
+            tmp_path / "x.tar", [(f"{n}.json", {}) for n in range(40)], kind=tarfile.USTAR_FORMAT
+        ).read_bytes()
+    )
     for number in range(0, 40, 2):
         data[number * 1024] ^= 1
     (tmp_path / "x.tar").write_bytes(data)
@@ -197,8 +212,16 @@ def test_the_way_on_is_found_in_linear_time(tmp_path: Path, monkeypatch: pytest.
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str, str]] = {
     "late byte": (lambda d: d + bytes(9999) + b"x", "data after the end-of-archive blocks", "end"),
-    "sparse": (lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"S") + END, "sparse", "end"),
-    "volume": (lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"M") + END, "another volume", "end"),
+    "sparse": (
+        lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"S") + END,
+        "sparse",
+        "end",
+    ),
+    "volume": (
+        lambda d: d.rstrip(b"\0") + bytes(-len(d.rstrip(b"\0")) % 512) + header(b"s", 0, b"M") + END,
+        "another volume",
+        "end",
+    ),
     "contradiction": (
         lambda d: pax(record("path", "a")) * 2 + header(b"m", 0) + END,
         *("two extended headers contradict each other", "start"),
@@ -216,7 +239,9 @@ def test_damage_that_is_no_cut(tmp_path: Path, case: str) -> None:
     end = len(data.rstrip(b"\0")) // 512 * 512 + 512
     shard = shard.rename(tmp_path / ("x.tar.gz" if "gzip" in case else "x.tar"))
     shard.write_bytes(damage(data))
-    reading, loss, at = one_loss(shard, {"sparse": end + 512, "volume": end + 512, "contradiction": 2560}.get(case))
+    reading, loss, at = one_loss(
+        shard, {"sparse": end + 512, "volume": end + 512, "contradiction": 2560}.get(case)
+    )
     assert loss.kind == DAMAGED_TAR and said in loss.reason
     assert (at, reading.ids) == ((end, full.ids) if place == "end" else (0, []))
     assert reading.rows == (full.rows if place == "end" else [])
@@ -236,7 +261,9 @@ def test_a_zeroed_header_hides_nothing(tmp_path: Path) -> None:
 def test_the_second_of_two_tars_is_read_too(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "x.tar", MEMBERS)
     full, data = read_tolerantly(shard), shard.read_bytes()
-    other = make_tar(tmp_path / "y.tar", [("z.json", {"texts": ["z"], "images": ["z.png"]}), ("z.png", picture(0)[1])])
+    other = make_tar(
+        tmp_path / "y.tar", [("z.json", {"texts": ["z"], "images": ["z.png"]}), ("z.png", picture(0)[1])]
+    )
     shard.write_bytes(data + other.read_bytes())
     reading, loss, at = one_loss(shard, len(data))
     assert (loss.kind, at) == (DAMAGED_TAR, len(data.rstrip(b"\0")) // 512 * 512 + 512)

@@ -1,4 +1,6 @@
-"""A sample id stands for one sample: the first that can be used; each later one is lost whole, with what it collides with."""
+"""A sample id stands for one sample: the first that can be used; each later one is lost whole, with what it
+collides with.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from mm_assets_tests.webdataset.tolerant_reading import Reading, located_bytes, 
 
 FIRST = [("a.json", {"sample_id": "x", "texts": ["first"], "n": 1})]
 SECOND: list[tuple[str, Any]] = [
-    ("b.json", {"sample_id": "x", "texts": ["second", None, "t"], "images": [None, "b.png", "gone.png"], "n": "other"}),
+    (
+        "b.json",
+        {
+            "sample_id": "x",
+            "texts": ["second", None, "t"],
+            "images": [None, "b.png", "gone.png"],
+            "n": "other",
+        },
+    ),
     ("b.png", picture(0)[1]),
 ]
 OTHER: list[tuple[str, Any]] = [("c.json", {"texts": ["third"], "n": 2})]
@@ -63,7 +73,11 @@ def test_the_first_stays_and_the_second_is_lost_item_by_item(tmp_path: Path, opt
 
 
 def test_every_later_one_is_told_of_the_first(tmp_path: Path) -> None:
-    reading = read_tolerantly(make_tar(tmp_path / "x.tar", [*FIRST, *OTHER, *SECOND, ("z/x.json", {"sample_id": "x"}), ("x.json", {})]))
+    reading = read_tolerantly(
+        make_tar(
+            tmp_path / "x.tar", [*FIRST, *OTHER, *SECOND, ("z/x.json", {"sample_id": "x"}), ("x.json", {})]
+        )
+    )
     assert reading.ids == ["x", "c"]
     assert facts(reading.losses) == [*ITEMS_OF_SECOND, *[("x", -1, "metadata", DUPLICATE_ID, True)] * 2]
     assert {loss.reason for loss in reading.losses} == {BOTH}
@@ -73,7 +87,9 @@ def test_one_that_cannot_be_used_claims_no_id(tmp_path: Path) -> None:
     members = [("x.json", b"{"), *FIRST]
     reading = read_tolerantly(make_tar(tmp_path / "x.tar", members))
     assert (reading.ids, facts(reading.losses)) == (["x"], [("x", -1, "metadata", BAD_JSON, True)])
-    misfit = own_members(tmp_path, lambda p: (p["_row_extra"]["metadata"].update(extra=[1]), p.update(sample_id="last")))  # type: ignore[func-returns-value]
+    misfit = own_members(
+        tmp_path, lambda p: (p["_row_extra"]["metadata"].update(extra=[1]), p.update(sample_id="last"))
+    )  # type: ignore[func-returns-value]
     reading = read_tolerantly(make_tar(tmp_path / "own" / "x.tar", misfit))
     assert reading.ids == ["first", "last"]
     assert [(loss.sample_id, loss.kind) for loss in reading.losses] == [("last", "bad_layout")] * 3
@@ -86,14 +102,20 @@ def test_ids_of_other_shards_are_duplicates_here(tmp_path: Path) -> None:
     assert facts(reading.losses) == [*ITEMS_OF_SECOND, *ITEMS_OF_SECOND[:2]]
     assert {loss.reason for loss in reading.losses} == {"sample id 'x' is already in another shard"}
     strict = InterleavedWebdatasetReader(str(shard), taken_ids=["c"], max_batch_bytes=1)
-    assert [batch.data["sample_id"][0].as_py() for batch in strict] == ["x", "c", "x"], "strict reading takes no notice"
+    assert [batch.data["sample_id"][0].as_py() for batch in strict] == ["x", "c", "x"], (
+        "strict reading takes no notice"
+    )
 
 
 def test_files_of_one_partition_share_their_ids(tmp_path: Path) -> None:
     make_tar(tmp_path / "1.tar", [*FIRST, *OTHER])
     make_tar(tmp_path / "2.tar", [*SECOND, ("d.json", {})])
     reader = InterleavedWebdatasetReader(
-        str(tmp_path), set_aside=True, files_per_partition=2, relative_to=str(tmp_path), max_batch_bytes=1 << 20
+        str(tmp_path),
+        set_aside=True,
+        files_per_partition=2,
+        relative_to=str(tmp_path),
+        max_batch_bytes=1 << 20,
     )
     (partition,) = reader.partitions()
     stream = reader.open(partition)

@@ -31,7 +31,10 @@ ITEMS = 7
 
 def shards(folder: Path, number: int) -> Path:
     for n in range(number):
-        make_tar(folder / f"{n}.tar", [(f"{n}-{name}" if name.endswith("json") else name, data) for name, data in MEMBERS])
+        make_tar(
+            folder / f"{n}.tar",
+            [(f"{n}-{name}" if name.endswith("json") else name, data) for name, data in MEMBERS],
+        )
     return folder
 
 
@@ -53,26 +56,49 @@ def test_items_are_known_before_any_batch_and_are_the_rows(tmp_path: Path, kind:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_items_of_several_files_are_their_sum(tmp_path: Path, kind: str) -> None:
-    write(kind, tmp_path / kind, InterleavedWebdatasetReader(str(shards(tmp_path / "raw", 3))), on_materialize_error="warn")
+    write(
+        kind,
+        tmp_path / kind,
+        InterleavedWebdatasetReader(str(shards(tmp_path / "raw", 3))),
+        on_materialize_error="warn",
+    )
     reader = reader_for(kind, str(tmp_path / kind), **({} if kind == "lance" else {"files_per_partition": 2}))
-    assert [reader.open(part).items for part in reader.partitions()] == ([ITEMS] * 3 if kind == "lance" else [2 * ITEMS, ITEMS])
+    assert [reader.open(part).items for part in reader.partitions()] == (
+        [ITEMS] * 3 if kind == "lance" else [2 * ITEMS, ITEMS]
+    )
 
 
 def test_a_filtered_parquet_file_does_not_say(tmp_path: Path) -> None:
-    write("parquet", tmp_path / "p", InterleavedWebdatasetReader(str(shards(tmp_path / "raw", 1))), on_materialize_error="warn")
-    reader = InterleavedParquetReader(str(tmp_path / "p"), read_kwargs={"filters": pc.field("modality") == "image"})
+    write(
+        "parquet",
+        tmp_path / "p",
+        InterleavedWebdatasetReader(str(shards(tmp_path / "raw", 1))),
+        on_materialize_error="warn",
+    )
+    reader = InterleavedParquetReader(
+        str(tmp_path / "p"), read_kwargs={"filters": pc.field("modality") == "image"}
+    )
     stream = open_one(reader)
     assert stream.items is None
     assert sum(batch.num_rows for batch in stream) == 2
 
 
 def test_a_report_balances_when_bad_samples_are_set_aside(tmp_path: Path) -> None:
-    make_tar(tmp_path / "raw" / "x.tar", [*MEMBERS, ("bad.json", b"{"), ("c2.json", {"sample_id": "c", "texts": ["lost"]})])
+    make_tar(
+        tmp_path / "raw" / "x.tar",
+        [*MEMBERS, ("bad.json", b"{"), ("c2.json", {"sample_id": "c", "texts": ["lost"]})],
+    )
     reader = InterleavedWebdatasetReader(str(tmp_path / "raw"), set_aside=True)
     (partition,) = reader.partitions()
-    report = Conversion(reader, partition, writer_for("parquet", str(tmp_path / "out"), on_materialize_error="drop_sample")).run()
+    report = Conversion(
+        reader, partition, writer_for("parquet", str(tmp_path / "out"), on_materialize_error="drop_sample")
+    ).run()
     assert report.items == ITEMS + 1 + 2 == report.rows + sum(loss.is_item for loss in report.losses)
-    assert sorted(loss.kind for loss in report.losses if loss.is_cause) == ["bad_json", "duplicate_id", "missing_member"]
+    assert sorted(loss.kind for loss in report.losses if loss.is_cause) == [
+        "bad_json",
+        "duplicate_id",
+        "missing_member",
+    ]
     assert (report.rows, len(report.quarantined)) == (5, 5)
 
 
@@ -149,7 +175,9 @@ def test_files_of_one_partition_are_not_kept(tmp_path: Path, opened: list[str]) 
 
 
 def test_a_reader_travels_without_what_it_has_open(tmp_path: Path) -> None:
-    reader = InterleavedWebdatasetReader(str(shards(tmp_path, 1)), set_aside=True, taken_ids=["0-c"], max_member_bytes=5)
+    reader = InterleavedWebdatasetReader(
+        str(shards(tmp_path, 1)), set_aside=True, taken_ids=["0-c"], max_member_bytes=5
+    )
     stream = open_one(reader)
     twin = pickle.loads(pickle.dumps(reader))  # noqa: S301 (our own bytes)
     rows = [row for batch in twin for row in batch.data.to_pylist()]

@@ -56,11 +56,15 @@ def _read(shard: Path, options: dict[str, Any]) -> Reading:
     assert stream.losses == opened, "known before the first batch"
     assert stream.items == table.num_rows + sum(loss.is_item for loss in stream.losses)
     layout = reader.layout if options else RawLayout()
-    survey = survey_tar(str(shard), layout, shard.name, max_member_bytes=options.get("max_member_bytes", MAX_MEMBER_BYTES))
+    survey = survey_tar(
+        str(shard), layout, shard.name, max_member_bytes=options.get("max_member_bytes", MAX_MEMBER_BYTES)
+    )
     if "taken_ids" not in options:
         assert list(survey.losses) == stream.losses
         assert sum(facts.items for facts in survey.samples) == table.num_rows
-        assert [facts.sample_id for facts in survey.samples] == list(dict.fromkeys(table["sample_id"].to_pylist()))
+        assert [facts.sample_id for facts in survey.samples] == list(
+            dict.fromkeys(table["sample_id"].to_pylist())
+        )
     for loss in stream.losses:
         assert str(shard.parent) not in f"{loss.reason}{loss.source_ref}", "no path of this machine"
     return Reading(table, stream.losses, survey)

@@ -1,4 +1,6 @@
-"""Canonical readers: the rows of our outputs as the libraries of their users find them, not as our own readers and writers do."""
+"""Canonical readers: the rows of our outputs as the libraries of their users find them, not as our own
+readers and writers do.
+"""
 
 from mm_assets.accounting.canonical.derive import Derived, derive
 from mm_assets.accounting.canonical.place import READERS, Place

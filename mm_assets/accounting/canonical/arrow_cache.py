@@ -45,4 +45,6 @@ def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
             if blobs < 0:
                 yield Part(table)
             else:
-                yield Part(table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs))
+                yield Part(
+                    table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs)
+                )

@@ -1,4 +1,6 @@
-"""Whether the files of a cache are those that its metadata tell of: readers refuse it otherwise, whatever rows it has."""
+"""Whether the files of a cache are those that its metadata tell of: readers refuse it otherwise, whatever
+rows it has.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[
         path = join(uri, shard.filename)
         if (digest := _digest(path, options)) != shard.digest:
             yield f"{path}: its digest is {digest}, not {shard.digest} as {METADATA_FILE} says"
-        elif not is_remote(path) and (differing := _differing(OpenShard(Path(local_path(path))), shard, meta.schema)):
+        elif not is_remote(path) and (
+            differing := _differing(OpenShard(Path(local_path(path))), shard, meta.schema)
+        ):
             yield f"{path}: {differing} are not those that {METADATA_FILE} says"
 
 

@@ -19,9 +19,11 @@ from mm_assets.interleaved.unify import unify_schemas
 
 @dataclass(frozen=True)
 class Derived:
-    """What a canonical reader finds. ``samples`` are runs of rows of one sample id, ``schema`` the columns, each in one type for all.
+    """What a canonical reader finds. ``samples`` are runs of rows of one sample id, ``schema`` the columns,
+    each in one type for all.
 
-    ``offsets`` are where the samples of a tar of ours begin and where the last ends, in bytes; None where they were not looked at.
+    ``offsets`` are where the samples of a tar of ours begin and where the last ends, in bytes; None where
+    they were not looked at.
     """
 
     rows: int = 0
@@ -34,12 +36,17 @@ class Derived:
 
 
 def derive(
-    kind: str, uri: str | None, partition: str | None = None, schema: pa.Schema | None = None, *, options: dict[str, Any] | None = None
+    kind: str,
+    uri: str | None,
+    partition: str | None = None,
+    schema: pa.Schema | None = None,
+    *,
+    options: dict[str, Any] | None = None,
 ) -> Derived:
     """What one partition of an output holds; an empty ``uri`` holds nothing.
 
-    With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since they were written.
-    Raises as `Place.tables` does, and `SchemaMismatch` for a column that does not fit.
+    With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since
+    they were written. Raises as `Place.tables` does, and `SchemaMismatch` for a column that does not fit.
     """
     _keep_freed_memory()
     if kind == "webdataset" and uri and schema is None:
@@ -56,7 +63,9 @@ def derive(
 
 @cache
 def _keep_freed_memory() -> None:
-    """Until glibc has seen a block as large freed, it gives back the memory of each image, and page faults cost more than reading."""
+    """Until glibc has seen a block as large freed, it gives back the memory of each image, and page faults
+    cost more than reading.
+    """
     bytes(16 << 20)
 
 
@@ -91,4 +100,11 @@ class Tally:
     def derived(self) -> Derived:
         """What has been seen so far."""
         schema = unify_schemas(self.schemas) if self.schemas else pa.schema([])
-        return Derived(self.rows, self.samples, self._counts["image"], self._counts["text"], self.digest.hexdigest(), schema)
+        return Derived(
+            self.rows,
+            self.samples,
+            self._counts["image"],
+            self._counts["text"],
+            self.digest.hexdigest(),
+            schema,
+        )

@@ -1,4 +1,6 @@
-"""What the files beside a tar say of it: Energon's index of its samples, and its entries in those of the folder (docs/tar_layout.md)."""
+"""What the files beside a tar say of it: Energon's index of its samples, and its entries in those of the
+folder (docs/tar_layout.md).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ _IDX, _WIDS, _INFO, _SPLIT = ".idx", "index.json", ".nv-meta/.info.json", ".nv-m
 
 
 def has_index(uri: str, offsets: Sequence[int], options: StorageOptions | None = None) -> bool:
-    """Whether the tar's own index leads to its samples, which begin at ``offsets``; the last of these is the end."""
+    """Whether the tar's own index leads to its samples, which begin at ``offsets``; the last of these is the
+    end.
+    """
     return _content(f"{uri}{_IDX}", options) == struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
 def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions | None = None) -> list[str]:
-    """One line for each index file of the folder that does not say how many samples the tar has, in how many bytes."""
+    """One line for each index file of the folder that does not say how many samples the tar has, in how many
+    bytes.
+    """
     folder, _, file = uri.rpartition("/")
     problems = []
     for name, parse, expected in (
@@ -29,7 +35,9 @@ def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions
     ):
         found = parse(_content(join(folder, name), options)).get(file)
         if found != expected:
-            problems.append(f"{join(folder, name)}: has {json.dumps(found)} of {file}, not {json.dumps(expected)}")
+            problems.append(
+                f"{join(folder, name)}: has {json.dumps(found)} of {file}, not {json.dumps(expected)}"
+            )
     return problems
 
 
@@ -63,6 +71,8 @@ def _counted(text: bytes) -> Mapping[str, Any]:
 def _named(text: bytes) -> Mapping[str, Any]:
     """The tars that Energon's split names, each in a line of its own."""
     try:
-        return dict.fromkeys((json.loads(line[4:]) for line in text.splitlines() if line.startswith(b'  - "')), True)
+        return dict.fromkeys(
+            (json.loads(line[4:]) for line in text.splitlines() if line.startswith(b'  - "')), True
+        )
     except ValueError:
         return {}

@@ -14,17 +14,22 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
 
-_BYTES_AT_ONCE = 6 << 20  # a scanner reads all its rows ahead, up to hundreds of megabytes, so that each is given no more than these
+_BYTES_AT_ONCE = (
+    6 << 20
+)  # a scanner reads all its rows ahead, up to hundreds of megabytes, so that each is given no more than these
 _BATCHES = 3  # of a scan of blobs: the processor's cache has the last one when it is digested
 _ROWS_AT_ONCE = 4096
 _IDS_PER_QUERY = 10_000
 _LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYTES_AT_ONCE}
 
 
-def lance_parts(uri: str, partition: str | None = None, options: StorageOptions | None = None) -> Iterator[Part]:
+def lance_parts(
+    uri: str, partition: str | None = None, options: StorageOptions | None = None
+) -> Iterator[Part]:
     """The rows of a table, or of one of its partitions, in the types it states.
 
-    Which rows are a partition's its records say (`mm_assets.formats.lance.partitions`). One that the table does not have has no rows.
+    Which rows are a partition's its records say (`mm_assets.formats.lance.partitions`). One that the table
+    does not have has no rows.
     """
     import lance
 
@@ -86,16 +91,27 @@ def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Itera
         limits = {"fragments": [fragment], "offset": start, "limit": step, "batch_size": step, **_LIMITS}
         table = _original(dataset.scanner(columns=columns, **limits).to_table())
         blob_rows = range(start, min(start + step, stop), rows)
-        yield Part(table) if index < 0 else Part(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
+        yield (
+            Part(table)
+            if index < 0
+            else Part(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
+        )
         start += step
-        step = min(max(_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE)  # without blobs, rows are far smaller
+        step = min(
+            max(_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE
+        )  # without blobs, rows are far smaller
 
 
 def _blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator[pa.Array]:
     """The values of these rows, of which each scan is to read one step."""
     with _naming(uri):  # it runs while the caller takes them
         for start in rows:
-            limits = {"offset": start, "limit": min(rows.step, rows.stop - start), "batch_size": max(rows.step // _BATCHES, 1), **_LIMITS}
+            limits = {
+                "offset": start,
+                "limit": min(rows.step, rows.stop - start),
+                "batch_size": max(rows.step // _BATCHES, 1),
+                **_LIMITS,
+            }
             for batch in dataset.scanner(fragments=[fragment], columns=[BLOBS], **limits).to_batches():
                 yield batch.column(0).cast(dataset.schema.field(BLOBS).type)
 

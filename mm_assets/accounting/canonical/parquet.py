@@ -16,13 +16,18 @@ from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, re
 from mm_assets.interleaved.digest import BLOBS
 
 _BYTES_AT_ONCE = 8 << 20
-_BLOB_BYTES_AT_ONCE = 2 << 20  # what the processor's cache holds between decoding and digest; also about a page of our files
+_BLOB_BYTES_AT_ONCE = (
+    2 << 20
+)  # what the processor's cache holds between decoding and digest; also about a page of our files
 _ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 18
 
 
 def parquet_parts(
-    uri: str, raw: Callable[[], Iterator[Part]], has_prefixes: bool = False, options: StorageOptions | None = None
+    uri: str,
+    raw: Callable[[], Iterator[Part]],
+    has_prefixes: bool = False,
+    options: StorageOptions | None = None,
 ) -> Iterator[Part]:
     """The rows of one file, in the types it states; what ``raw`` gives for one with a row a document.
 
@@ -31,7 +36,9 @@ def parquet_parts(
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
         with naming(uri):
-            file = stack.enter_context(pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER))
+            file = stack.enter_context(
+                pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER)
+            )
             refuse_bad_footer(source, file.metadata)
             schema = original_schema(file)
         if not is_interleaved(schema) or has_prefixes:
@@ -56,7 +63,9 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
     others = schema.remove(index)
     table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
     rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, facts.num_rows)
-    rows = 1 << (rows.bit_length() - 1)  # our pages have 16 rows: a batch with rows of two pages is copied once more
+    rows = 1 << (
+        rows.bit_length() - 1
+    )  # our pages have 16 rows: a batch with rows of two pages is copied once more
     yield Part(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
 
 

@@ -1,4 +1,6 @@
-"""Rows of an output as they are read: image bytes apart from the other columns, so that they are digested while the cache has them."""
+"""Rows of an output as they are read: image bytes apart from the other columns, so that they are digested
+while the cache has them.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,11 @@ def blob_index(schema: pa.Schema) -> int:
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows. With ``blobs``, ``table`` is without the column `BLOBS`: its values come in these, a few rows at a time, in order.
+    """Some rows. With ``blobs``, ``table`` is without the column `BLOBS`: its values come in these, a few
+    rows at a time, in order.
 
-    They are read when they are asked for, once, and before the next part. ``index`` and ``field`` say where the column belongs.
+    They are read when they are asked for, once, and before the next part. ``index`` and ``field`` say where
+    the column belongs.
     """
 
     table: pa.Table
@@ -58,7 +62,9 @@ class Part:
         """The blobs one by one; None where the table has them."""
         if self.blobs is None:
             return None
-        return chain.from_iterable(binary_views(piece) if isinstance(piece, pa.Array) else piece for piece in self.blobs)
+        return chain.from_iterable(
+            binary_views(piece) if isinstance(piece, pa.Array) else piece for piece in self.blobs
+        )
 
     def tables(self) -> Iterator[pa.Table]:
         """The same rows with all columns, some megabytes at a time."""
@@ -67,6 +73,10 @@ class Part:
             return
         start = 0
         for piece in self.blobs:
-            array = piece.cast(self.field.type) if isinstance(piece, pa.Array) else pa.array(piece, self.field.type)
+            array = (
+                piece.cast(self.field.type)
+                if isinstance(piece, pa.Array)
+                else pa.array(piece, self.field.type)
+            )
             yield self.table.slice(start, len(array)).add_column(self.index, self.field, array)
             start += len(array)

@@ -11,7 +11,8 @@ import pyarrow as pa
 from mm_assets.accounting.canonical.parts import Part
 from mm_assets.accounting.canonical.types import settled
 
-# What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there is no other reader.
+# What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there
+# is no other reader.
 READERS = {
     "parquet": "pyarrow.parquet.ParquetFile",
     "webdataset": "webdataset.tariterators",
@@ -22,12 +23,12 @@ READERS = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache (path or URL; empty:
-    nothing was written).
+    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache
+    (path or URL; empty: nothing was written).
 
-    ``partition`` narrows a Lance table to one partition (None: the whole table), and is the name of that of a file; files are read whole.
-    Of files of others ``relative_to`` is the folder that locators are relative to, ``layout`` what their reader is to know of them.
-    ``options`` are those of the file system.
+    ``partition`` narrows a Lance table to one partition (None: the whole table), and is the name of that of a
+    file; files are read whole. Of files of others ``relative_to`` is the folder that locators are relative
+    to, ``layout`` what their reader is to know of them. ``options`` are those of the file system.
     """
 
     kind: str
@@ -38,8 +39,8 @@ class Place:
     options: dict[str, Any] | None = None
 
     def states_types(self) -> bool:
-        """Whether each column has the type that was chosen for the rows here: not in a Lance table, whose other rows have a say in it, nor
-        in a raw tar, whose types are told from its values.
+        """Whether each column has the type that was chosen for the rows here: not in a Lance table, whose
+        other rows have a say in it, nor in a raw tar, whose types are told from its values.
         """
         if self.kind != "webdataset" or not self.uri:
             return self.kind != "lance"
@@ -48,15 +49,20 @@ class Place:
         return is_ours(self.uri, self.options)
 
     def tables(self) -> Iterator[pa.Table]:
-        """The rows in the types they were written in, some megabytes at a time; a table without rows where there is only a schema.
+        """The rows in the types they were written in, some megabytes at a time; a table without rows where
+        there is only a schema.
 
-        Raises ``FileNotFoundError``, and ``ValueError`` naming the file for what its reader, or the layout, does not allow.
+        Raises ``FileNotFoundError``, and ``ValueError`` naming the file for what its reader, or the layout,
+        does not allow.
         """
         for part in self.parts():
             yield from part.tables()
 
     def parts(self) -> Iterator[Part]:
-        """The same rows as they are read. Raises as `tables` does, also while the blobs of a part are asked for."""
+        """The same rows as they are read.
+
+        Raises as `tables` does, also while the blobs of a part are asked for.
+        """
         for part in self._read():
             yield settled(part, str(self.uri))
 

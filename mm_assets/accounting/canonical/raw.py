@@ -16,10 +16,16 @@ _BYTES_AT_ONCE = 8 << 20
 
 
 def raw_parts(
-    uri: str, partition: str | None, relative_to: str | None, layout: Mapping[str, Any], options: StorageOptions | None
+    uri: str,
+    partition: str | None,
+    relative_to: str | None,
+    layout: Mapping[str, Any],
+    options: StorageOptions | None,
 ) -> Iterator[Part]:
     """The rows of one file, in types that are told from its values, or those that it states."""
-    reader = RawReader((), max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options, **layout)
+    reader = RawReader(
+        (), max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options, **layout
+    )
     name = partition_name(uri, common_root([uri])) if partition is None else partition
     stream = reader.open(Partition(name, (uri,)))
     yield Part(pa.Table.from_batches([], stream.schema))

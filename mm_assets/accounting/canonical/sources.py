@@ -15,13 +15,16 @@ from mm_assets.formats.storage import absolute, is_remote
 def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}) -> list[Place]:
     """The files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
 
-    ``layout_of`` a format and source says how files of others are read. Their locators and partitions are named as in
-    ``mm-assets convert``. Raises as `detect_format` does.
+    ``layout_of`` a format and source says how files of others are read. Their locators and partitions are
+    named as in ``mm-assets convert``. Raises as `detect_format` does.
     """
     source = absolute(source)
     kind = detect_format(source)
     if kind == "lance":
-        return [Place(kind, uri) for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())]
+        return [
+            Place(kind, uri)
+            for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())
+        ]
     root = root_of_locations([source], SUFFIXES)
     relative_to = None if is_remote(source) else root
     layout = layout_of(kind, source)

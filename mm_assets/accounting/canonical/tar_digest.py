@@ -1,4 +1,6 @@
-"""Digest a tar of ours straight from its jsons, where all values are plain: no column is built, and images are hashed as they come."""
+"""Digest a tar of ours straight from its jsons, where all values are plain: no column is built, and images
+are hashed as they come.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class _NotPlain(Exception):
 
 
 def derive_tar(uri: str, options: StorageOptions | None = None) -> Derived | None:
-    """What a tar of ours holds; None where that takes `tar_parts`, which has the same rows. Raises as that does."""
+    """What a tar of ours holds; None where that takes `tar_parts`, which has the same rows. Raises as that
+    does.
+    """
     digest = ContentDigest()
     schemas: dict[str, pa.Schema] = {}
     counts: Counter[str] = Counter()
@@ -56,11 +60,16 @@ def derive_tar(uri: str, options: StorageOptions | None = None) -> Derived | Non
     if not schemas:
         return None
     schema = unify_schemas(list(schemas.values()))
-    return Derived(counts.total(), samples, counts["image"], counts["text"], digest.hexdigest(), schema, (*starts, end))
+    return Derived(
+        counts.total(), samples, counts["image"], counts["text"], digest.hexdigest(), schema, (*starts, end)
+    )
 
 
 def _digest(item: Item, sample_id: str, columns: _Columns, extras: Set[str]) -> int:
-    """The digest of a row, as `row_digests` has it of the row in a table. ``sample_id`` is what the id adds to its head."""
+    """The digest of a row, as `row_digests` has it of the row in a table.
+
+    ``sample_id`` is what the id adds to its head.
+    """
     if not item.extras.keys() <= extras:
         raise _NotPlain
     entries = {"sample_id": sample_id}
@@ -95,9 +104,13 @@ def _columns(text: str) -> tuple[pa.Schema, _Columns, Set[str]]:
         declared = declared_columns(text)
     except (ValueError, TypeError, OSError):
         raise _NotPlain from None
-    columns: _Columns = {field.name: (label(field), _PLAIN_RESERVED[field.type], field) for field in INTERLEAVED_SCHEMA}
+    columns: _Columns = {
+        field.name: (label(field), _PLAIN_RESERVED[field.type], field) for field in INTERLEAVED_SCHEMA
+    }
     for field in declared:
-        kind = None if isinstance(field.type, pa.BaseExtensionType) else _PLAIN.get(field.type)  # those of users have no hash
+        kind = (
+            None if isinstance(field.type, pa.BaseExtensionType) else _PLAIN.get(field.type)
+        )  # those of users have no hash
         if kind is None or field.name in columns:
             raise _NotPlain
         columns[field.name] = label(field), object if kind is str and is_json(field) else kind, field

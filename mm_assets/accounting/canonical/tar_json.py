@@ -1,4 +1,6 @@
-"""Decode one sample of our tars as docs/tar_layout.md describes it: written from that page, not from the writer."""
+"""Decode one sample of our tars as docs/tar_layout.md describes it: written from that page, not from the
+writer.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Item:
 
 @dataclass(slots=True)
 class Document:
-    """One sample; ``schema`` is the text that states the types of the other columns, empty where the json states none."""
+    """One sample; ``schema`` is the text that states the types of the other columns, empty where the json
+    states none.
+    """
 
     sample_id: str
     schema: str
@@ -47,11 +51,18 @@ class Document:
 
 def has_bookkeeping(payload: Any) -> bool:
     """Whether a json is one of our own tars: others of the layout lack what makes it exact."""
-    return isinstance(payload, dict) and isinstance(payload.get("_row_extra"), dict) and isinstance(payload.get("_mm_assets"), dict)
+    return (
+        isinstance(payload, dict)
+        and isinstance(payload.get("_row_extra"), dict)
+        and isinstance(payload.get("_mm_assets"), dict)
+    )
 
 
 def decode(sample: Mapping[str, Any], where: str) -> Document:
-    """The rows of a WebDataset sample (bytes by key). Raises `ShardError` naming file, sample and what is not as documented."""
+    """The rows of a WebDataset sample (bytes by key).
+
+    Raises `ShardError` naming file, sample and what is not as documented.
+    """
     if "json" not in sample:
         raise ShardError(f"{where}: sample with key {sample['__key__']!r} has no json")
     try:
@@ -60,7 +71,9 @@ def decode(sample: Mapping[str, Any], where: str) -> Document:
         if not isinstance(sample_id, str):
             raise TypeError(f"sample_id is {sample_id!r:.100}")
     except (*_NOT_AS_DOCUMENTED, RecursionError) as error:
-        raise ShardError(f"{where}: json of the sample with key {sample['__key__']!r}: {error!r:.300}") from error
+        raise ShardError(
+            f"{where}: json of the sample with key {sample['__key__']!r}: {error!r:.300}"
+        ) from error
     if added := [name for name in payload if name not in _FIELDS]:
         raise ShardError(f"{where}: sample {sample_id!r}: field {added[0]!r} is not of the layout")
     try:
@@ -68,7 +81,9 @@ def decode(sample: Mapping[str, Any], where: str) -> Document:
         schema = payload.get("_mm_assets", {}).get("schema", "")
         fault = misplaced(payload, sample, _length(payload, items))
     except _NOT_AS_DOCUMENTED as error:
-        raise ShardError(f"{where}: sample {sample_id!r}: its json is not as the layout says: {error!r:.300}") from error
+        raise ShardError(
+            f"{where}: sample {sample_id!r}: its json is not as the layout says: {error!r:.300}"
+        ) from error
     if fault is not None:
         raise ShardError(f"{where}: sample {sample_id!r}, {fault}")
     ordered = sorted(items, key=lambda place: (place[1], place[0] == "image"))
@@ -76,7 +91,10 @@ def decode(sample: Mapping[str, Any], where: str) -> Document:
 
 
 def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, Item]:
-    extra, book = payload["_row_extra"], payload.get("_mm_assets", {"refs": [], "rows": {"metadata": {}, "text": {}, "image": {}}})
+    extra, book = (
+        payload["_row_extra"],
+        payload.get("_mm_assets", {"refs": [], "rows": {"metadata": {}, "text": {}, "image": {}}}),
+    )
     items: dict[Place, Item] = {}
     if "metadata" in book["rows"]:
         items["metadata", -1] = _item("metadata", -1, "application/json", extra["metadata"])
@@ -88,7 +106,9 @@ def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, It
         if name is not None:
             if name.startswith("__"):  # what webdataset itself adds to a sample
                 raise ValueError(f"{name!r} is no image")
-            items["image", position] = _item("image", position, _TYPES.get(name.rpartition(".")[2]), extra["image"][position])
+            items["image", position] = _item(
+                "image", position, _TYPES.get(name.rpartition(".")[2]), extra["image"][position]
+            )
             items["image", position].values["binary_content"] = sample.get(name)
     for entry in payload["_row_errors"]:
         place = _place(entry["modality"], entry["position"])
@@ -98,7 +118,9 @@ def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, It
     for modality, patches in book["rows"].items():
         for position, patch in [(-1, patches)] if modality == "metadata" else patches.items():
             place = _place(modality, int(position))
-            if place in items:  # else an item was taken out of the lists: it is missing, as the comparison will say
+            if (
+                place in items
+            ):  # else an item was taken out of the lists: it is missing, as the comparison will say
                 _patch(items[place].values, patch, book["refs"])
     return items
 
@@ -107,21 +129,32 @@ def _length(payload: dict[str, Any], items: Iterable[Place]) -> int:
     """How many entries the lists have: up to the last item, or as many as the source had."""
     rows = payload.get("_mm_assets", {}).get("rows", {})
     lengths = [position + 1 for _, position in items]
-    # An item that was taken out of the lists has left its bookkeeping: that it is missing, the comparison will say.
+    # An item that was taken out of the lists has left its bookkeeping: that it is missing, the comparison
+    # will say.
     lengths += [int(position) + 1 for modality in ("text", "image") for position in rows.get(modality, ())]
     if "metadata" in rows:
         source = payload["_row_extra"]["metadata"].get("_source")
         known = source.get("lengths") if isinstance(source, dict) else None
-        lengths += [number for number in known.values() if isinstance(number, int)] if isinstance(known, dict) else []
+        lengths += (
+            [number for number in known.values() if isinstance(number, int)]
+            if isinstance(known, dict)
+            else []
+        )
     return max(lengths, default=0)
 
 
 def _item(modality: str, position: int, content_type: str | None, extras: Any) -> Item:
-    return Item({"position": position, "modality": modality, "content_type": content_type}, dict(extras or {}))
+    return Item(
+        {"position": position, "modality": modality, "content_type": content_type}, dict(extras or {})
+    )
 
 
 def _place(modality: Any, position: Any) -> Place:
-    is_known = position == -1 if modality == "metadata" else modality in ("text", "image") and 0 <= position <= _LARGEST_POSITION
+    is_known = (
+        position == -1
+        if modality == "metadata"
+        else modality in ("text", "image") and 0 <= position <= _LARGEST_POSITION
+    )
     if not is_known or type(position) is not int:
         raise ValueError(f"no item has modality {modality!r} and position {position!r}")
     return modality, position

@@ -1,4 +1,6 @@
-"""Whether the lists of a sample's json and its members stand as docs/tar_layout.md has them: what clients go by beyond the rows."""
+"""Whether the lists of a sample's json and its members stand as docs/tar_layout.md has them: what clients go
+by beyond the rows.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,19 @@ from typing import Any
 
 
 def misplaced(payload: Mapping[str, Any], sample: Mapping[str, Any], length: int) -> str | None:
-    """The first thing of a WebDataset sample that is not where the layout has it, as ``position 3: …``; None if all is.
+    """The first thing of a WebDataset sample that is not where the layout has it, as ``position 3: …``; None
+    if all is.
 
-    ``length`` is that of its lists. An image without a member is no fault of order. Raises what a json of another kind makes it raise.
+    ``length`` is that of its lists. An image without a member is no fault of order. Raises what a json of
+    another kind makes it raise.
     """
     texts, images, members = payload["texts"], payload["images"], payload["image_members"]
     extra = payload["_row_extra"]
     aligned = {"texts": texts, "images": images, "image_members": members}
-    for name, entries in (*aligned.items(), *((f"_row_extra.{modality}", extra[modality]) for modality in ("text", "image"))):
+    for name, entries in (
+        *aligned.items(),
+        *((f"_row_extra.{modality}", extra[modality]) for modality in ("text", "image")),
+    ):
         if len(entries) != length:
             return f"position {min(len(entries), length)}: {name!r} has {len(entries)} entries, where the lists have {length}"
     expected = [None if name is None else f"{sample['__key__']}.{name}" for name in images]

@@ -11,17 +11,27 @@ from mm_assets.accounting.canonical.parts import BLOB_FIELD, Part
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.json_values import is_json
-from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS, SchemaMismatch, align_table, canonical_schema
+from mm_assets.interleaved.schema import (
+    REQUIRED_COLUMNS,
+    RESERVED_COLUMNS,
+    SchemaMismatch,
+    align_table,
+    canonical_schema,
+)
 
 
 def settled(part: Part, where: str) -> Part:
-    """The rows with reserved columns in their canonical types, where no value is lost by that, and dictionaries unwrapped.
+    """The rows with reserved columns in their canonical types, where no value is lost by that, and
+    dictionaries unwrapped.
 
-    Raises `ShardError` when these are no items: a required column is missing or null somewhere, or a name occurs twice.
+    Raises `ShardError` when these are no items: a required column is missing or null somewhere, or a name
+    occurs twice.
     """
     table, names = part.table, part.schema.names
     if len(set(names)) != len(names):
-        raise ShardError(f"{where}: column {next(name for name in names if names.count(name) > 1)!r} occurs twice")
+        raise ShardError(
+            f"{where}: column {next(name for name in names if names.count(name) > 1)!r} occurs twice"
+        )
     for name in REQUIRED_COLUMNS:
         if name not in names:
             raise ShardError(f"{where}: not interleaved data, column {name!r} is missing")
@@ -43,16 +53,23 @@ def settled(part: Part, where: str) -> Part:
 def retyped(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The same columns, those of ``schema`` in its types. Reserved columns stay as they are.
 
-    Raises `SchemaMismatch` naming a column that does not fit; values of JSON text become the values they hold.
+    Raises `SchemaMismatch` naming a column that does not fit; values of JSON text become the values they
+    hold.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
-        target = schema.field(field.name) if field.name in schema.names and field.name not in RESERVED_COLUMNS else field
+        target = (
+            schema.field(field.name)
+            if field.name in schema.names and field.name not in RESERVED_COLUMNS
+            else field
+        )
         if is_json(field) and not is_json(target):
             column, field = _unpacked(column, target), target
         fields.append(target)
         columns.append((column, field))
-    found = pa.Table.from_arrays([column for column, _ in columns], schema=pa.schema([field for _, field in columns]))
+    found = pa.Table.from_arrays(
+        [column for column, _ in columns], schema=pa.schema([field for _, field in columns])
+    )
     return align_table(found, pa.schema(fields))
 
 
@@ -61,7 +78,9 @@ def changes(schema: pa.Schema, other: pa.Schema) -> bool:
     return any(
         (field.type, is_json(field)) != (other.field(field.name).type, is_json(other.field(field.name)))
         for field in schema
-        if field.name in other.names and field.name not in RESERVED_COLUMNS and not pa.types.is_null(field.type)
+        if field.name in other.names
+        and field.name not in RESERVED_COLUMNS
+        and not pa.types.is_null(field.type)
     )
 
 
@@ -70,4 +89,6 @@ def _unpacked(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
         values = [None if text is None else json.loads(text) for text in column.to_pylist()]
         return pa.chunked_array([json_codec.decode(values, target)], target.type)
     except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-        raise SchemaMismatch(f"column {target.name!r}: JSON text does not fit {target.type}: {error}") from error
+        raise SchemaMismatch(
+            f"column {target.name!r}: JSON text does not fit {target.type}: {error}"
+        ) from error

@@ -35,7 +35,9 @@ _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError,
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
-def tar_parts(uri: str, raw: Callable[[], Iterator[Part]], options: StorageOptions | None = None) -> Iterator[Part]:
+def tar_parts(
+    uri: str, raw: Callable[[], Iterator[Part]], options: StorageOptions | None = None
+) -> Iterator[Part]:
     """The rows of one tar, in the types its jsons state; what ``raw`` gives for one of another layout.
 
     A value that is not of its stated type has, in its row, its own.
@@ -64,7 +66,10 @@ def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[D
 
 
 def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, ...]:
-    """Where the samples of a tar of ours begin, and where the last one ends, in bytes. Raises as `tar_documents` does."""
+    """Where the samples of a tar of ours begin, and where the last one ends, in bytes.
+
+    Raises as `tar_documents` does.
+    """
     starts, end = [], 0
     for document in tar_documents(uri, options):
         starts.append(document.span[0])
@@ -93,7 +98,8 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
         return True
 
     try:
-        # What `webdataset.WebDataset` does with a file that it has opened, with a buffer larger than the reads of `tarfile`.
+        # What `webdataset.WebDataset` does with a file that it has opened, with a buffer larger than the
+        # reads of `tarfile`.
         with open(path, "rb", buffering=_READ_BUFFER) as stream:
             files = tar_file_expander([{"url": path, "stream": stream}], handler=keep_repeated)
             for sample in group_by_keys(_placed(files, spans, uri), handler=keep_repeated):
@@ -104,18 +110,26 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
                 document.span = spans.pop(sample["__key__"])
                 yield document
     except _DAMAGE as error:
-        raise ShardError(f"{uri}: webdataset cannot read it: {error.args[0] if error.args else error!r}") from error
+        raise ShardError(
+            f"{uri}: webdataset cannot read it: {error.args[0] if error.args else error!r}"
+        ) from error
 
 
-def _placed(files: Iterable[dict[str, Any]], spans: dict[str, tuple[int, int]], uri: str) -> Iterator[dict[str, Any]]:
-    """The members; ``spans`` gets the bytes in which those of a key lie, in a tar that has nothing but what is given here."""
+def _placed(
+    files: Iterable[dict[str, Any]], spans: dict[str, tuple[int, int]], uri: str
+) -> Iterator[dict[str, Any]]:
+    """The members; ``spans`` gets the bytes in which those of a key lie, in a tar that has nothing but what
+    is given here.
+    """
     begin = end = 0
     last = ""
     for file in files:
         if file:  # else it is the end of the tar
             name = file["fname"]
             key, dot, suffix = name.partition(".")
-            if not dot or "/" in name or suffix != suffix.lower():  # webdataset would pass over it, or not show what it is called
+            if (
+                not dot or "/" in name or suffix != suffix.lower()
+            ):  # webdataset would pass over it, or not show what it is called
                 raise ShardError(f"{uri}: member {name!r} has no name of the layout")
             if key != last:
                 begin, last = end, key
@@ -131,7 +145,11 @@ def _is_ours(file: IO[bytes]) -> bool:
             for member in tar:
                 if member.isreg() and member.name.lower().endswith(".json"):
                     content = tar.extractfile(member)
-                    return content is not None and member.size <= _MAX_JSON and has_bookkeeping(json.load(content))
+                    return (
+                        content is not None
+                        and member.size <= _MAX_JSON
+                        and has_bookkeeping(json.load(content))
+                    )
     except (*_DAMAGE, ValueError, RecursionError):
         return False
     return False
@@ -155,7 +173,9 @@ def _parts(group: list[Document], where: str) -> Iterator[Part]:
     try:
         declared = declared_columns(group[0].schema)
     except (ValueError, TypeError, OSError) as error:
-        raise ShardError(f"{where}: sample {group[0].sample_id!r}: its json states no column types: {error}") from error
+        raise ShardError(
+            f"{where}: sample {group[0].sample_id!r}: its json states no column types: {error}"
+        ) from error
     yield from _fitting(rows, declared, where)
 
 
@@ -174,7 +194,10 @@ def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> I
 
 
 def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -> pa.Table:
-    """The columns but `BLOBS` in their types. Where not ``is_strict``, one whose values do not fit gets the type of these."""
+    """The columns but `BLOBS` in their types.
+
+    Where not ``is_strict``, one whose values do not fit gets the type of these.
+    """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
     for field in [*_RESERVED, *declared, *_undeclared(rows, declared)]:
@@ -200,7 +223,9 @@ def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -
 def _array(values: list[Any], field: pa.Field) -> pa.Array:
     expected = None if is_json(field) else _python_type(field.type)
     if expected is not None and not all(value is None or type(value) is expected for value in values):
-        raise TypeError(f"column {field.name!r}: not all values are {expected.__name__}")  # Arrow takes 5.0 for 5, true for 1.0
+        raise TypeError(
+            f"column {field.name!r}: not all values are {expected.__name__}"
+        )  # Arrow takes 5.0 for 5, true for 1.0
     if field.name in INTERLEAVED_SCHEMA.names:
         return pa.array(values, field.type)
     return json_codec.decode(values, field)
@@ -231,7 +256,10 @@ def _own_type(values: list[Any], name: str) -> pa.Field:
 
 @lru_cache(maxsize=64)
 def declared_columns(text: str) -> pa.Schema:
-    """The columns beyond the reserved ones, as a json states them. Raises ``ValueError``, ``TypeError`` or ``OSError``."""
+    """The columns beyond the reserved ones, as a json states them.
+
+    Raises ``ValueError``, ``TypeError`` or ``OSError``.
+    """
     if not text:
         return pa.schema([])
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

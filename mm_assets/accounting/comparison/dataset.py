@@ -1,4 +1,6 @@
-"""A dataset as canonical readers find it: counts and digest over all its places, its columns in one type each."""
+"""A dataset as canonical readers find it: counts and digest over all its places, its columns in one type
+each.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ from mm_assets.interleaved.unify import unify_schemas
 
 
 class Dataset:
-    """Rows that lie in one place or several. Everything is read when first asked for, and read again for each question.
+    """Rows that lie in one place or several. Everything is read when first asked for, and read again for each
+    question.
 
-    ``typed_as`` is another dataset whose columns have their types because of further rows: `facts` takes these rows in those, too.
+    ``typed_as`` is another dataset whose columns have their types because of further rows: `facts` takes
+    these rows in those, too.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -33,14 +37,29 @@ class Dataset:
         for tally in self._tallies:
             digest = digest.plus(tally.digest)
         found = [tally.derived() for tally in self._tallies]
-        rows, samples, images, texts = (sum(getattr(f, n) for f in found) for n in ("rows", "samples", "images", "texts"))
+        rows, samples, images, texts = (
+            sum(getattr(f, n) for f in found) for n in ("rows", "samples", "images", "texts")
+        )
         schemas = [schema for tally in self._tallies for schema in tally.schemas]
-        return Derived(rows, samples, images, texts, digest.hexdigest(), unify_schemas(schemas) if schemas else pa.schema([]))
+        return Derived(
+            rows,
+            samples,
+            images,
+            texts,
+            digest.hexdigest(),
+            unify_schemas(schemas) if schemas else pa.schema([]),
+        )
 
     @cached_property
     def facts(self) -> Derived:
-        """What is there, each column digested in one type for the whole dataset, as a table of all places would have it."""
-        schema = self.own.schema if self.typed_as is None else unify_schemas([self.own.schema, self.typed_as.own.schema])
+        """What is there, each column digested in one type for the whole dataset, as a table of all places
+        would have it.
+        """
+        schema = (
+            self.own.schema
+            if self.typed_as is None
+            else unify_schemas([self.own.schema, self.typed_as.own.schema])
+        )
         while True:
             digest = ContentDigest()
             for place, tally in zip(self.places, self._tallies, strict=True):
@@ -59,7 +78,9 @@ class Dataset:
         schema = self.facts.schema
         for table in self.tables():
             own = row_digests(table)
-            index.add(table, own, row_digests(retyped(table, schema)) if changes(table.schema, schema) else own)
+            index.add(
+                table, own, row_digests(retyped(table, schema)) if changes(table.schema, schema) else own
+            )
         return index
 
     def tables(self) -> Iterator[pa.Table]:
@@ -100,6 +121,8 @@ def _fits(table: pa.Table, field: pa.Field) -> bool:
 
 
 def _wider(schema: pa.Schema, name: str) -> pa.Schema:
-    """JSON text for this column, or, where it is that already, no type of its own: then each row keeps its type."""
+    """JSON text for this column, or, where it is that already, no type of its own: then each row keeps its
+    type.
+    """
     index = schema.get_field_index(name)
     return schema.remove(index) if is_json(schema.field(index)) else schema.set(index, json_field(name))

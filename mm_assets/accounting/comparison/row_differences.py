@@ -51,8 +51,12 @@ def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
     return found
 
 
-def pair_differences(left: pa.Table, right: pa.Table, settled: tuple[pa.Schema, pa.Schema] | None, names: Names) -> list[Difference]:
-    """The columns of one item that differ, in their own types and in ``settled``: those of the whole of the two datasets."""
+def pair_differences(
+    left: pa.Table, right: pa.Table, settled: tuple[pa.Schema, pa.Schema] | None, names: Names
+) -> list[Difference]:
+    """The columns of one item that differ, in their own types and in ``settled``: those of the whole of the
+    two datasets.
+    """
     columns = dict.fromkeys([*left.column_names, *right.column_names])
     differing = [name for name in columns if _value(left, name) != _value(right, name)]
     if settled is not None:
@@ -68,12 +72,17 @@ def unpaired_difference(row: pa.Table, counts: tuple[int, int], names: Names) ->
     modality = row.column("modality")[0].as_py()
     if 0 in counts:
         return _difference(row, None, f"the {modality} row is missing in {names[counts.index(0)]}")
-    times = (f"{count} time{'' if count == 1 else 's'} in {name}" for count, name in zip(counts, names, strict=True))
+    times = (
+        f"{count} time{'' if count == 1 else 's'} in {name}"
+        for count, name in zip(counts, names, strict=True)
+    )
     return _difference(row, None, f"the {modality} row occurs {', '.join(times)}")
 
 
 def _difference(row: pa.Table, column: str | None, what: str) -> Difference:
-    sample_id, position, modality = (row.column(name)[0].as_py() for name in ("sample_id", "position", "modality"))
+    sample_id, position, modality = (
+        row.column(name)[0].as_py() for name in ("sample_id", "position", "modality")
+    )
     return Difference(sample_id, position, modality, column, what)
 
 
@@ -94,7 +103,9 @@ def _described(left: pa.Table, right: pa.Table, name: str, names: Names) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What is to be said of a value: of bytes their number, of a long text the part around where it begins to differ."""
+    """What is to be said of a value: of bytes their number, of a long text the part around where it begins to
+    differ.
+    """
 
     kind: str
     value: Any = None

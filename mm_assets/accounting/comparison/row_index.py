@@ -41,8 +41,9 @@ class RowIndex:
         return int((_words(self._keys) == np.frombuffer(key, np.uint64)).all(axis=1).sum())
 
     def without_partner(self, other: RowIndex, settled: bool) -> tuple[Rows, Rows]:
-        """Rows of this and of the other index that are left when equal ones are paired off one by one: those of the same key and digest,
-        then, if ``settled``, of the same key and digest in the types of their datasets.
+        """Rows of this and of the other index that are left when equal ones are paired off one by one: those
+        of the same key and digest, then, if ``settled``, of the same key and digest in the types of their
+        datasets.
         """
         mine, others = np.arange(len(self)), np.arange(len(other))
         for name in ("_digests", "_settled") if settled else ("_digests",):

@@ -1,1 +1,3 @@
-"""The sharded Arrow cache: examples from a generator in memory-mapped Arrow IPC files, for training. See docs/arrow_cache.md."""
+"""The sharded Arrow cache: examples from a generator in memory-mapped Arrow IPC files, for training. See
+docs/arrow_cache.md.
+"""

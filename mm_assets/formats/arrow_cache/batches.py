@@ -16,7 +16,9 @@ LARGEST_BATCH = 512 << 20
 
 
 class WaitingBatch:
-    """Examples that wait to become one record batch: at most ``batch_size``, and ``max_batch_bytes`` unless a single one is larger."""
+    """Examples that wait to become one record batch: at most ``batch_size``, and ``max_batch_bytes`` unless a
+    single one is larger.
+    """
 
     def __init__(self, features: Features, batch_size: int, max_batch_bytes: int) -> None:
         self._features = features
@@ -31,7 +33,11 @@ class WaitingBatch:
 
     def bytes_of(self, stored: Mapping[str, Any]) -> int:
         """Memory that an encoded example takes while it waits."""
-        return sum(feature.held_bytes(stored[name]) for name, feature in self._features.items() if stored[name] is not None)
+        return sum(
+            feature.held_bytes(stored[name])
+            for name, feature in self._features.items()
+            if stored[name] is not None
+        )
 
     def is_full(self, more: int = 0) -> bool:
         """Whether it must be taken, or must before an example of ``more`` bytes is added."""
@@ -46,7 +52,9 @@ class WaitingBatch:
             values.append(stored[name])
 
     def take(self) -> pa.RecordBatch | None:
-        """What waited, as a batch; None if nothing did. Raises ``ValueError`` naming the example and field that Arrow refuses."""
+        """What waited, as a batch; None if nothing did. Raises ``ValueError`` naming the example and field
+        that Arrow refuses.
+        """
         keys, columns = self._keys, self._columns
         self._clear()
         if not keys:
@@ -77,7 +85,9 @@ def _try(key: Any, value: Any, field: pa.Field) -> None:
 
 def _joined(values: list[bytes | None]) -> pa.Array:
     """A large binary array; one copy of the bytes, where Arrow's builder makes several as it grows."""
-    offsets = np.fromiter(accumulate((len(value or b"") for value in values), initial=0), np.int64, len(values) + 1)
+    offsets = np.fromiter(
+        accumulate((len(value or b"") for value in values), initial=0), np.int64, len(values) + 1
+    )
     valid = None
     if None in values:
         valid = pa.array([value is not None for value in values]).buffers()[1]

@@ -29,7 +29,10 @@ class FeatureType:
         return {"_type": type(self).__name__, **self._arguments()}
 
     def encode(self, value: Any) -> Any:
-        """A value, never None, as it is stored. Raises ``ValueError`` or ``TypeError`` for one that does not fit."""
+        """A value, never None, as it is stored.
+
+        Raises ``ValueError`` or ``TypeError`` for one that does not fit.
+        """
         return value
 
     def decode(self, stored: Any) -> Any:
@@ -54,7 +57,8 @@ class FeatureType:
 
 
 class Value(FeatureType):
-    """A scalar. ``dtype`` is the name of an Arrow type: int32, float64, bool, string, large_binary, timestamp[us] …
+    """A scalar. ``dtype`` is the name of an Arrow type: int32, float64, bool, string, large_binary,
+    timestamp[us] …
 
     Stored exactly or refused; only floats may be rounded, and not to an infinity. NaT is stored as null.
     """
@@ -67,7 +71,9 @@ class Value(FeatureType):
         self._exact = exact_types(self._type)
         is_number = pa.types.is_integer(self._type) or pa.types.is_floating(self._type)
         self._numpy = np.dtype(self._type.to_pandas_dtype()) if is_number else None
-        self._largest_float = float(np.finfo(self._numpy).max) if self._numpy is not None and self._numpy.kind == "f" else -1.0
+        self._largest_float = (
+            float(np.finfo(self._numpy).max) if self._numpy is not None and self._numpy.kind == "f" else -1.0
+        )
 
     def to_arrow_type(self) -> pa.DataType:
         return self._type
@@ -80,9 +86,17 @@ class Value(FeatureType):
     def encode_all(self, values: Iterable[Any]) -> list[Any]:
         """Values, or None, as `encode` stores each."""
         dtype = getattr(values, "dtype", None)
-        if isinstance(dtype, np.dtype) and dtype.kind in "iuf" and self._numpy is not None and np.can_cast(dtype, self._numpy):
+        if (
+            isinstance(dtype, np.dtype)
+            and dtype.kind in "iuf"
+            and self._numpy is not None
+            and np.can_cast(dtype, self._numpy)
+        ):
             return list(np.asarray(values).tolist())
-        if hasattr(values, "tolist") and getattr(dtype, "kind", "") not in ("m", "M"):  # those would become integers
+        if hasattr(values, "tolist") and getattr(dtype, "kind", "") not in (
+            "m",
+            "M",
+        ):  # those would become integers
             values = values.tolist()
         return [None if value is None else self.encode(value) for value in values]
 
@@ -90,7 +104,8 @@ class Value(FeatureType):
 class ClassLabel(FeatureType):
     """A class, stored as its number (int64). -1 stands for an unknown one.
 
-    Give ``names``, or ``num_classes`` for the names "0", "1", …. Raises ``ValueError`` for neither, a mismatch of both, and equal names.
+    Give ``names``, or ``num_classes`` for the names "0", "1", …. Raises ``ValueError`` for neither, a
+    mismatch of both, and equal names.
     """
 
     def __init__(self, num_classes: int | None = None, names: Iterable[str] | None = None) -> None:
@@ -144,7 +159,10 @@ class ClassLabel(FeatureType):
 
 
 class Image(FeatureType):
-    """An encoded picture, stored as its bytes. Taken: bytes, a path, a PIL image, a numpy array. Comes back as PIL image."""
+    """An encoded picture, stored as its bytes.
+
+    Taken: bytes, a path, a PIL image, a numpy array. Comes back as PIL image.
+    """
 
     def to_arrow_type(self) -> pa.DataType:
         return pa.large_binary()  # a batch may hold more than 2 GiB
@@ -167,19 +185,26 @@ class Video(FeatureType):
 
 
 class Array3D(FeatureType):
-    """A numeric array of three axes, stored as its bytes (C order, little-endian). The first axis may be None: of any length.
+    """A numeric array of three axes, stored as its bytes (C order, little-endian). The first axis may be
+    None: of any length.
 
-    Comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``; a float ``dtype`` may round them, but not
-    to an infinity.
+    Comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``; a float
+    ``dtype`` may round them, but not to an infinity.
     """
 
     def __init__(self, shape: Iterable[int | None], dtype: str = "uint8") -> None:
         self.shape = tuple(None if length is None else operator.index(length) for length in shape)
         self.dtype = dtype
-        if len(self.shape) != 3 or None in self.shape[1:] or any(length is not None and length < 0 for length in self.shape):
+        if (
+            len(self.shape) != 3
+            or None in self.shape[1:]
+            or any(length is not None and length < 0 for length in self.shape)
+        ):
             raise ValueError(f"Array3D has three axes, and only the first may be None, not {self.shape}")
         if self.shape[0] is None and 0 in self.shape:
-            raise ValueError(f"Array3D of shape {self.shape}: bytes of none would not tell the length of the first axis")
+            raise ValueError(
+                f"Array3D of shape {self.shape}: bytes of none would not tell the length of the first axis"
+            )
         if not isinstance(dtype, str) or np.dtype(dtype).kind not in "biufc":
             raise ValueError(f"Array3D holds numbers of a type given by name, not {dtype!r}")
 
@@ -191,10 +216,14 @@ class Array3D(FeatureType):
 
     def encode(self, value: Any) -> bytes:
         given, stored = np.asarray(value), np.dtype(self.dtype).newbyteorder("<")
-        if given.ndim != 3 or any(want not in (None, have) for want, have in zip(self.shape, given.shape, strict=True)):
+        if given.ndim != 3 or any(
+            want not in (None, have) for want, have in zip(self.shape, given.shape, strict=True)
+        ):
             raise ValueError(f"an array of shape {given.shape}, not {self.shape}")
         if isinstance(value, list | tuple) and given.dtype.kind + stored.kind in ("fi", "fu"):
-            given = np.asarray(value, object)  # numpy makes floats, rounded, of integers of which some need uint64
+            given = np.asarray(
+                value, object
+            )  # numpy makes floats, rounded, of integers of which some need uint64
         with np.errstate(all="ignore"):
             array = given.astype(stored)
             if not np.can_cast(given.dtype, stored) and not _holds(array, given):
@@ -210,7 +239,9 @@ def _holds(array: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> bool:
     """Whether an array is what was given: rounded to floats, else the same."""
     kinds = given.dtype.kind + array.dtype.kind
     if kinds in ("if", "uf", "ff", "ic", "uc", "fc", "cc"):
-        parts = ((array.real, given.real), (array.imag, given.imag)) if kinds == "cc" else ((array.real, given),)
+        parts = (
+            ((array.real, given.real), (array.imag, given.imag)) if kinds == "cc" else ((array.real, given),)
+        )
         return not any((np.isinf(have) & ~np.isinf(want)).any() for have, want in parts)
     if kinds in ("fi", "fu") and not (given < float(np.iinfo(array.dtype).max) + 1).all():
         return False  # it may become the largest integer, which compares as equal
@@ -246,4 +277,6 @@ class Sequence(FeatureType):
     def held_bytes(self, stored: Any) -> int:
         if pa.types.is_primitive(self.feature.to_arrow_type()):
             return _NUMBER_IN_LIST * (len(stored) + 1)
-        return sys.getsizeof(stored) + sum(self.feature.held_bytes(item) for item in stored if item is not None)
+        return sys.getsizeof(stored) + sum(
+            self.feature.held_bytes(item) for item in stored if item is not None
+        )

@@ -6,9 +6,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.arrow_cache.feature_types import Array3D, ClassLabel, FeatureType, Image, Sequence, Value, Video
+from mm_assets.formats.arrow_cache.feature_types import (
+    Array3D,
+    ClassLabel,
+    FeatureType,
+    Image,
+    Sequence,
+    Value,
+    Video,
+)
 
-_KINDS: dict[str, type[FeatureType]] = {kind.__name__: kind for kind in (Value, ClassLabel, Image, Video, Array3D, Sequence)}
+_KINDS: dict[str, type[FeatureType]] = {
+    kind.__name__: kind for kind in (Value, ClassLabel, Image, Video, Array3D, Sequence)
+}
 
 
 class Features(dict[str, FeatureType]):
@@ -18,7 +28,9 @@ class Features(dict[str, FeatureType]):
         """Raises ``TypeError`` for a field that is not a feature."""
         for name, feature in self.items():
             if not isinstance(feature, FeatureType):
-                raise TypeError(f"field {name!r} is no feature but {feature!r}: give Value(...), Image(), ... of mm_assets.formats")
+                raise TypeError(
+                    f"field {name!r} is no feature but {feature!r}: give Value(...), Image(), ... of mm_assets.formats"
+                )
         return pa.schema([(name, feature.to_arrow_type()) for name, feature in self.items()])
 
     def definition(self) -> dict[str, dict[str, Any]]:
@@ -27,7 +39,10 @@ class Features(dict[str, FeatureType]):
 
 
 def as_features(given: object) -> Features:
-    """The features that a caller gave. Raises ``TypeError`` that says what to give, for a plain dict too: its values may be anything."""
+    """The features that a caller gave.
+
+    Raises ``TypeError`` that says what to give, for a plain dict too: its values may be anything.
+    """
     if isinstance(given, Features):
         return given
     hint = 'Features({"caption": Value("string"), ...}) of mm_assets.formats'
@@ -41,7 +56,9 @@ def feature_of(definition: Any) -> FeatureType:
     arguments = {name: value for name, value in definition.items() if name != "_type"}
     if kind is Sequence and "feature" in arguments:
         arguments["feature"] = feature_of(arguments["feature"])
-    if kind is ClassLabel and not isinstance(arguments.get("names"), list):  # a number could ask for names beyond all memory
+    if kind is ClassLabel and not isinstance(
+        arguments.get("names"), list
+    ):  # a number could ask for names beyond all memory
         raise ValueError(f"no feature: {definition!r}: a ClassLabel is defined by its names")
     try:
         return kind(**arguments)

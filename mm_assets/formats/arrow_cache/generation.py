@@ -1,7 +1,8 @@
-"""One build of a cache: made in a hidden folder, published by one rename, swept by the next builder if this one is killed.
+"""One build of a cache: made in a hidden folder, published by one rename, swept by the next builder if this
+one is killed.
 
-Which builder a hidden folder and its shards belong to is told by a marker, a file named by `temporary_name`. It is there before
-them and goes after them. So what has no marker and is not in the metadata is nobody's.
+Which builder a hidden folder and its shards belong to is told by a marker, a file named by `temporary_name`.
+It is there before them and goes after them. So what has no marker and is not in the metadata is nobody's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
+from mm_assets.formats.arrow_cache.metadata import (
+    METADATA_FILE,
+    SHARD_NAME,
+    ShardedCacheMeta,
+    metadata_text,
+    parse_metadata,
+)
 from mm_assets.formats.storage import sweep, sync
 from mm_assets.formats.temporary_files import building_folder, claim, temporary_name
 from mm_assets.interleaved.schema_text import schema_to_text
@@ -29,11 +36,13 @@ _FOLDER = re.compile(r"^\.(?P<generation>[0-9a-f]{12})\.building$")
 class Generation:
     """A build in progress. ``folder`` takes its shards; after `publish` or not, `clear` removes what is left.
 
-    The first generation becomes the cache by the rename of its whole folder, and its shards are called ``shard-00000.arrow``. A
-    later one, ``shard-00000-<generation>.arrow``, is moved in beside the published one and becomes the cache when `_metadata.json` is
-    replaced; then the old files go. Before and after that one rename there is a whole cache, and readers keep what they have mapped.
+    The first generation becomes the cache by the rename of its whole folder, and its shards are called
+    ``shard-00000.arrow``. A later one, ``shard-00000-<generation>.arrow``, is moved in beside the published
+    one and becomes the cache when `_metadata.json` is replaced; then the old files go. Before and after that
+    one rename there is a whole cache, and readers keep what they have mapped.
 
-    ``sweeps_beside``: look for leftovers beside the cache, too. Who builds many caches in one folder does it once, with `sweep_folders`.
+    ``sweeps_beside``: look for leftovers beside the cache, too. Who builds many caches in one folder does it
+    once, with `sweep_folders`.
     """
 
     def __init__(self, cache_dir: Path, *, sweeps_beside: bool = True) -> None:
@@ -51,9 +60,11 @@ class Generation:
         self._sweep()  # before the build, which may need the room
 
     def publish(self, meta: ShardedCacheMeta, shard_size_bytes: int) -> ShardedCacheMeta:
-        """Make the shards in ``folder`` the cache. ``meta`` has them under their names there; the result has their final ones.
+        """Make the shards in ``folder`` the cache. ``meta`` has them under their names there; the result has
+        their final ones.
 
-        When the very same shards are published already and whole, these are left as they are: readers of theirs are not disturbed.
+        When the very same shards are published already and whole, these are left as they are: readers of
+        theirs are not disturbed.
         """
         if self.folder.parent != self._cache_dir:
             self._write_metadata(meta, shard_size_bytes)
@@ -74,7 +85,9 @@ class Generation:
         return named
 
     def clear(self) -> None:
-        """Remove what is left of this build, published or not, and what killed builders and replaced generations left."""
+        """Remove what is left of this build, published or not, and what killed builders and replaced
+        generations left.
+        """
         shutil.rmtree(self.folder, ignore_errors=True)  # gone if it has become the cache
         self._marker.unlink(missing_ok=True)
         os.close(self._claim)
@@ -126,7 +139,9 @@ class Generation:
 
 def of_generation(meta: ShardedCacheMeta, generation: str) -> ShardedCacheMeta:
     """The same shards under the names that they have in a cache that was there before."""
-    return replace(meta, shard_filenames=[f"{Path(name).stem}-{generation}.arrow" for name in meta.shard_filenames])
+    return replace(
+        meta, shard_filenames=[f"{Path(name).stem}-{generation}.arrow" for name in meta.shard_filenames]
+    )
 
 
 def sweep_cache(cache_dir: Path) -> None:
@@ -138,7 +153,9 @@ def sweep_cache(cache_dir: Path) -> None:
 
 def _home(cache_dir: Path) -> Path:
     """Where the hidden folder is: inside a folder that is in use or cannot be renamed over, else beside it."""
-    inside = cache_dir.exists() and (os.listdir(cache_dir) or os.path.ismount(cache_dir) or not os.access(cache_dir.parent, os.W_OK))
+    inside = cache_dir.exists() and (
+        os.listdir(cache_dir) or os.path.ismount(cache_dir) or not os.access(cache_dir.parent, os.W_OK)
+    )
     return cache_dir if inside else cache_dir.parent
 
 
@@ -157,7 +174,9 @@ def sweep_folders(home: Path) -> None:
 
 
 def _sweep_shards(cache_dir: Path) -> None:
-    shards = list(_matching(cache_dir, SHARD_NAME))  # before the markers, and these before the metadata: see `_living`
+    shards = list(
+        _matching(cache_dir, SHARD_NAME)
+    )  # before the markers, and these before the metadata: see `_living`
     living = _living(cache_dir)
     try:
         published = set(parse_metadata(cache_dir, (cache_dir / METADATA_FILE).read_bytes()).shard_filenames)
@@ -171,8 +190,9 @@ def _sweep_shards(cache_dir: Path) -> None:
 def _living(home: Path) -> set[str]:
     """The generations in progress in a folder, after removing the markers of dead builders.
 
-    A builder makes its marker first, and removes it after it has published and removed the rest. So whatever was listed before this,
-    is not of a generation told here and not in the metadata read after this, has no builder and never will be published.
+    A builder makes its marker first, and removes it after it has published and removed the rest. So whatever
+    was listed before this, is not of a generation told here and not in the metadata read after this, has no
+    builder and never will be published.
     """
     sweep(str(home))
     return {match["generation"] for _, match in _matching(home, _MARKER)}

@@ -1,4 +1,6 @@
-"""Interleaved samples by number or id, from memory-mapped caches: what a PyTorch ``DataLoader`` takes as dataset."""
+"""Interleaved samples by number or id, from memory-mapped caches: what a PyTorch ``DataLoader`` takes as
+dataset.
+"""
 
 from __future__ import annotations
 
@@ -23,32 +25,49 @@ from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 _FOLDER = "arrow_cache"
-_READ = ("sample_id", "position", "modality", "content_type", "text_content", "binary_content", "materialize_error")
+_READ = (
+    "sample_id",
+    "position",
+    "modality",
+    "content_type",
+    "text_content",
+    "binary_content",
+    "materialize_error",
+)
 _NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
 
 
 class InterleavedArrowDataset:
-    """The samples of one cache, of all caches in a folder, or of those in the folder ``arrow_cache`` of a storage root.
+    """The samples of one cache, of all caches in a folder, or of those in the folder ``arrow_cache`` of a
+    storage root.
 
-    ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is ``{"modality", "position",
-    "content_type", "text" or "image", "metadata"}``, the image as bytes of its file, None where there are none; items are ordered by
-    position, text before image. The metadata of a sample have all passthrough columns of its partition, those of an item the ones that are
-    not null; JSON columns are decoded. An item that has an error (policy ``warn``) has it as ``"error"``.
+    ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is
+    ``{"modality", "position", "content_type", "text" or "image", "metadata"}``, the image as bytes of its
+    file, None where there are none; items are ordered by position, text before image. The metadata of a
+    sample have all passthrough columns of its partition, those of an item the ones that are not null; JSON
+    columns are decoded. An item that has an error (policy ``warn``) has it as ``"error"``.
 
-    Samples are numbered partition by partition in the order of their folders' names, and as they lie in each. The first use reads the
-    column of sample ids, and `index` digests it; nothing else is read before a sample is asked for. Then its shard is opened in the
-    process that asks, and read once for its digest. The object can be pickled, and used in forked and spawned workers.
+    Samples are numbered partition by partition in the order of their folders' names, and as they lie in each.
+    The first use reads the column of sample ids, and `index` digests it; nothing else is read before a sample
+    is asked for. Then its shard is opened in the process that asks, and read once for its digest. The object
+    can be pickled, and used in forked and spawned workers.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for a URL, for a cache of other data, and naming the file for a
-    damaged one.
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for a URL, for a cache of other
+    data, and naming the file for a damaged one.
     """
 
     def __init__(self, root_or_folder: str | os.PathLike[str]) -> None:
-        self._caches = [ArrowCache(folder, decode=False) for folder in _folders(local_path_of(root_or_folder))]
+        self._caches = [
+            ArrowCache(folder, decode=False) for folder in _folders(local_path_of(root_or_folder))
+        ]
         for cache in self._caches:
             if cache.meta.schema is None:
-                raise ValueError(f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; open it with ArrowCache")
-        self._offsets: list[npt.NDArray[np.int64]] | None = None  # by cache: the rows at which its samples begin, and their number
+                raise ValueError(
+                    f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; open it with ArrowCache"
+                )
+        self._offsets: list[npt.NDArray[np.int64]] | None = (
+            None  # by cache: the rows at which its samples begin, and their number
+        )
         self._first: list[int] = []  # the number of each cache's first sample
         self._by_hash: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
@@ -73,12 +92,16 @@ class InterleavedArrowDataset:
         """The number of a sample. Raises ``KeyError``."""
         if self._by_hash is None:
             ids = (sample_id for cache in self._caches for sample_id in self._ids(cache))
-            hashes = np.fromiter((xxhash.xxh3_64_intdigest(one.encode()) for one in ids), np.uint64, len(self))
+            hashes = np.fromiter(
+                (xxhash.xxh3_64_intdigest(one.encode()) for one in ids), np.uint64, len(self)
+            )
             order = np.argsort(hashes, kind="stable")
             self._by_hash = hashes[order], order
         hashes, order = self._by_hash
         wanted = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
-        for number in order[np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, "right")].tolist():
+        for number in order[
+            np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, "right")
+        ].tolist():
             cache, start, _ = self._place(number)
             if cache.rows(start, start + 1)[0].column("sample_id")[0].as_py() == sample_id:
                 return int(number)
@@ -106,7 +129,9 @@ def _folders(given: Path) -> Sequence[Path]:
     if (given / METADATA_FILE).is_file():
         return [given]
     for folder in (given, given / _FOLDER):
-        found = sorted(path.parent for path in folder.glob(f"*/{METADATA_FILE}") if not path.parent.name.startswith("."))
+        found = sorted(
+            path.parent for path in folder.glob(f"*/{METADATA_FILE}") if not path.parent.name.startswith(".")
+        )
         if found:
             return found
     raise FileNotFoundError(f"{given}: no cache here")
@@ -120,15 +145,26 @@ def _ids_of_rows(cache: ArrowCache) -> pa.Table:
 
 def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
     extras = [field for field in schema if field.name not in _NO_EXTRAS]
-    columns = {name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in _READ}
-    values = {field.name: [_value(value, field) for batch in batches for value in batch.column(field.name).to_pylist()] for field in extras}
+    columns = {
+        name: [value for batch in batches for value in batch.column(name).to_pylist()] for name in _READ
+    }
+    values = {
+        field.name: [
+            _value(value, field) for batch in batches for value in batch.column(field.name).to_pylist()
+        ]
+        for field in extras
+    }
     sample: dict[str, Any] = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
     for row, modality in enumerate(columns["modality"]):
         own = {name: column[row] for name, column in values.items()}
         if modality == "metadata":
             sample["metadata"] = own
             continue
-        item = {"modality": modality, "position": columns["position"][row], "content_type": columns["content_type"][row]}
+        item = {
+            "modality": modality,
+            "position": columns["position"][row],
+            "content_type": columns["content_type"][row],
+        }
         item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
         if (error := columns["materialize_error"][row]) is not None:
             item["error"] = error

@@ -11,18 +11,33 @@ import pyarrow as pa
 import pyarrow.ipc as ipc
 
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, ShardedCacheMeta, parse_metadata, read_sharded_cache_meta
+from mm_assets.formats.arrow_cache.metadata import (
+    METADATA_FILE,
+    ShardedCacheMeta,
+    parse_metadata,
+    read_sharded_cache_meta,
+)
 from mm_assets.formats.arrow_cache.shards import Shard
 from mm_assets.formats.cutting import cut_by_bytes
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
-from mm_assets.formats.storage import StorageOptions, exists, is_remote, join, local_path, open_binary, size_of
+from mm_assets.formats.storage import (
+    StorageOptions,
+    exists,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    size_of,
+)
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 
 class InterleavedArrowCacheReader(InterleavedReader):
-    """Reads caches of interleaved rows; see `InterleavedReader` for the arguments. The files are the `_metadata.json` of the caches."""
+    """Reads caches of interleaved rows; see `InterleavedReader` for the arguments. The files are the
+    `_metadata.json` of the caches.
+    """
 
     suffixes = (f"/{METADATA_FILE}",)
 
@@ -35,14 +50,20 @@ class InterleavedArrowCacheReader(InterleavedReader):
 
     def root(self) -> str:
         root = super().root()
-        return posixpath.dirname(root) if root and exists(join(root, METADATA_FILE), self.storage_options) else root
+        return (
+            posixpath.dirname(root)
+            if root and exists(join(root, METADATA_FILE), self.storage_options)
+            else root
+        )
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:
         return ArrowCacheSource(uri, self.storage_options)
 
 
 class ArrowCacheSource(FileSource):
-    """One cache; only the columns asked for are read, a record batch at a time. A local shard of which images are is digested before."""
+    """One cache; only the columns asked for are read, a record batch at a time. A local shard of which images
+    are is digested before.
+    """
 
     def __init__(self, uri: str, options: StorageOptions | None) -> None:
         self._folder = uri.rpartition("/")[0] if uri.endswith(f"/{METADATA_FILE}") else uri
@@ -86,7 +107,9 @@ class ArrowCacheSource(FileSource):
             verified.check_once(Path(local_path(uri)), shard)
         with open_binary(uri, self._options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
             # Not mapped: what is mapped counts as memory of the process, and here rows are passed over once.
-            reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False, included_fields=wanted))
+            reader = ipc.open_file(
+                file, options=ipc.IpcReadOptions(use_threads=False, included_fields=wanted)
+            )
             if reader.schema != pa.schema([self.schema.field(at) for at in wanted]):
                 raise ValueError(f"its columns are not those that {METADATA_FILE} says")
             for index in range(reader.num_record_batches):

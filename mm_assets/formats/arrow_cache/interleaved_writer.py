@@ -23,9 +23,11 @@ from mm_assets.interleaved.digest import BLOBS
 
 
 class InterleavedArrowCacheWriter(InterleavedWriter):
-    """Writes interleaved rows for memory-mapped reads: uncompressed Arrow IPC shards, record batches of whole samples.
+    """Writes interleaved rows for memory-mapped reads: uncompressed Arrow IPC shards, record batches of whole
+    samples.
 
-    ``path`` is a folder in which each partition is a folder: a cache with shards and `_metadata.json`. See `InterleavedWriter`.
+    ``path`` is a folder in which each partition is a folder: a cache with shards and `_metadata.json`. See
+    `InterleavedWriter`.
     """
 
     suffix = ""
@@ -51,8 +53,14 @@ class ArrowCacheSink(Sink):
 
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._uri = uri
-        self._schema = schema.with_metadata({**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: partition})
-        self._generation = RemoteGeneration(uri, options) if is_remote(uri) else Generation(Path(local_path(uri)), sweeps_beside=False)
+        self._schema = schema.with_metadata(
+            {**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: partition}
+        )
+        self._generation = (
+            RemoteGeneration(uri, options)
+            if is_remote(uri)
+            else Generation(Path(local_path(uri)), sweeps_beside=False)
+        )
         self._shards = ShardWriter(self._generation.folder, self._schema, DEFAULT_SHARD_SIZE_BYTES)
 
     def write(self, tables: Iterator[pa.Table]) -> None:
@@ -81,12 +89,19 @@ class ArrowCacheSink(Sink):
 def _compact(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The rows in one piece, unless a column is too long for that."""
     rows = pa.array(np.arange(table.num_rows))
-    columns = [column if name == BLOBS else _taken(column, rows) for name, column in zip(table.column_names, table.columns, strict=True)]
-    return pa.Table.from_arrays(columns, schema=schema).combine_chunks()  # no cast: it breaks lists of nulls (Arrow 26)
+    columns = [
+        column if name == BLOBS else _taken(column, rows)
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    ]
+    return pa.Table.from_arrays(
+        columns, schema=schema
+    ).combine_chunks()  # no cast: it breaks lists of nulls (Arrow 26)
 
 
 def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.ChunkedArray:
-    """A copy that has zeros where values are null: readers of Parquet leave there what was in memory, and that is not to be published."""
+    """A copy that has zeros where values are null: readers of Parquet leave there what was in memory, and
+    that is not to be published.
+    """
     if column.nbytes > LARGEST_BATCH:
         return column
     try:

@@ -22,7 +22,8 @@ from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 METADATA_FILE = "_metadata.json"
 CACHE_FORMAT_VERSION = 1
-# The names a builder gives; no other is opened, whatever the metadata say. The suffix is the generation of a rebuilt cache.
+# The names a builder gives; no other is opened, whatever the metadata say. The suffix is the generation of a
+# rebuilt cache.
 SHARD_NAME = re.compile(r"shard-\d{5,}(?:-(?P<generation>[0-9a-f]{12}))?\.arrow")
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -31,7 +32,8 @@ _Found = TypeVar("_Found")
 
 @dataclass
 class ShardedCacheMeta:
-    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests xxh3-128 of these.
+    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests
+    xxh3-128 of these.
 
     Its columns are those of ``features``, or, where it holds interleaved rows, of ``schema``.
     """
@@ -53,19 +55,26 @@ class ShardedCacheMeta:
 
     @property
     def shards(self) -> list[Shard]:
-        lists = zip(self.shard_filenames, self.shard_row_counts, self.shard_sizes, self.shard_digests, strict=True)
+        lists = zip(
+            self.shard_filenames, self.shard_row_counts, self.shard_sizes, self.shard_digests, strict=True
+        )
         return [Shard(*one) for one in lists]
 
 
 def local_path_of(location: str | os.PathLike[str]) -> Path:
-    """The path of a cache, or of a file in it, that is to be mapped. Raises ``ValueError`` for a URL of anything but local files."""
+    """The path of a cache, or of a file in it, that is to be mapped.
+
+    Raises ``ValueError`` for a URL of anything but local files.
+    """
     if is_remote(os.fspath(location)):
         raise ValueError(f"{location}: only local files can be mapped; copy the caches to a disk first")
     return Path(local_path(os.fspath(location)))
 
 
 def features_fingerprint(features: Features) -> str:
-    """16 hex digits that every definition of every field, and their order, goes into; the same in every process."""
+    """16 hex digits that every definition of every field, and their order, goes into; the same in every
+    process.
+    """
     return _fingerprint(as_features(features).definition())
 
 
@@ -78,7 +87,9 @@ def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Sha
         num_shards=len(shards),
         shard_filenames=[shard.filename for shard in shards],
         shard_row_counts=[shard.rows for shard in shards],
-        schema_fingerprint=_fingerprint(columns.definition() if isinstance(columns, Features) else _columns(columns)),
+        schema_fingerprint=_fingerprint(
+            columns.definition() if isinstance(columns, Features) else _columns(columns)
+        ),
         shard_sizes=[shard.size for shard in shards],
         shard_digests=[shard.digest for shard in shards],
         features=columns if isinstance(columns, Features) else Features(),
@@ -98,7 +109,11 @@ def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
         "shard_size_target_bytes": shard_size_bytes,
         "shard_sizes": meta.shard_sizes,
         "shard_digests": meta.shard_digests,
-        **({"features": meta.features.definition()} if meta.schema is None else {"arrow_schema": schema_to_text(meta.schema)}),
+        **(
+            {"features": meta.features.definition()}
+            if meta.schema is None
+            else {"arrow_schema": schema_to_text(meta.schema)}
+        ),
     }
     return json.dumps(content, indent=2)
 
@@ -106,7 +121,8 @@ def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
 def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMeta:
     """The metadata of a cache whose shards are all there, in their sizes.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged or missing.
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged
+    or missing.
     """
     return settled(local_path_of(cache_dir), lambda meta: meta)
 
@@ -114,7 +130,8 @@ def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMe
 def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features) -> ShardedCacheMeta:
     """The metadata of a cache of these features of which every shard was read and is as it was written.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for other features and for the first damaged or missing file.
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for other features and for the
+    first damaged or missing file.
     """
 
     def check(meta: ShardedCacheMeta) -> ShardedCacheMeta:
@@ -139,7 +156,9 @@ def require_features(meta: ShardedCacheMeta, features: Features) -> None:
 
 
 def settled(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Found:
-    """What ``use`` makes of a cache; done again if the cache was replaced under it, for then files are missing without fault."""
+    """What ``use`` makes of a cache; done again if the cache was replaced under it, for then files are
+    missing without fault.
+    """
     while True:
         text = _read(cache_dir)
         try:
@@ -174,13 +193,25 @@ def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
         raise ValueError("not a JSON object")
     if (version := content.get("cache_format_version")) != CACHE_FORMAT_VERSION:
         raise ValueError(f"cache format version {version!r}, expected {CACHE_FORMAT_VERSION}")
-    names = _list(content, "shard_filenames", lambda value: isinstance(value, str) and SHARD_NAME.fullmatch(value) is not None)
+    names = _list(
+        content,
+        "shard_filenames",
+        lambda value: isinstance(value, str) and SHARD_NAME.fullmatch(value) is not None,
+    )
     rows = _list(content, "shard_row_counts", _is_count)
     sizes = _list(content, "shard_sizes", _is_count)
-    digests = _list(content, "shard_digests", lambda value: isinstance(value, str) and _DIGEST.fullmatch(value) is not None)
+    digests = _list(
+        content,
+        "shard_digests",
+        lambda value: isinstance(value, str) and _DIGEST.fullmatch(value) is not None,
+    )
     if not len(names) == len(rows) == len(sizes) == len(digests) == len(set(names)):
         raise ValueError("the lists of the shards differ in length, or name a shard twice")
-    columns = _schema(content["arrow_schema"]) if "arrow_schema" in content else features_of(content.get("features"))
+    columns = (
+        _schema(content["arrow_schema"])
+        if "arrow_schema" in content
+        else features_of(content.get("features"))
+    )
     meta = meta_of(cache_dir, columns, map(Shard, names, rows, sizes, digests))
     for key in ("num_shards", "num_rows", "schema_fingerprint"):
         if content.get(key) != getattr(meta, key):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# Saved again in its own format a picture must not lose more: Pillow would take JPEG quality 75 and lossy WebP.
+# Saved again in its own format a picture must not lose more: Pillow would take JPEG quality 75 and lossy
+# WebP.
 _AS_IT_WAS: dict[str, dict[str, Any]] = {"JPEG": {"quality": "keep"}, "WEBP": {"lossless": True}}
 _WITH_EXIF = ("JPEG", "PNG", "WEBP")
 _AS_PNG = ("RGBA", "LA", "PA", "P")
@@ -18,9 +19,10 @@ _AS_PNG = ("RGBA", "LA", "PA", "P")
 def encode_image(image: Any) -> bytes:
     """The bytes of an image file.
 
-    Bytes are taken as they are, and a path's file as it is. A PIL image that was opened from a file is saved in the file's format (a
-    JPEG with its own quantization tables), with its EXIF data; one with alpha, a palette or no format as PNG. A numpy array becomes a PNG.
-    Raises ``TypeError`` for anything else, and ``ValueError`` for a picture that Pillow cannot save so.
+    Bytes are taken as they are, and a path's file as it is. A PIL image that was opened from a file is saved
+    in the file's format (a JPEG with its own quantization tables), with its EXIF data; one with alpha, a
+    palette or no format as PNG. A numpy array becomes a PNG. Raises ``TypeError`` for anything else, and
+    ``ValueError`` for a picture that Pillow cannot save so.
     """
     if isinstance(image, bytes | bytearray | memoryview):
         return bytes(image)
@@ -37,7 +39,12 @@ def encode_image(image: Any) -> bytes:
     file = io.BytesIO()
     try:
         image.save(file, format=kind, **options)
-    except (KeyError, OSError, SyntaxError, EOFError) as error:  # a format it only reads; a mode the format lacks; a damaged file
+    except (
+        KeyError,
+        OSError,
+        SyntaxError,
+        EOFError,
+    ) as error:  # a format it only reads; a mode the format lacks; a damaged file
         raise ValueError(f"a picture of mode {image.mode} cannot be saved as {kind}: {error}") from error
     return file.getvalue()
 

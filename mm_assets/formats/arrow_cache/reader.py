@@ -26,21 +26,28 @@ from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
 
 
 class ArrowCache:
-    """A cache as a map from row number to example: what a PyTorch ``DataLoader`` takes as dataset, and an iterable of all examples.
+    """A cache as a map from row number to example: what a PyTorch ``DataLoader`` takes as dataset, and an
+    iterable of all examples.
 
-    A shard is opened when the first of its rows is asked for, in the process that asks, and read once for its digest. So the object can be
-    pickled, and used in forked and spawned workers. ``decode=False`` gives values as they are stored: a picture as the bytes of its file.
+    A shard is opened when the first of its rows is asked for, in the process that asks, and read once for its
+    digest. So the object can be pickled, and used in forked and spawned workers. ``decode=False`` gives
+    values as they are stored: a picture as the bytes of its file.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file for a damaged one, and for one of other
-    ``features``. Asking for a row raises ``ValueError`` when its shard is damaged, or gone because the cache was built anew.
+    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file for a damaged
+    one, and for one of other ``features``. Asking for a row raises ``ValueError`` when its shard is damaged,
+    or gone because the cache was built anew.
     """
 
-    def __init__(self, cache_dir: str | os.PathLike[str], features: Features | None = None, *, decode: bool = True) -> None:
+    def __init__(
+        self, cache_dir: str | os.PathLike[str], features: Features | None = None, *, decode: bool = True
+    ) -> None:
         self.meta = read_sharded_cache_meta(cache_dir)
         if features is not None:
             require_features(self.meta, features)
         elif decode and self.meta.schema is not None:
-            raise ValueError(f"{cache_dir}: interleaved rows; open it with InterleavedArrowDataset, or decode=False")
+            raise ValueError(
+                f"{cache_dir}: interleaved rows; open it with InterleavedArrowDataset, or decode=False"
+            )
         self._decode = decode
         self._starts = list(accumulate(self.meta.shard_row_counts, initial=0))
         self._open: dict[int, OpenShard] = {}
@@ -95,7 +102,9 @@ class ArrowCache:
         return found
 
     def _example(self, batch: pa.RecordBatch, row: int) -> dict[str, Any]:
-        stored = {name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        stored = {
+            name: column[row].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        }
         return decode_example(stored, self.features) if self._decode else stored
 
     def _shard(self, number: int) -> OpenShard:
@@ -111,7 +120,9 @@ class ArrowCache:
         except (ValueError, OSError) as error:
             if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
                 raise
-            raise ValueError(f"{path}: the cache was built anew since it was opened; open it again") from error
+            raise ValueError(
+                f"{path}: the cache was built anew since it was opened; open it again"
+            ) from error
         if shard.rows != told.rows:
             raise ValueError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
         return shard

@@ -10,7 +10,13 @@ import uuid
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache.generation import of_generation
-from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, SHARD_NAME, ShardedCacheMeta, metadata_text, parse_metadata
+from mm_assets.formats.arrow_cache.metadata import (
+    METADATA_FILE,
+    SHARD_NAME,
+    ShardedCacheMeta,
+    metadata_text,
+    parse_metadata,
+)
 from mm_assets.formats.storage import StorageOptions, filesystem
 from mm_assets.formats.temporary_files import ABANDONED_SECONDS
 
@@ -18,9 +24,11 @@ log = logging.getLogger(__name__)
 
 
 class RemoteGeneration:
-    """A build in progress, like `Generation`: its shards are made in a local folder and put under names that nobody reads.
+    """A build in progress, like `Generation`: its shards are made in a local folder and put under names that
+    nobody reads.
 
-    The put of `_metadata.json` makes them the cache. After it the shards go that the metadata before it named.
+    The put of `_metadata.json` makes them the cache. After it the shards go that the metadata before it
+    named.
     """
 
     def __init__(self, uri: str, options: StorageOptions | None) -> None:
@@ -44,7 +52,11 @@ class RemoteGeneration:
     def _published(self) -> set[str]:
         self._fs.invalidate_cache()
         try:
-            return set(parse_metadata(Path(self._path), self._fs.cat_file(f"{self._path}/{METADATA_FILE}")).shard_filenames)
+            return set(
+                parse_metadata(
+                    Path(self._path), self._fs.cat_file(f"{self._path}/{METADATA_FILE}")
+                ).shard_filenames
+            )
         except (FileNotFoundError, ValueError):
             return set()
 
@@ -53,7 +65,11 @@ class RemoteGeneration:
         try:
             for path in self._fs.ls(self._path, detail=False):
                 name = path.rpartition("/")[2]
-                if name not in kept and SHARD_NAME.fullmatch(name) and (name in replaced or self._is_abandoned(path)):
+                if (
+                    name not in kept
+                    and SHARD_NAME.fullmatch(name)
+                    and (name in replaced or self._is_abandoned(path))
+                ):
                     self._fs.rm_file(path)
         except OSError as error:  # the build is not at fault
             log.warning("%s: could not remove leftovers: %s", self._path, error)

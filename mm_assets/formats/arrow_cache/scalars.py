@@ -10,7 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 _ATTOSECONDS = {"as": 1, "fs": 10**3, "ps": 10**6, "ns": 10**9, "us": 10**12, "ms": 10**15, "s": 10**18}
-_ATTOSECONDS |= {"m": 60 * 10**18, "h": 3600 * 10**18, "D": 86_400 * 10**18, "W": 604_800 * 10**18}  # years and months have no length
+_ATTOSECONDS |= {
+    "m": 60 * 10**18,
+    "h": 3600 * 10**18,
+    "D": 86_400 * 10**18,
+    "W": 604_800 * 10**18,
+}  # years and months have no length
 
 
 def exact_types(kind: pa.DataType) -> frozenset[type]:
@@ -23,10 +28,12 @@ def exact_types(kind: pa.DataType) -> frozenset[type]:
 
 
 def stored_scalar(value: Any, kind: pa.DataType) -> Any:
-    """A scalar as a Python value that Arrow stores as ``kind`` without a change, but for the rounding of floats.
+    """A scalar as a Python value that Arrow stores as ``kind`` without a change, but for the rounding of
+    floats.
 
-    The buffer of a bytearray or memoryview is copied, for its owner may use it again. NaT becomes None. An aware datetime becomes UTC.
-    Raises ``ValueError``, ``TypeError``, ``OverflowError`` or Arrow's errors for one that would change, or could not be read again.
+    The buffer of a bytearray or memoryview is copied, for its owner may use it again. NaT becomes None. An
+    aware datetime becomes UTC. Raises ``ValueError``, ``TypeError``, ``OverflowError`` or Arrow's errors for
+    one that would change, or could not be read again.
     """
     if isinstance(value, bytearray | memoryview):
         return bytes(value)

@@ -19,7 +19,9 @@ _BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """What the metadata say of a shard: file name, rows, bytes of the file, and its xxh3-128 as 32 hex digits."""
+    """What the metadata say of a shard: file name, rows, bytes of the file, and its xxh3-128 as 32 hex
+    digits.
+    """
 
     filename: str
     rows: int
@@ -28,9 +30,11 @@ class Shard:
 
 
 class ShardWriter:
-    """Batches into the shards of one folder, named ``shard-00000.arrow`` …; a shard that has reached ``target`` bytes is closed.
+    """Batches into the shards of one folder, named ``shard-00000.arrow`` …; a shard that has reached
+    ``target`` bytes is closed.
 
-    ``target`` counts the bytes of the batches in memory. A shard is opened by its first batch, so none is empty.
+    ``target`` counts the bytes of the batches in memory. A shard is opened by its first batch, so none is
+    empty.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, target: int) -> None:
@@ -72,14 +76,17 @@ class ShardWriter:
 
 
 class OpenShard:
-    """The batches of a memory-mapped shard. Nothing is read before a row is; closing a file under it, or removing it, does no harm.
+    """The batches of a memory-mapped shard. Nothing is read before a row is; closing a file under it, or
+    removing it, does no harm.
 
     Raises ``ValueError`` naming a file that is no Arrow file.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            reader = ipc.open_file(pa.memory_map(str(path), "r"), options=ipc.IpcReadOptions(use_threads=False))  # fork-safe
+            reader = ipc.open_file(
+                pa.memory_map(str(path), "r"), options=ipc.IpcReadOptions(use_threads=False)
+            )  # fork-safe
             self.schema = reader.schema
             self.batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         except (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError) as error:

@@ -1,4 +1,6 @@
-"""Which shard files this process has read and found as they were written: each is read once for its digest, not at every opening."""
+"""Which shard files this process has read and found as they were written: each is read once for its digest,
+not at every opening.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from mm_assets.formats.arrow_cache.shards import Shard, file_digest
 # What a file looks like from outside: device, inode, size, time of change.
 Look = tuple[int, int, int, int]
 
-# The digests of files that were found right. Forked workers inherit them; spawned ones are sent them with the cache.
+# The digests of files that were found right. Forked workers inherit them; spawned ones are sent them with the
+# cache.
 _LOOKS: dict[Look, str] = {}
 
 

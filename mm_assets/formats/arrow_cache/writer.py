@@ -29,17 +29,19 @@ def write_sharded_arrow_cache(
     batch_size: int = 1000,
     max_batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> ShardedCacheMeta:
-    """Write the examples of ``(key, example)`` pairs into the folder ``cache_dir``, as Arrow IPC shards and `_metadata.json`.
+    """Write the examples of ``(key, example)`` pairs into the folder ``cache_dir``, as Arrow IPC shards and
+    `_metadata.json`.
 
-    A batch is written when it has ``batch_size`` examples, and before it would hold more than ``max_batch_bytes`` (at most 512 MiB); a
-    larger example is a batch of its own. A shard is closed once its batches have ``shard_size_bytes`` in memory. No examples give no
-    shards.
+    A batch is written when it has ``batch_size`` examples, and before it would hold more than
+    ``max_batch_bytes`` (at most 512 MiB); a larger example is a batch of its own. A shard is closed once its
+    batches have ``shard_size_bytes`` in memory. No examples give no shards.
 
-    The cache appears whole or not at all, and replaces the one that is there at one moment, for other builders and readers, and
-    in a crash. Of several builders the last to finish has its way; one that made what is there already changes nothing.
+    The cache appears whole or not at all, and replaces the one that is there at one moment, for other
+    builders and readers, and in a crash. Of several builders the last to finish has its way; one that made
+    what is there already changes nothing.
 
-    Raises ``ValueError`` naming key and field of an example that lacks a field, has another, or a value that does not fit, and for a URL;
-    ``TypeError`` for features or a generator of another kind.
+    Raises ``ValueError`` naming key and field of an example that lacks a field, has another, or a value that
+    does not fit, and for a URL; ``TypeError`` for features or a generator of another kind.
     """
     if batch_size < 1 or shard_size_bytes < 1 or not 1 <= max_batch_bytes <= LARGEST_BATCH:
         raise ValueError(
@@ -64,7 +66,12 @@ def write_sharded_arrow_cache(
     return meta
 
 
-def _write(generator: Iterable[tuple[Any, Mapping[str, Any]]], features: Features, batch: WaitingBatch, writer: ShardWriter) -> None:
+def _write(
+    generator: Iterable[tuple[Any, Mapping[str, Any]]],
+    features: Features,
+    batch: WaitingBatch,
+    writer: ShardWriter,
+) -> None:
     def flush() -> None:
         if (taken := batch.take()) is not None:
             writer.write(taken)
@@ -82,13 +89,22 @@ def _write(generator: Iterable[tuple[Any, Mapping[str, Any]]], features: Feature
 
 
 def _pairs(generator: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """The generator's items. Raises ``TypeError`` for one that is no pair; a dict of two fields would pass for one."""
+    """The generator's items.
+
+    Raises ``TypeError`` for one that is no pair; a dict of two fields would pass for one.
+    """
     if not isinstance(generator, Iterable):
         hint = ": call it" if callable(generator) else ""
-        raise TypeError(f"the generator must be an iterable of (key, example) pairs, not {type(generator).__name__}{hint}")
+        raise TypeError(
+            f"the generator must be an iterable of (key, example) pairs, not {type(generator).__name__}{hint}"
+        )
     for item in generator:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            what = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+            what = (
+                f"{type(item).__name__} of {len(item)}"
+                if isinstance(item, tuple | list)
+                else type(item).__name__
+            )
             hint = "where examples have no keys, give enumerate(examples)"
             raise TypeError(f"the generator must give (key, example) pairs, not {what}: {hint}")
         yield item[0], item[1]

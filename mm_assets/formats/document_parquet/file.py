@@ -22,18 +22,27 @@ _LARGEST_TIMES = 4  # as many bytes as are asked for, where the largest row of a
 class DocumentFile:
     """Messages call the file ``name``; ``reopen`` opens it again.
 
-    Raises `ShardError` in one line for a file of another layout, and for one that would take more memory than its ``size`` warrants.
+    Raises `ShardError` in one line for a file of another layout, and for one that would take more memory than
+    its ``size`` warrants.
     """
 
     def __init__(
-        self, file: pq.ParquetFile, name: str, size: int, raw: RawLayout, read_kwargs: Mapping[str, Any], reopen: Reopen
+        self,
+        file: pq.ParquetFile,
+        name: str,
+        size: int,
+        raw: RawLayout,
+        read_kwargs: Mapping[str, Any],
+        reopen: Reopen,
     ) -> None:
         self.name = name
         self.nbytes = size
         self._file = file
         self._read_kwargs = {"use_threads": False, **read_kwargs}
         self._leaves = [file.schema.column(index).path for index in range(len(file.schema))]
-        self._by_name: dict[str, list[str]] = {}  # the columns as Parquet has them, under each name that selects them there
+        self._by_name: dict[
+            str, list[str]
+        ] = {}  # the columns as Parquet has them, under each name that selects them there
         for leaf in self._leaves:
             for name_of_some in accumulate(leaf.split("."), "{}.{}".format):
                 self._by_name.setdefault(name_of_some, []).append(leaf)
@@ -41,11 +50,15 @@ class DocumentFile:
             self.layout: DocumentLayout = document_layout(file.schema_arrow, raw)
             refuse_blown_up(file.metadata, size)
             if len(self._leaves) > MAX_FIELDS:
-                raise ValueError(f"{len(self._leaves)} columns, those inside others included, at most {MAX_FIELDS}")
+                raise ValueError(
+                    f"{len(self._leaves)} columns, those inside others included, at most {MAX_FIELDS}"
+                )
         except ValueError as error:
             raise ShardError(f"{name}: {error}") from error
         if unread := self.layout.unread_images():
-            warn_user(f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; set MM_IMAGES_FIELD to read them")
+            warn_user(
+                f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; set MM_IMAGES_FIELD to read them"
+            )
         self._sizes = RowSizes(file.metadata, name, reopen)
 
     @property
@@ -57,17 +70,26 @@ class DocumentFile:
     def rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def read(self, names: Sequence[str], nbytes: int, most_images: int | None = None) -> Iterator[tuple[int, pa.RecordBatch]]:
+    def read(
+        self, names: Sequence[str], nbytes: int, most_images: int | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Some columns of all rows, about ``nbytes`` at a time, each time with the number of the first row.
 
-        A row has at most ``most_images`` images. Where that is not known yet (None), their bytes are left out, if another column tells
-        which images there are.
+        A row has at most ``most_images`` images. Where that is not known yet (None), their bytes are left
+        out, if another column tells which images there are.
         """
-        images = self.layout.images if self.layout.images is not None and self.layout.images.name in names else None
+        images = (
+            self.layout.images
+            if self.layout.images is not None and self.layout.images.name in names
+            else None
+        )
         blobs = None if images is None else self._bytes_of(images)
         columns = list(names)
         if images is not None and blobs is not None and most_images is None and images.value.num_fields > 1:
-            columns = [*(name for name in names if name != images.name), *(leaf for leaf in self._by_name[images.name] if leaf != blobs)]
+            columns = [
+                *(name for name in names if name != images.name),
+                *(leaf for leaf in self._by_name[images.name] if leaf != blobs),
+            ]
         leaves = {leaf for column in columns for leaf in self._by_name.get(column, ())}
         wanted = [at for at, leaf in enumerate(self._leaves) if leaf in leaves]
         most = {at: most_images for at in wanted if most_images is not None and self._leaves[at] == blobs}

@@ -19,9 +19,11 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Items:
-    """Texts or images, in order: the number of the row and the position of each; ``at`` is where its value is among ``values``.
+    """Texts or images, in order: the number of the row and the position of each; ``at`` is where its value is
+    among ``values``.
 
-    ``lengths`` are those of the lists, one a row, -1 for a null list; None where a row has one item and no list.
+    ``lengths`` are those of the lists, one a row, -1 for a null list; None where a row has one item and no
+    list.
     """
 
     column: ItemColumn
@@ -36,7 +38,9 @@ class Items:
 
     def texts(self) -> pa.Array:
         """The texts; null for an item that has other fields alone."""
-        return _as(self._taken(TEXT) if self.column.has(TEXT) else self.values.take(pa.array(self.at)), pa.string())
+        return _as(
+            self._taken(TEXT) if self.column.has(TEXT) else self.values.take(pa.array(self.at)), pa.string()
+        )
 
     def names(self) -> list[str | None]:
         """What the images are called, if anything."""
@@ -49,13 +53,19 @@ class Items:
     def blobs(self) -> pa.Array:
         """The bytes of the images, one value for each of ``values``: no byte is copied."""
         stored = pc.struct_field(self.values, BYTES) if self.column.has(BYTES) else self.values
-        return stored if pa.types.is_binary(stored.type) or pa.types.is_large_binary(stored.type) else pa.nulls(len(stored), pa.binary())
+        return (
+            stored
+            if pa.types.is_binary(stored.type) or pa.types.is_large_binary(stored.type)
+            else pa.nulls(len(stored), pa.binary())
+        )
 
     def others(self) -> list[dict[str, Any]]:
         """The other fields of each item that are not null, as JSON values."""
         found: list[dict[str, Any]] = [{} for _ in range(len(self))]
         for name in self.column.others:
-            for fields, value in zip(found, json_codec.encode(self._taken(name), self.column.value.field(name)), strict=True):
+            for fields, value in zip(
+                found, json_codec.encode(self._taken(name), self.column.value.field(name)), strict=True
+            ):
                 if value is not None:
                     fields[name] = value
         return found
@@ -67,7 +77,9 @@ class Items:
 def items_of(column: ItemColumn, values: pa.Array) -> Items:
     """The items of a column: what is null is none, nor is a text of which all fields are null."""
     if column.is_list:
-        lengths = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = (
+            pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False).astype(np.int64)
+        )
         counts = np.maximum(lengths, 0)
         rows = np.repeat(np.arange(len(values), dtype=np.int64), counts)
         flat = values.flatten()  # leaves out what lies under null lists
@@ -83,7 +95,9 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
 
 
 def lengths_beyond(items: Mapping[str, Items], rows: int) -> dict[int, dict[str, int | None]]:
-    """By row, the lengths of its lists that its items do not tell: those with nulls at their end; None for a null list."""
+    """By row, the lengths of its lists that its items do not tell: those with nulls at their end; None for a
+    null list.
+    """
     implied = np.zeros(rows, np.int64)
     for found in items.values():
         np.maximum.at(implied, found.rows, found.positions + 1)
@@ -98,7 +112,8 @@ def lengths_beyond(items: Mapping[str, Items], rows: int) -> dict[int, dict[str,
 
 
 def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa.Array:
-    """The values ``at`` these places of an array, as a ``large_binary`` column that has them at ascending ``places``, else nulls.
+    """The values ``at`` these places of an array, as a ``large_binary`` column that has them at ascending
+    ``places``, else nulls.
 
     All other values of the array are null. Bytes stay where they are.
     """
@@ -112,12 +127,16 @@ def spread_blobs(blobs: pa.Array, at: Numbers, places: Numbers, rows: int) -> pa
 
 
 def _packed(blobs: pa.Array) -> tuple[Numbers, pa.Buffer, int]:
-    """The sizes of all values, 0 for null, the buffer in which they lie one behind the other, and where the first begins."""
+    """The sizes of all values, 0 for null, the buffer in which they lie one behind the other, and where the
+    first begins.
+    """
     sizes = pc.fill_null(pc.binary_length(blobs), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     if not sizes.any():
         return sizes, pa.py_buffer(b""), 0
     width = np.dtype(np.int64 if pa.types.is_large_binary(blobs.type) else np.int32)
-    offsets = np.frombuffer(blobs.buffers()[1], width, len(blobs) + 1, blobs.offset * width.itemsize).astype(np.int64)
+    offsets = np.frombuffer(blobs.buffers()[1], width, len(blobs) + 1, blobs.offset * width.itemsize).astype(
+        np.int64
+    )
     if not np.array_equal(np.diff(offsets), sizes):  # something lies under a null
         return _packed(pc.fill_null(blobs, b""))
     return sizes, blobs.buffers()[2], int(offsets[0])

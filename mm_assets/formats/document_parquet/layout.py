@@ -1,4 +1,6 @@
-"""Parquet of others with a document in each row: which columns hold its texts and images, told by their names and types."""
+"""Parquet of others with a document in each row: which columns hold its texts and images, told by their names
+and types.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _SHOWN = 20  # columns that a refusal names
 
 @dataclass(frozen=True)
 class ItemColumn:
-    """A column of texts or of images. ``value`` is the type of one item; ``is_list``: a row has a list of them, and not just one.
+    """A column of texts or of images. ``value`` is the type of one item; ``is_list``: a row has a list of
+    them, and not just one.
 
     ``known`` are the fields of an item, where that is a struct, which hold its content and its name.
     """
@@ -42,7 +45,11 @@ class ItemColumn:
     @property
     def others(self) -> tuple[str, ...]:
         """All other fields of an item."""
-        return tuple(f.name for f in self.value if f.name not in self.known) if pa.types.is_struct(self.value) else ()
+        return (
+            tuple(f.name for f in self.value if f.name not in self.known)
+            if pa.types.is_struct(self.value)
+            else ()
+        )
 
     def has(self, field: str) -> bool:
         """Whether an item has a field of this name."""
@@ -57,8 +64,9 @@ class ItemColumn:
 class DocumentLayout:
     """The columns of a file of documents.
 
-    ``sample_id`` holds the ids, which a row must have where the column was asked for (``needs_id``). ``passthrough`` are the columns that
-    become those of the metadata rows, ``kept`` those whose names are taken: their values go into ``_source``.
+    ``sample_id`` holds the ids, which a row must have where the column was asked for (``needs_id``).
+    ``passthrough`` are the columns that become those of the metadata rows, ``kept`` those whose names are
+    taken: their values go into ``_source``.
     """
 
     texts: ItemColumn | None
@@ -69,11 +77,17 @@ class DocumentLayout:
     kept: pa.Schema
 
     def unread_images(self) -> list[str]:
-        """Columns that look like images, as Hugging Face has them, where none is read as such: they are passed through."""
+        """Columns that look like images, as Hugging Face has them, where none is read as such: they are
+        passed through.
+        """
         if self.images is not None:
             return []
         columns = [_items(self.passthrough, name, (BYTES, PATH)) for name in self.passthrough.names]
-        return [column.name for column in columns if column is not None and column.has(BYTES) and _is_blob(_child(column, BYTES))]
+        return [
+            column.name
+            for column in columns
+            if column is not None and column.has(BYTES) and _is_blob(_child(column, BYTES))
+        ]
 
     @property
     def items(self) -> tuple[ItemColumn, ...]:
@@ -98,16 +112,23 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
     if images is None and raw.images_field == IMAGES:
         images = _items(schema, _IMAGE, (BYTES, PATH))
         if images is not None and texts is None and raw.texts_field == TEXTS:
-            caption = next((name for name in _CAPTIONS if name in schema.names and _is_string(schema.field(name).type)), None)
+            caption = next(
+                (name for name in _CAPTIONS if name in schema.names and _is_string(schema.field(name).type)),
+                None,
+            )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
     is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):
-        raise ValueError(f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}")
+        raise ValueError(
+            f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
+        )
     sample_id = _sample_id(schema, raw)
     taken = {column.name for column in (texts, images) if column is not None}
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
-    others = [field for field in schema if field.name not in taken and not (is_id and field.name == sample_id)]
+    others = [
+        field for field in schema if field.name not in taken and not (is_id and field.name == sample_id)
+    ]
     kept = [f for f in others if f.name in (*RESERVED_COLUMNS, SOURCE, sample_id)]
     layout = DocumentLayout(
         texts,
@@ -117,7 +138,10 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         pa.schema([pa.field(f.name, f.type) for f in others if f not in kept]),
         pa.schema([pa.field(f.name, f.type) for f in kept]),
     )
-    for field in [*layout.kept, *(column.value.field(name) for column in layout.items for name in column.others)]:
+    for field in [
+        *layout.kept,
+        *(column.value.field(name) for column in layout.items for name in column.others),
+    ]:
         json_codec.encode(pa.nulls(0, field.type), field)  # raises `NotEncodable`: these travel as JSON
     return layout
 
@@ -130,7 +154,9 @@ def _refuse_repeated(names: list[str]) -> None:
 def _sample_id(schema: pa.Schema, raw: RawLayout) -> str | None:
     if raw.sample_id_field is not None:
         if raw.sample_id_field not in schema.names:
-            raise ValueError(f"it has no column {raw.sample_id_field!r} (sample_id_field), but {_described(schema)}")
+            raise ValueError(
+                f"it has no column {raw.sample_id_field!r} (sample_id_field), but {_described(schema)}"
+            )
         return raw.sample_id_field
     return SAMPLE_ID if SAMPLE_ID in schema.names and _is_string(schema.field(SAMPLE_ID).type) else None
 
@@ -153,7 +179,11 @@ def _is_image(column: ItemColumn) -> bool:
     """Of a struct with a name alone, and of names, no item has bytes: each is an error row."""
     if pa.types.is_struct(column.value):
         stored, name = _child(column, BYTES), _child(column, PATH)
-        return (stored is not None or name is not None) and _is_blob(stored, optional=True) and (name is None or _is_string(name))
+        return (
+            (stored is not None or name is not None)
+            and _is_blob(stored, optional=True)
+            and (name is None or _is_string(name))
+        )
     return _is_blob(column.value) or _is_string(column.value)
 
 

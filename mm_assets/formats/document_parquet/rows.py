@@ -35,10 +35,11 @@ def build_rows(
     path: str,
     max_image_bytes: int | None,
 ) -> pa.Table:
-    """The rows of some documents, in the columns of ``schema``; ``first`` is the row number of the first one, in the file ``path``.
+    """The rows of some documents, in the columns of ``schema``; ``first`` is the row number of the first one,
+    in the file ``path``.
 
-    An image of more than ``max_image_bytes`` is an error row. None: the documents come without the bytes of their images, so that no type
-    of these is known, and no error.
+    An image of more than ``max_image_bytes`` is an error row. None: the documents come without the bytes of
+    their images, so that no type of these is known, and no error.
     """
     rows = _Rows(layout, documents, first, path)
     columns: dict[str, Any] = {
@@ -50,24 +51,42 @@ def build_rows(
         SOURCE: rows.said,
     }
     images = _Images(rows, max_image_bytes)
-    columns |= {"content_type": images.content_types, "binary_content": images.blobs, "materialize_error": images.errors}
-    arrays = [columns[f.name]() if f.name in columns else rows.spread(documents.column(f.name).cast(f.type), _METADATA) for f in schema]
+    columns |= {
+        "content_type": images.content_types,
+        "binary_content": images.blobs,
+        "materialize_error": images.errors,
+    }
+    arrays = [
+        columns[f.name]()
+        if f.name in columns
+        else rows.spread(documents.column(f.name).cast(f.type), _METADATA)
+        for f in schema
+    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 class _Rows:
-    """Which row comes where: ``documents``, ``positions`` and ``modalities`` by row, ``places`` of the items of each modality."""
+    """Which row comes where: ``documents``, ``positions`` and ``modalities`` by row, ``places`` of the items
+    of each modality.
+    """
 
     def __init__(self, layout: DocumentLayout, batch: pa.RecordBatch, first: int, path: str) -> None:
         self._layout, self._batch, self._first, self._path = layout, batch, first, path
         self.texts, self.images = (self._items(column) for column in (layout.texts, layout.images))
         count = batch.num_rows
         parts = [(np.arange(count, dtype=np.int64), np.full(count, METADATA_POSITION, np.int64))]
-        parts += [(some.rows, some.positions) if some is not None else (_NONE, _NONE) for some in (self.texts, self.images)]
+        parts += [
+            (some.rows, some.positions) if some is not None else (_NONE, _NONE)
+            for some in (self.texts, self.images)
+        ]
         documents, positions = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         modalities = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
         order = np.lexsort((modalities, positions, documents))
-        self.documents, self.positions, self.modalities = documents[order], positions[order], modalities[order]
+        self.documents, self.positions, self.modalities = (
+            documents[order],
+            positions[order],
+            modalities[order],
+        )
         self.places = [np.flatnonzero(self.modalities == modality) for modality in range(len(parts))]
 
     def __len__(self) -> int:
@@ -80,27 +99,40 @@ class _Rows:
         return values.take(pa.array(at, mask=at < 0))
 
     def text_content(self) -> pa.Array:
-        return pa.nulls(len(self), pa.string()) if self.texts is None else self.spread(self.texts.texts(), _TEXT)
+        return (
+            pa.nulls(len(self), pa.string()) if self.texts is None else self.spread(self.texts.texts(), _TEXT)
+        )
 
     def source_refs(self) -> pa.Array:
         columns = {_TEXT: self._layout.texts, _IMAGE: self._layout.images}
         refs = []
         for row, position, modality in zip(
-            (self.documents + self._first).tolist(), self.positions.tolist(), self.modalities.tolist(), strict=True
+            (self.documents + self._first).tolist(),
+            self.positions.tolist(),
+            self.modalities.tolist(),
+            strict=True,
         ):
             column = columns.get(modality)
-            refs.append(build_source_ref(self._path, row_name(row, None if column is None else column.place(position))))
+            refs.append(
+                build_source_ref(
+                    self._path, row_name(row, None if column is None else column.place(position))
+                )
+            )
         return pa.array(refs, pa.string())
 
     def said(self) -> pa.Array:
-        """What the columns cannot say: lengths of lists, columns and fields without a column of their own, names of images."""
+        """What the columns cannot say: lengths of lists, columns and fields without a column of their own,
+        names of images.
+        """
         said: list[dict[str, Any]] = [{} for _ in range(len(self))]
         metadata = self.places[_METADATA].tolist()
         present = {some.column.name: some for some in (self.texts, self.images) if some is not None}
         for document, lengths in lengths_beyond(present, self._batch.num_rows).items():
             said[metadata[document]]["lengths"] = lengths
         for field in self._layout.kept:
-            for place, value in zip(metadata, json_codec.encode(self._batch.column(field.name), field), strict=True):
+            for place, value in zip(
+                metadata, json_codec.encode(self._batch.column(field.name), field), strict=True
+            ):
                 if value is not None:
                     said[place].setdefault("fields", {})[field.name] = value
         if self.images is not None:
@@ -115,7 +147,9 @@ class _Rows:
         return pa.array([dumps(what) if what else None for what in said], pa.string())
 
     def _items(self, column: ItemColumn | None) -> Items | None:
-        return None if column is None or column.is_empty else items_of(column, self._batch.column(column.name))
+        return (
+            None if column is None or column.is_empty else items_of(column, self._batch.column(column.name))
+        )
 
 
 class _Images:
@@ -152,12 +186,16 @@ class _Images:
     def _look(self, images: Items, blobs: pa.Array, max_bytes: int) -> None:
         views = binary_views(blobs)
         oversized = []
-        for number, (at, position, name) in enumerate(zip(images.at.tolist(), images.positions.tolist(), images.names(), strict=True)):
+        for number, (at, position, name) in enumerate(
+            zip(images.at.tolist(), images.positions.tolist(), images.names(), strict=True)
+        ):
             view = views[at]
             if view is None:
                 self._errors[number] = no_bytes(name)
             elif len(view) > max_bytes:
-                self._errors[number] = f"oversized member {images.column.place(position)!r}: {len(view)} bytes, at most {max_bytes}"
+                self._errors[number] = (
+                    f"oversized member {images.column.place(position)!r}: {len(view)} bytes, at most {max_bytes}"
+                )
                 oversized.append(at)
             elif kind := sniff(view[:_SNIFFED]):
                 self._types[number] = CONTENT_TYPES.get(kind)

@@ -1,4 +1,6 @@
-"""What each row of a file of documents will be, found without the bytes of its images: its id, its items, its faults."""
+"""What each row of a file of documents will be, found without the bytes of its images: its id, its items, its
+faults.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,28 @@ _READ_AT_ONCE = 4 << 20  # bytes
 
 
 def no_bytes(name: str | None) -> str:
-    """The error of an image that is a name at most: names of others are no files to be read, and nothing is downloaded."""
+    """The error of an image that is a name at most: names of others are no files to be read, and nothing is
+    downloaded.
+    """
     if name is None:
         return "dangling reference: neither bytes nor a name"
     return f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
 
 
 class DocumentScan:
-    """The rows of a file in their order: the ``ids`` of all, how many ``items`` each becomes (metadata included), how many are ``images``.
+    """The rows of a file in their order: the ``ids`` of all, how many ``items`` each becomes (metadata
+    included), how many are ``images``.
 
-    ``is_sound`` tells those that can be used, ``losses`` of the others. ``unresolved`` are (sample id, position, message) of images that
-    are names alone. ``has_source``: some row says more than its items and columns can. ``integers`` are those of passthrough columns.
+    ``is_sound`` tells those that can be used, ``losses`` of the others. ``unresolved`` are (sample id,
+    position, message) of images that are names alone. ``has_source``: some row says more than its items and
+    columns can. ``integers`` are those of passthrough columns.
     """
 
-    def __init__(self, file: DocumentFile, path: str, ids: SampleIds | None, id_prefix: str, row_prefix: str) -> None:
-        """Locators call the file ``path``. ``row_prefix`` and a row's number are its id where it states none; ``id_prefix`` is put in front
-        of stated ones.
+    def __init__(
+        self, file: DocumentFile, path: str, ids: SampleIds | None, id_prefix: str, row_prefix: str
+    ) -> None:
+        """Locators call the file ``path``. ``row_prefix`` and a row's number are its id where it states none;
+        ``id_prefix`` is put in front of stated ones.
 
         Without ``ids`` the first row that cannot be used raises `SampleError`.
         """
@@ -71,10 +79,16 @@ class DocumentScan:
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
         readable = batch if not broken else batch.take(pa.array(at))
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
-        items = {column.name: items_of(column, readable.column(column.name)) for column in self._layout.items if not column.is_empty}
+        items = {
+            column.name: items_of(column, readable.column(column.name))
+            for column in self._layout.items
+            if not column.is_empty
+        }
         counts = {name: np.bincount(some.rows, minlength=len(at)) for name, some in items.items()}
         totals = 1 + sum(counts.values(), np.zeros(len(at), np.int64))
-        faults |= {int(at[row]): (BAD_LAYOUT, why) for row, why in self._too_large(items, readable, totals).items()}
+        faults |= {
+            int(at[row]): (BAD_LAYOUT, why) for row, why in self._too_large(items, readable, totals).items()
+        }
         by_row = dict(zip(at.tolist(), range(len(at)), strict=True))
         images = counts.get(self._layout.images.name) if self._layout.images is not None else None
         for row in range(batch.num_rows):
@@ -94,14 +108,21 @@ class DocumentScan:
         if name is None:
             return [None] * batch.num_rows
         values = json_codec.encode(batch.column(name), batch.schema.field(name))
-        return [value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values]
+        return [
+            value if value is None or isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            for value in values
+        ]
 
     def _id_of(self, stated: str | None, row: int, is_broken: bool) -> tuple[str, tuple[str, str] | None]:
         """The id of a row, and what is wrong with it."""
         if stated is not None:
             return self._id_prefix + stated, None
         is_missing = self._layout.needs_id and not is_broken
-        fault = (BAD_SAMPLE_ID, f"column {self._layout.sample_id!r} (sample_id_field) is null") if is_missing else None
+        fault = (
+            (BAD_SAMPLE_ID, f"column {self._layout.sample_id!r} (sample_id_field) is null")
+            if is_missing
+            else None
+        )
         return f"{self._row_prefix}{row}", fault
 
     def _claim(self, sample_id: str, row: int, items: Mapping[str, Items], known: int | None) -> bool:
@@ -112,29 +133,59 @@ class DocumentScan:
         for some in items.values():
             modality = "text" if some.column == self._layout.texts else "image"
             for position in some.positions[some.rows == known].tolist():
-                self._lose(sample_id, position, modality, DUPLICATE_ID, why, self._ref(row, some.column.place(position)), is_cause=False)
+                self._lose(
+                    sample_id,
+                    position,
+                    modality,
+                    DUPLICATE_ID,
+                    why,
+                    self._ref(row, some.column.place(position)),
+                    is_cause=False,
+                )
         return False
 
     def _refuse(self, sample_id: str, row: int, kind: str, why: str) -> None:
         """The document is lost as one item: what else it holds nobody can say."""
         if self._claimed is None:
             raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {why}")
-        self._lose(sample_id, METADATA_POSITION, "metadata", kind, f"{self._path}: {row_name(row)}: {why}", self._ref(row))
+        self._lose(
+            sample_id,
+            METADATA_POSITION,
+            "metadata",
+            kind,
+            f"{self._path}: {row_name(row)}: {why}",
+            self._ref(row),
+        )
 
-    def _lose(self, sample_id: str, position: int, modality: str, kind: str, why: str, ref: str, is_cause: bool = True) -> None:
-        self.losses.append(Loss(sample_id, position, modality, "quarantined", kind, why, source_ref=ref, is_cause=is_cause))
+    def _lose(
+        self,
+        sample_id: str,
+        position: int,
+        modality: str,
+        kind: str,
+        why: str,
+        ref: str,
+        is_cause: bool = True,
+    ) -> None:
+        self.losses.append(
+            Loss(sample_id, position, modality, "quarantined", kind, why, source_ref=ref, is_cause=is_cause)
+        )
 
     def _ref(self, row: int, item: str | None = None) -> str:
         return build_source_ref(self._path, row_name(row, item))
 
-    def _too_large(self, items: Mapping[str, Items], batch: pa.RecordBatch, totals: Numbers) -> dict[int, str]:
+    def _too_large(
+        self, items: Mapping[str, Items], batch: pa.RecordBatch, totals: Numbers
+    ) -> dict[int, str]:
         """Rows with lists that no tar of ours could hold, or that take a lot of memory with all columns."""
         found: dict[int, str] = {}
         room = totals * self._row_bytes
         if (room > _MAX_ROOM).any():
             sizes = row_bytes(pa.Table.from_batches([batch]))
             for row in np.flatnonzero(room > np.maximum(_MAX_ROOM, sizes * _ROOM_PER_BYTE)).tolist():
-                found[row] = f"its {totals[row]} items take {room[row]} bytes with all columns, the document {sizes[row]}"
+                found[row] = (
+                    f"its {totals[row]} items take {room[row]} bytes with all columns, the document {sizes[row]}"
+                )
         for name, some in items.items():
             if some.lengths is not None:
                 for row in np.flatnonzero(some.lengths > MAX_POSITION).tolist():
@@ -142,9 +193,13 @@ class DocumentScan:
         return found
 
     def _note(self, first: int, at: Numbers, batch: pa.RecordBatch, items: Mapping[str, Items]) -> None:
-        """What is to be known of the readable rows together: images that are names alone, and whether any row needs ``_source``."""
+        """What is to be known of the readable rows together: images that are names alone, and whether any row
+        needs ``_source``.
+        """
         kept = [batch.column(field.name) for field in self._layout.kept]
-        needs = any(column.null_count < len(column) for column in kept) or bool(lengths_beyond(items, len(at)))
+        needs = any(column.null_count < len(column) for column in kept) or bool(
+            lengths_beyond(items, len(at))
+        )
         for some in items.values():
             needs = needs or (bool(some.column.others) and any(some.others()))
             if some.column != self._layout.images:
@@ -152,7 +207,9 @@ class DocumentScan:
             names = some.names()
             needs = needs or any(name is not None for name in names)
             if some.column.is_name:
-                for row, position, name in zip((first + at[some.rows]).tolist(), some.positions.tolist(), names, strict=True):
+                for row, position, name in zip(
+                    (first + at[some.rows]).tolist(), some.positions.tolist(), names, strict=True
+                ):
                     if self.is_sound[row]:
                         self.unresolved.append((self.ids[row], position, no_bytes(name)))
         self.has_source = self.has_source or needs

@@ -1,4 +1,6 @@
-"""One Parquet file of documents as a source of tables: every row is looked at first, then read with its images a few rows at a time."""
+"""One Parquet file of documents as a source of tables: every row is looked at first, then read with its
+images a few rows at a time.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +28,29 @@ _ROW_OVERHEAD = 512  # bytes of a row beside its text, its image and its own col
 class DocumentSource(FileSource):
     """Looks at all rows when opened, without the bytes of the images, and reads them when iterated.
 
-    With ``ids``, documents that cannot be used are set aside instead of raising; the prefixes are those of `DocumentScan`.
-    Locators call the file ``path``.
+    With ``ids``, documents that cannot be used are set aside instead of raising; the prefixes are those of
+    `DocumentScan`. Locators call the file ``path``.
     """
 
     def __init__(
-        self, uri: str, file: DocumentFile, path: str, max_image_bytes: int, ids: SampleIds | None, id_prefix: str, row_prefix: str
+        self,
+        uri: str,
+        file: DocumentFile,
+        path: str,
+        max_image_bytes: int,
+        ids: SampleIds | None,
+        id_prefix: str,
+        row_prefix: str,
     ) -> None:
         self._file, self._path, self._max_image_bytes = file, path, max_image_bytes
         self._scan = DocumentScan(file, path, ids, id_prefix, row_prefix)
-        passthrough = pa.schema([*file.layout.passthrough, *([json_field(SOURCE)] if self._scan.has_source else [])])
+        passthrough = pa.schema(
+            [*file.layout.passthrough, *([json_field(SOURCE)] if self._scan.has_source else [])]
+        )
         lost = sum(loss.is_item for loss in self._scan.losses)
-        kept = sum(items for items, is_sound in zip(self._scan.items, self._scan.is_sound, strict=True) if is_sound)
+        kept = sum(
+            items for items, is_sound in zip(self._scan.items, self._scan.is_sound, strict=True) if is_sound
+        )
         super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
         self.losses = self._scan.losses
         self.notes |= {"nbytes": file.nbytes, "of_others": True}
@@ -75,18 +88,28 @@ class DocumentSource(FileSource):
         names += [field.name for field in layout.kept if SOURCE in columns]
         limit = self._max_image_bytes if with_bytes else None
         budget = max_bytes or _READ_AT_ONCE
-        row_bytes = _ROW_OVERHEAD + sum(width(field.type) for field in schema if field.name not in INTERLEAVED_SCHEMA.names)
+        row_bytes = _ROW_OVERHEAD + sum(
+            width(field.type) for field in schema if field.name not in INTERLEAVED_SCHEMA.names
+        )
         most_images = max(self._scan.images, default=0) if with_bytes else None
         for first, batch in self._file.read(names, budget // 8, most_images):
             for start, end in self._runs(first, first + batch.num_rows, budget // row_bytes):
                 documents = batch.slice(start - first, end - start)
-                table = build_rows(documents, layout, schema, self._scan.ids[start:end], start, self._path, limit)
-                if table.num_rows != (told := sum(self._scan.items[start:end])):  # parts of a struct contradict each other
-                    raise ShardError(f"{self._file.name}: damaged Parquet data: rows {start} to {end}: {table.num_rows} items, not {told}")
+                table = build_rows(
+                    documents, layout, schema, self._scan.ids[start:end], start, self._path, limit
+                )
+                if table.num_rows != (
+                    told := sum(self._scan.items[start:end])
+                ):  # parts of a struct contradict each other
+                    raise ShardError(
+                        f"{self._file.name}: damaged Parquet data: rows {start} to {end}: {table.num_rows} items, not {told}"
+                    )
                 yield table
 
     def _runs(self, first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-        """Sound rows from ``first`` up to ``last`` that follow each other, of ``most`` items together unless one alone has more."""
+        """Sound rows from ``first`` up to ``last`` that follow each other, of ``most`` items together unless
+        one alone has more.
+        """
         start, filled = first, 0
         for row in range(first, last):
             items = self._scan.items[row]

@@ -1,4 +1,6 @@
-"""How large rows are in memory: a dictionary holds once what rows may have any number of times, and a file may be packed as tightly."""
+"""How large rows are in memory: a dictionary holds once what rows may have any number of times, and a file
+may be packed as tightly.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ Reopen = Callable[[list[str]], pq.ParquetFile]  # with these columns read as dic
 
 
 def refuse_blown_up(metadata: pq.FileMetaData, size: int) -> None:
-    """Raises ``ValueError`` for a file that says of itself that it unpacks to more than its ``size`` in bytes warrants."""
+    """Raises ``ValueError`` for a file that says of itself that it unpacks to more than its ``size`` in bytes
+    warrants.
+    """
     total = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -42,26 +46,34 @@ class RowSizes:
         self._found: dict[tuple[int, int], Sizes | None] = {}
 
     def of(self, group: int, leaves: list[int], most: dict[int, int]) -> tuple[int, int]:
-        """The mean and the largest of a row group, as far as they are known, for these columns as Parquet has them.
+        """The mean and the largest of a row group, as far as they are known, for these columns as Parquet has
+        them.
 
-        ``most`` values are in a row of some of the columns, where that is known. Raises `ShardError` for a row that is too large.
+        ``most`` values are in a row of some of the columns, where that is known. Raises `ShardError` for a
+        row that is too large.
         """
         facts = self._metadata.row_group(group)
         mean = largest = 0
         for leaf in leaves:
             packed = facts.column(leaf)
             sizes = self._unpacked(group, leaf, most.get(leaf, packed.num_values))
-            mean += (packed.total_uncompressed_size if sizes is None else int(sizes.sum())) // max(facts.num_rows, 1)
+            mean += (packed.total_uncompressed_size if sizes is None else int(sizes.sum())) // max(
+                facts.num_rows, 1
+            )
             if sizes is not None and len(sizes):
                 largest += int(sizes.max())
                 if sizes.max() > MAX_ROW_BYTES:
-                    row = sum(self._metadata.row_group(before).num_rows for before in range(group)) + int(sizes.argmax())
+                    row = sum(self._metadata.row_group(before).num_rows for before in range(group)) + int(
+                        sizes.argmax()
+                    )
                     where = f"{self._name}: row {row}, column {packed.path_in_schema!r}"
                     raise ShardError(f"{where}: {sizes.max()} bytes, at most {MAX_ROW_BYTES}")
         return mean, largest
 
     def _unpacked(self, group: int, leaf: int, most: int) -> Sizes | None:
-        """The bytes of each row in one column; None where no row can be too large, and where the column itself is large."""
+        """The bytes of each row in one column; None where no row can be too large, and where the column
+        itself is large.
+        """
         packed = self._metadata.row_group(group).column(leaf)
         size = packed.total_uncompressed_size
         if packed.physical_type != "BYTE_ARRAY" or most * size <= MAX_ROW_BYTES or size > _MAX_PACKED:
@@ -73,7 +85,10 @@ class RowSizes:
     def _measured(self, group: int, path: str) -> Sizes:
         file = self._reopen([path])
         try:
-            sizes = [row_bytes(pa.Table.from_batches([b])) for b in read_batches(file, group, [path], ROWS_AT_ONCE, self._name)]
+            sizes = [
+                row_bytes(pa.Table.from_batches([b]))
+                for b in read_batches(file, group, [path], ROWS_AT_ONCE, self._name)
+            ]
             return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
         finally:
             file.close(force=True)

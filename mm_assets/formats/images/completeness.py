@@ -8,7 +8,17 @@ from operator import add
 from typing import Final
 
 from .errors import ImageError
-from .tiff_ifd import TYPE_SIZES, Entry, Layout, as_view, entry_number, integers, iter_directories, iter_entries, read_header
+from .tiff_ifd import (
+    TYPE_SIZES,
+    Entry,
+    Layout,
+    as_view,
+    entry_number,
+    integers,
+    iter_directories,
+    iter_entries,
+    read_header,
+)
 from .tiff_tags import PAYLOADS
 
 # Far above real files; they bound the walk over hostile ones.
@@ -24,14 +34,17 @@ _chunk_le: Final = struct.Struct("<4sI").unpack_from
 _u32le: Final = struct.Struct("<I").unpack_from
 _u16le_pair: Final = struct.Struct("<HH").unpack_from
 _u16le_four: Final = struct.Struct("<HHHH").unpack_from
-_bmp_info: Final = struct.Struct("<iiHHII").unpack_from  # width, height, planes, bits, compression, bytes of pixels
+_bmp_info: Final = struct.Struct(
+    "<iiHHII"
+).unpack_from  # width, height, planes, bits, compression, bytes of pixels
 
 
 def looks_whole(data: bytes | bytearray | memoryview, kind: str) -> bool:
-    """Whether an image of format `kind` (as `probe` tells) has its end where it should be, with nothing missing or left over.
+    """Whether an image of format `kind` (as `probe` tells) has its end where it should be, with nothing
+    missing or left over.
 
-    False is a suspicion, not a verdict: stray bytes behind the image, or an end marker that was left out, hurt nobody. Decoding decides.
-    True says that nothing was cut off; pixels may still be damaged.
+    False is a suspicion, not a verdict: stray bytes behind the image, or an end marker that was left out,
+    hurt nobody. Decoding decides. True says that nothing was cut off; pixels may still be damaged.
     """
     try:
         return _CHECKS[kind](as_view(data))
@@ -128,7 +141,10 @@ def _tiff(view: memoryview) -> bool:
             if lengths is None or not 0 < offsets.values == lengths.values <= room:
                 return False
             room -= offsets.values
-            starts, sizes = integers(view, layout, directory, offsets), integers(view, layout, directory, lengths)
+            starts, sizes = (
+                integers(view, layout, directory, offsets),
+                integers(view, layout, directory, lengths),
+            )
             if min(sizes) == 0 or max(map(add, starts, sizes)) > len(view):
                 return False
             has_pixels = True
@@ -138,10 +154,15 @@ def _tiff(view: memoryview) -> bool:
 
 
 def _payload_entries(view: memoryview, layout: Layout, directory: int) -> dict[int, Entry]:
-    """The entries that tell where pixels are. Raises ImageError if the values of any entry lie outside the file."""
+    """The entries that tell where pixels are.
+
+    Raises ImageError if the values of any entry lie outside the file.
+    """
     end, width = len(view), layout.pointer.size
     found: dict[int, Entry] = {}
-    for row, (tag, kind, values, field) in enumerate(iter_entries(view, layout, directory, entry_number(view, layout, directory))):
+    for row, (tag, kind, values, field) in enumerate(
+        iter_entries(view, layout, directory, entry_number(view, layout, directory))
+    ):
         size = TYPE_SIZES.get(kind, 0) * values
         if size > width and field + size > end:
             raise ImageError(f"values of TIFF tag {tag} lie outside the {end} bytes")

@@ -28,7 +28,9 @@ _crc: Final = struct.Struct(">I").unpack_from
 
 
 def refuse_bomb(width: int, height: int, max_pixels: int, scans: int = 1) -> None:
-    """Raises `DecompressionBomb` for more than `max_pixels`, or for as many passes over them as no real file needs."""
+    """Raises `DecompressionBomb` for more than `max_pixels`, or for as many passes over them as no real file
+    needs.
+    """
     if width * height > max_pixels:
         raise DecompressionBomb(f"{width}x{height} pixels, at most {max_pixels}")
     if width * height * scans > max_pixels * _MAX_SCANS:
@@ -38,17 +40,18 @@ def refuse_bomb(width: int, height: int, max_pixels: int, scans: int = 1) -> Non
 def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> bool:
     """Decode an image of format `kind` (as `probe` tells) and throw the pixels away.
 
-    Of a TIFF every frame, of animations the first. True when all of them were decoded; False when a TIFF has so many frames, or so many
-    pixels in all of them, that not all were tried, and those that were are sound.
+    Of a TIFF every frame, of animations the first. True when all of them were decoded; False when a TIFF has
+    so many frames, or so many pixels in all of them, that not all were tried, and those that were are sound.
 
-    Raises `ImageError` when Pillow cannot decode it, and `DecompressionBomb` (an `ImageError`), before any pixel is touched, for a frame
-    of more than `max_pixels` pixels.
+    Raises `ImageError` when Pillow cannot decode it, and `DecompressionBomb` (an `ImageError`), before any
+    pixel is touched, for a frame of more than `max_pixels` pixels.
     """
     from PIL import Image
 
     raw = bytes(data)
     if kind == "jpg":
-        # libjpeg decodes the zeros that stand in the place of a lost body; a few are padding, and help where only the end marker is lost.
+        # libjpeg decodes the zeros that stand in the place of a lost body; a few are padding, and help where
+        # only the end marker is lost.
         raw = raw[: len(raw.rstrip(b"\0")) + _PADDING]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
@@ -58,7 +61,8 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
                     return _load_frames(image, max_pixels)  # type: ignore[arg-type]
                 # Measured once more: Pillow grows the screen of a GIF to its first frame.
                 refuse_bomb(*image.size, max_pixels, raw.count(b"\xff\xda") if kind == "jpg" else 1)
-                # All of a JPEG is parsed, but every block becomes one pixel: a third of the time, little memory. Others know no draft.
+                # All of a JPEG is parsed, but every block becomes one pixel: a third of the time, little
+                # memory. Others know no draft.
                 image.draft(None, (1, 1))
                 image.load()
                 if kind == "png":
@@ -74,7 +78,14 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
 
 def _opened(raw: bytes, kind: str) -> ImageFile:
     """The image with its header read. By class: `Image.open` has limits and warnings of its own."""
-    from PIL import BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin
+    from PIL import (
+        BmpImagePlugin,
+        GifImagePlugin,
+        JpegImagePlugin,
+        PngImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+    )
 
     readers: dict[str, Callable[[io.BytesIO, str], ImageFile]] = {
         "jpg": JpegImagePlugin.JpegImageFile,
@@ -88,7 +99,10 @@ def _opened(raw: bytes, kind: str) -> ImageFile:
 
 
 def _check_pixel_crcs(png: bytes) -> None:
-    """Zeros in the place of a lost body may be pixels to Pillow, which looks at no checksum of them. Raises ``ImageError``."""
+    """Zeros in the place of a lost body may be pixels to Pillow, which looks at no checksum of them.
+
+    Raises ``ImageError``.
+    """
     view = memoryview(png)
     at = _PNG_SIGNATURE
     while at + 12 <= len(view):

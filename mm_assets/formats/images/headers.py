@@ -1,7 +1,8 @@
 """Width, height and EXIF orientation out of the headers of the six formats that we keep.
 
-Each parser takes bytes that `probe.sniff` recognised and returns (width, height, orientation) as the header says them: sides
-may be zero or negative, the caller judges. Raises ImageError for damage, IndexError or struct.error where the bytes end too early.
+Each parser takes bytes that `probe.sniff` recognised and returns (width, height, orientation) as the header
+says them: sides may be zero or negative, the caller judges. Raises ImageError for damage, IndexError or
+struct.error where the bytes end too early.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def _exif_orientation(block: Buffer) -> int:
         view = view[6:]
     try:
         layout, first = read_header(view)
-        return orientation(view, layout, first, find_entries(view, layout, first, _ORIENTATION_ONLY).get(ORIENTATION))
+        return orientation(
+            view, layout, first, find_entries(view, layout, first, _ORIENTATION_ONLY).get(ORIENTATION)
+        )
     except ImageError:
         return 1
 
@@ -60,7 +63,9 @@ def _next_marker(data: Buffer, at: int) -> int:
 
 
 def _jpeg(data: Buffer) -> Size:
-    """Frame header and EXIF block come in any order in front of the scan; damage behind the frame header is let be."""
+    """Frame header and EXIF block come in any order in front of the scan; damage behind the frame header is
+    let be.
+    """
     at, turned = 2, 0
     width = height = -1
     try:
@@ -155,7 +160,9 @@ def _bmp(data: Buffer) -> Size:
         return *_u16le_pair(data, 18), 1
     width, height = _i32le_pair(data, 18)
     if height < -(1 << 24):
-        raise ImageError(f"bmp header is damaged: height {height}")  # no real file; other readers take it as unsigned
+        raise ImageError(
+            f"bmp header is damaged: height {height}"
+        )  # no real file; other readers take it as unsigned
     return width, abs(height), 1  # negative: rows from the top down
 
 

@@ -23,7 +23,9 @@ CONTENT_TYPES: Final[dict[str, str]] = {
 }
 """Content type of each file extension that we write."""
 
-EXTENSIONS: Final[dict[str, str]] = {content_type: extension for extension, content_type in CONTENT_TYPES.items()}
+EXTENSIONS: Final[dict[str, str]] = {
+    content_type: extension for extension, content_type in CONTENT_TYPES.items()
+}
 """File extension of each content type."""
 
 _Buffer = bytes | bytearray | memoryview
@@ -39,7 +41,9 @@ _pillow_lock: Final = Lock()
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """Size in pixels as stored in the header, format (a key of CONTENT_TYPES) and EXIF orientation (1..8, 1 if unknown)."""
+    """Size in pixels as stored in the header, format (a key of CONTENT_TYPES) and EXIF orientation (1..8, 1
+    if unknown).
+    """
 
     width: int
     height: int
@@ -63,7 +67,10 @@ class ImageInfo:
 
 
 def sniff(data: _Buffer) -> str | None:
-    """The format (a key of CONTENT_TYPES) that the first bytes announce, or None. Promises nothing about the rest."""
+    """The format (a key of CONTENT_TYPES) that the first bytes announce, or None.
+
+    Promises nothing about the rest.
+    """
     head = bytes(data[:18])
     if head.startswith(b"\xff\xd8\xff"):
         return "jpg"
@@ -82,10 +89,11 @@ def sniff(data: _Buffer) -> str | None:
 
 
 def probe(data: _Buffer) -> ImageInfo:
-    """Size, format and orientation of an image; a prefix that holds the header (of a TIFF: the first directory) will do.
+    """Size, format and orientation of an image; a prefix that holds the header (of a TIFF: the first
+    directory) will do.
 
-    An EXIF block that is damaged or beyond the prefix counts as orientation 1: it does not make an image unusable.
-    Raises ImageError for unknown formats, damaged headers and images without pixels.
+    An EXIF block that is damaged or beyond the prefix counts as orientation 1: it does not make an image
+    unusable. Raises ImageError for unknown formats, damaged headers and images without pixels.
     """
     if not isinstance(data, bytes):
         data = as_view(data)

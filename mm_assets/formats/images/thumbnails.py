@@ -27,10 +27,16 @@ class ThumbnailStrip:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         if len(self.pictures) < self.limit:
-            images = batch.data.filter(pc.equal(batch.data.column("modality"), "image")).column("binary_content")
+            images = batch.data.filter(pc.equal(batch.data.column("modality"), "image")).column(
+                "binary_content"
+            )
             for chunk in images.chunks:
                 for view in binary_views(chunk.slice(0, 4 * self.limit)):
-                    if view is not None and len(self.pictures) < self.limit and (picture := thumbnail(view)) is not None:
+                    if (
+                        view is not None
+                        and len(self.pictures) < self.limit
+                        and (picture := thumbnail(view)) is not None
+                    ):
                         self.pictures.append(picture)
         return StepResult(batch)
 
@@ -52,6 +58,12 @@ def thumbnail(data: memoryview) -> bytes | None:
             image.thumbnail((4 * _HEIGHT, _HEIGHT))
             output = io.BytesIO()
             image.convert("RGB").save(output, "JPEG", quality=70)
-    except (ImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # what Pillow raises on bad bytes
+    except (
+        ImageError,
+        OSError,
+        ValueError,
+        SyntaxError,
+        Image.DecompressionBombError,
+    ):  # what Pillow raises on bad bytes
         return None
     return output.getvalue()

@@ -1,8 +1,9 @@
 """Take the frames of a multi-frame TIFF apart without decoding them.
 
-A frame becomes a TIFF file of its own with the source's byte order and kind (classic or BigTIFF), all its tags, and its
-strips or tiles byte for byte. Only offsets change. Bytes inside a value are never interpreted, so absolute offsets
-hidden in private blobs (MakerNotes) still refer to the old file. A file with only one frame is copied as it is.
+A frame becomes a TIFF file of its own with the source's byte order and kind (classic or BigTIFF), all its
+tags, and its strips or tiles byte for byte. Only offsets change. Bytes inside a value are never interpreted,
+so absolute offsets hidden in private blobs (MakerNotes) still refer to the old file. A file with only one
+frame is copied as it is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from .tiff_tags import HEIGHT, ORIENTATION, PAYLOAD_OFFSETS, WIDTH
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FramePlan:
-    """One frame as a TIFF file that is yet to be written. Keeps a view of the source, and so the source, alive."""
+    """One frame as a TIFF file that is yet to be written.
+
+    Keeps a view of the source, and so the source, alive.
+    """
 
     size: int
     """Bytes of the stand-alone file."""
@@ -74,8 +78,8 @@ def frame_count(data: bytes | bytearray | memoryview) -> int:
 def plan_frames(data: bytes | bytearray | memoryview) -> list[FramePlan]:
     """A plan for each frame, in file order.
 
-    Raises ImageError for damage, LosslessSplitError (an ImageError) for a frame that cannot be taken out exactly; see
-    `plan_sound_frames` to have the others.
+    Raises ImageError for damage, LosslessSplitError (an ImageError) for a frame that cannot be taken out
+    exactly; see `plan_sound_frames` to have the others.
     """
     plans: list[FramePlan] = []
     for plan in plan_sound_frames(data):
@@ -88,8 +92,8 @@ def plan_frames(data: bytes | bytearray | memoryview) -> list[FramePlan]:
 def plan_sound_frames(data: bytes | bytearray | memoryview) -> list[FramePlan | ImageError]:
     """A plan for each frame in file order, or the error (not raised) that frame has.
 
-    If the chain of frames itself is damaged, the last item is the error of all frames from there on, and how many there
-    were is unknown. Raises ImageError if `data` is no TIFF at all.
+    If the chain of frames itself is damaged, the last item is the error of all frames from there on, and how
+    many there were is unknown. Raises ImageError if `data` is no TIFF at all.
     """
     view = as_view(data)
     layout, offsets, broken = _walk(view, None)
@@ -109,7 +113,8 @@ def plan_sound_frames(data: bytes | bytearray | memoryview) -> list[FramePlan | 
 def split_frame(data: bytes | bytearray | memoryview, index: int) -> bytes:
     """Frame `index` (from 0) as a TIFF file of its own. Damage behind that frame goes unnoticed.
 
-    Raises ImageError if there is no such frame or it is damaged, LosslessSplitError if it cannot be taken out exactly.
+    Raises ImageError if there is no such frame or it is damaged, LosslessSplitError if it cannot be taken out
+    exactly.
     """
     view = as_view(data)
     # A second frame is looked for because a single one is copied as it is.

@@ -11,10 +11,11 @@ _LONGEST_HEADER = 16
 
 
 def count_frames(fd: int, offset: int, size: int) -> tuple[int, ImageError | None]:
-    """Sound directories of the main chain of the TIFF at these bytes of an open file, and what ends the chain early (else None).
+    """Sound directories of the main chain of the TIFF at these bytes of an open file, and what ends the chain
+    early (else None).
 
-    Reads two fields a directory with ``pread``; the file position is neither used nor moved. The error is returned, not raised, for frames
-    before it can be had; it is the one that `tiff.plan_sound_frames` meets.
+    Reads two fields a directory with ``pread``; the file position is neither used nor moved. The error is
+    returned, not raised, for frames before it can be had; it is the one that `tiff.plan_sound_frames` meets.
     """
     seen: set[int] = set()
     try:
@@ -47,7 +48,9 @@ def _directory(fd: int, offset: int, size: int, layout: Layout, at: int) -> tupl
         raise ImageError(f"TIFF directory at offset {at} claims {number} entries")
     link = layout.number.size + number * layout.entry.size
     if at + link > size:
-        raise ImageError(f"TIFF directory at offset {at} claims {number} entries: more than {size} bytes hold")
+        raise ImageError(
+            f"TIFF directory at offset {at} claims {number} entries: more than {size} bytes hold"
+        )
     if at + link + layout.pointer.size > size:
         raise ImageError(f"TIFF directory at offset {at} is cut short: {size} bytes given")
     following: int = layout.pointer.unpack(_read(fd, offset + at + link, layout.pointer.size))[0]

@@ -1,7 +1,7 @@
 """TIFF image file directories (IFDs): where they are and what their entries say.
 
-Classic TIFF and BigTIFF in both byte orders. Nothing here trusts the file: every offset is checked before it is read,
-and no count is believed before the bytes that it claims are known to exist.
+Classic TIFF and BigTIFF in both byte orders. Nothing here trusts the file: every offset is checked before it
+is read, and no count is believed before the bytes that it claims are known to exist.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from .tiff_tags import HEIGHT, ORIENTATION, WIDTH
 
 LONG: Final = 4
 LONG8: Final = 16
-DIRECTORY_TYPES: Final = frozenset({13, 18})  # IFD, IFD8: the type itself says that the value points at a directory
+DIRECTORY_TYPES: Final = frozenset(
+    {13, 18}
+)  # IFD, IFD8: the type itself says that the value points at a directory
 
 # Bytes of one value, by field type.
 TYPE_SIZES: Final[dict[int, int]] = {
@@ -102,11 +104,15 @@ def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
     if not 0 < number <= _MAX_ENTRIES:
         raise ImageError(f"TIFF directory at offset {offset} claims {number} entries")
     if offset + layout.number.size + number * layout.entry.size > len(view):
-        raise ImageError(f"TIFF directory at offset {offset} claims {number} entries: more than {len(view)} bytes hold")
+        raise ImageError(
+            f"TIFF directory at offset {offset} claims {number} entries: more than {len(view)} bytes hold"
+        )
     return number
 
 
-def iter_entries(view: memoryview, layout: Layout, offset: int, number: int) -> Iterator[tuple[int, int, int, int]]:
+def iter_entries(
+    view: memoryview, layout: Layout, offset: int, number: int
+) -> Iterator[tuple[int, int, int, int]]:
     """(tag, type, count, raw value field) of each entry; `number` as given by `entry_number`."""
     start = offset + layout.number.size
     return layout.entry.iter_unpack(view[start : start + number * layout.entry.size])
@@ -163,8 +169,11 @@ def integers(view: memoryview, layout: Layout, directory: int, entry: Entry) -> 
     return struct.unpack_from(f"{layout.order}{entry.values}{code}", view, at)
 
 
-def dimensions(view: memoryview, layout: Layout, directory: int, entries: dict[int, Entry]) -> tuple[int, int, int]:
-    """Stored width and height in pixels and the EXIF orientation (1 if absent or not 1..8) out of `entries` by tag.
+def dimensions(
+    view: memoryview, layout: Layout, directory: int, entries: dict[int, Entry]
+) -> tuple[int, int, int]:
+    """Stored width and height in pixels and the EXIF orientation (1 if absent or not 1..8) out of `entries`
+    by tag.
 
     Raises ImageError if a side is missing or zero.
     """

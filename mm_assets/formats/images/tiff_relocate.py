@@ -1,8 +1,9 @@
 """Where every byte of one TIFF frame goes when the frame becomes a file of its own.
 
-The new file keeps the source's byte order and kind (classic or BigTIFF): header, directory, values that do not fit into
-the directory, directories that it points at (EXIF, GPS, SubIFDs …), then strips or tiles. Nothing is copied here;
-the outcome is a list of copies and a list of patches (the offsets that had to change).
+The new file keeps the source's byte order and kind (classic or BigTIFF): header, directory, values that do
+not fit into the directory, directories that it points at (EXIF, GPS, SubIFDs …), then strips or tiles.
+Nothing is copied here; the outcome is a list of copies and a list of patches (the offsets that had to
+change).
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ _VALUE_COST: Final = 64
 class Budget:
     """Work that may be spent on one file, all frames together, in bytes of directories and offset tables.
 
-    In a sound file hardly anything is shared, so parsing everything costs about its length once. Without a limit a small
-    file whose frames all point at one large table would cost (frames x table) in time and memory.
+    In a sound file hardly anything is shared, so parsing everything costs about its length once. Without a
+    limit a small file whose frames all point at one large table would cost (frames x table) in time and
+    memory.
     """
 
     def __init__(self, view: memoryview) -> None:
@@ -139,17 +141,23 @@ class Relocation:
         self._values += size
         # Values that lie on top of each other could make a frame many times larger than its file.
         if source + size > len(self._view) or self._values > len(self._view):
-            raise ImageError(f"values of TIFF tag {tag} lie outside the {len(self._view)} bytes or overlap others")
+            raise ImageError(
+                f"values of TIFF tag {tag} lie outside the {len(self._view)} bytes or overlap others"
+            )
         start = self._reserve(size)
         self.copies.append((start, source, size))
         self.patches.append((field, self._layout.pointer.pack(start)))
 
-    def _add_payload(self, directory: int, noted: dict[int, Entry], entry: Entry, lengths_tag: int, field: int) -> None:
+    def _add_payload(
+        self, directory: int, noted: dict[int, Entry], entry: Entry, lengths_tag: int, field: int
+    ) -> None:
         view, layout = self._view, self._layout
         if lengths_tag not in noted:
             raise LosslessSplitError(f"TIFF tag {entry.tag} (offsets) without tag {lengths_tag} (lengths)")
         if not 0 < entry.values == noted[lengths_tag].values <= _MAX_PIECES:
-            raise ImageError(f"TIFF has {entry.values} payload offsets and {noted[lengths_tag].values} payload lengths")
+            raise ImageError(
+                f"TIFF has {entry.values} payload offsets and {noted[lengths_tag].values} payload lengths"
+            )
         self._budget.spend(entry.values * 4)
         offsets = integers(view, layout, directory, entry)
         lengths = integers(view, layout, directory, noted[lengths_tag])
@@ -159,7 +167,8 @@ class Relocation:
         if 0 not in lengths and offsets[1:] == tuple(ends[:-1]):
             ranges = [(offsets[0], ends[-1])]
         else:
-            # A length of 0 with an offset of 0 is a hole (sparse file); with an offset readers guess the length.
+            # A length of 0 with an offset of 0 is a hole (sparse file); with an offset readers guess the
+            # length.
             if any(offset and not length for offset, length in zip(offsets, lengths, strict=True)):
                 raise LosslessSplitError("strip or tile with an offset but without a length")
             ranges = [(offset, end) for offset, end in zip(offsets, ends, strict=True) if end > offset]
@@ -178,7 +187,9 @@ class Relocation:
         self._pieces.append((at, offsets))
 
     def _check_raw(self, directory: int, noted: dict[int, Entry], lengths: tuple[int, ...]) -> None:
-        """Uncompressed strips shorter than their rows: readers ignore the lengths and read on into foreign bytes."""
+        """Uncompressed strips shorter than their rows: readers ignore the lengths and read on into foreign
+        bytes.
+        """
 
         def value(tag: int, default: tuple[int, ...]) -> tuple[int, ...]:
             return integers(self._view, self._layout, directory, noted[tag]) if tag in noted else default
@@ -202,7 +213,9 @@ class Relocation:
         for first in range(0, planes * strips, strips):
             *full, last = lengths[first : first + strips]
             if min(full, default=rows * row) < rows * row or last < (height - len(full) * rows) * row:
-                raise ImageError(f"TIFF strips are too short for {width}x{height} raw pixels in strips of {rows} rows")
+                raise ImageError(
+                    f"TIFF strips are too short for {width}x{height} raw pixels in strips of {rows} rows"
+                )
 
     def _add_pointed(self, directory: int, entry: Entry, field: int) -> None:
         """Take in the directories that `entry` points at, and point it at their new places."""
@@ -269,6 +282,8 @@ class Relocation:
                 shift = shifts[0]
                 moved = [offset + shift if offset else 0 for offset in offsets]
             else:
-                moved = [offset + shifts[bisect_right(starts, offset) - 1] if offset else 0 for offset in offsets]
+                moved = [
+                    offset + shifts[bisect_right(starts, offset) - 1] if offset else 0 for offset in offsets
+                ]
             self.patches.append((at, struct.pack(f"{self._layout.order}{len(moved)}{code}", *moved)))
         return position

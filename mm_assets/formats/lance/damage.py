@@ -19,7 +19,9 @@ _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are no
 
 @contextmanager
 def naming(uri: str) -> Iterator[None]:
-    """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too, which are no ``Exception``."""
+    """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too,
+    which are no ``Exception``.
+    """
     try:
         with located(uri):
             yield
@@ -49,24 +51,37 @@ def is_readable(uri: str, read: Callable[[], object]) -> bool:
     return True
 
 
-def unreadable_fragments(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> set[int]:
+def unreadable_fragments(
+    uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]
+) -> set[int]:
     """Fragments of some partitions of which not even the sample ids can be read."""
-    own = {id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)}
+    own = {
+        id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)
+    }
     return {id_ for id_ in own if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
 
 
 def has_sound_indexes(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> bool:
-    """Whether the indexes find the rows that some partitions have in fragments of their own: all by sample id, and all by modality."""
+    """Whether the indexes find the rows that some partitions have in fragments of their own: all by sample
+    id, and all by modality.
+    """
 
     def compare() -> None:
-        own = [record for entries in records.values() for record in entries if record.rows == snapshot.present_rows(record) > 0]
+        own = [
+            record
+            for entries in records.values()
+            for record in entries
+            if record.rows == snapshot.present_rows(record) > 0
+        ]
         for record in own:
             if sum(1 for _ in snapshot.rows_of(record.sample_ids())) != record.rows:
                 raise ValueError(f"not all rows of partition {record.partition!r} are found by sample id")
         fragments = [snapshot.fragment(id_) for record in own for id_ in snapshot.fragment_ids(record)]
         for modality in MODALITIES if fragments else ():
             asked: dict[str, Any] = {"filter": f"modality = '{modality}'", "fragments": fragments}
-            found, there = (snapshot.dataset.scanner(**asked, use_scalar_index=use).count_rows() for use in (True, False))
+            found, there = (
+                snapshot.dataset.scanner(**asked, use_scalar_index=use).count_rows() for use in (True, False)
+            )
             if found != there:
                 raise ValueError(f"{found} of {there} rows are found by modality {modality!r}")
 

@@ -1,8 +1,9 @@
 """How a table's schema comes to be the union of its partitions' schemas, in one new version.
 
-Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has, which
-read as null. A widened column (integers to floats, anything to JSON text) is written anew, that column alone, beside
-the fragment's other data. Field ids tie schema and data files together; they are never used twice.
+Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has,
+which read as null. A widened column (integers to floats, anything to JSON text) is written anew, that column
+alone, beside the fragment's other data. Field ids tie schema and data files together; they are never used
+twice.
 """
 
 from __future__ import annotations
@@ -35,15 +36,21 @@ _TEMPORARY = "__mm_assets_new_"
 
 
 class SchemaNotPlanned(ValueError):
-    """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write them anew."""
+    """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write
+    them anew.
+    """
 
 
-def plan_schema(uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None) -> pa.Schema:
-    """The schema that partitions of these schemas should be written in, before workers write: the table's, unified.
+def plan_schema(
+    uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None
+) -> pa.Schema:
+    """The schema that partitions of these schemas should be written in, before workers write: the table's,
+    unified.
 
-    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed in the
-    table. Integers meeting floats become float64 only if the table's integers are exact in it, otherwise JSON text; for
-    the partitions still to be written the caller must know (`FieldTally` does): `align_table` refuses inexact ones.
+    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed
+    in the table. Integers meeting floats become float64 only if the table's integers are exact in it,
+    otherwise JSON text; for the partitions still to be written the caller must know (`FieldTally` does):
+    `align_table` refuses inexact ones.
     """
     location = Location(uri, storage_options)
     if not location.has_table():
@@ -69,9 +76,11 @@ def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.Schema:
-    """The storage schema of the table once these sets are in it. Raises `SchemaNotPlanned` when one does not fit.
+    """The storage schema of the table once these sets are in it. Raises `SchemaNotPlanned` when one does not
+    fit.
 
-    A set fits when each of its columns has its final type or is only nulls; columns that it lacks read as null.
+    A set fits when each of its columns has its final type or is only nulls; columns that it lacks read as
+    null.
     """
     sets = list(sets)
     logical = None if current is None else from_storage_schema(current)
@@ -99,33 +108,47 @@ def same_values(first: pa.Field, second: pa.Field) -> bool:
 
 
 def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset:
-    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another came
-    first, `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then as before.
+    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another
+    came first, `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then
+    as before.
     """
     current = dataset.schema
     target = target.with_metadata(current.metadata)
     gone = [name for name in current.names if name not in target.names]
     if gone:
         raise ValueError(f"a table's schema only grows: {gone} would be lost")
-    changed = [f.name for f in target if f.name in current.names and not same_values(current.field(f.name), f)]
+    changed = [
+        f.name for f in target if f.name in current.names and not same_values(current.field(f.name), f)
+    ]
     rewritten = [name for name in changed if not pa.types.is_null(current.field(name).type)]
     fragments = dataset.get_fragments()
     if not fragments or not rewritten:
         operation: Any = lance.LanceOperation.Project(_with_field_ids(dataset, target, changed))
     else:
-        # Lance lets a Merge give a field a new id only when every fragment has data for it: nulls are written as well.
+        # Lance lets a Merge give a field a new id only when every fragment has data for it: nulls are written
+        # as well.
         schema = _with_field_ids(dataset, target, changed)
-        operation = lance.LanceOperation.Merge([_rewrite(f, current, target, changed, schema) for f in fragments], schema)
-    properties = {"mm_assets:evolution": json.dumps(changed + [n for n in target.names if n not in current.names])}
+        operation = lance.LanceOperation.Merge(
+            [_rewrite(f, current, target, changed, schema) for f in fragments], schema
+        )
+    properties = {
+        "mm_assets:evolution": json.dumps(changed + [n for n in target.names if n not in current.names])
+    }
     transaction = lance.Transaction(dataset.version, operation, transaction_properties=properties)
     return lance.LanceDataset.commit(dataset, transaction)
 
 
 def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> FragmentMetadata:
-    """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave it."""
+    """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave
+    it.
+    """
     own = _paths(LanceSchema.from_pyarrow(written).fields())
     table = {path: id_ for id_, path in _paths(dataset.lance_schema.fields()).items()}
-    only_nulls = {f.name for f in written if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)}
+    only_nulls = {
+        f.name
+        for f in written
+        if pa.types.is_null(f.type) and not pa.types.is_null(dataset.schema.field(f.name).type)
+    }
     values = json.loads(text)
     for file in values["files"]:
         paths = [own[id_] for id_ in file["fields"]]
@@ -133,7 +156,9 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
     return FragmentMetadata.from_json(json.dumps(values))
 
 
-def _rewrite(fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema) -> FragmentMetadata:
+def _rewrite(
+    fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema
+) -> FragmentMetadata:
     """The fragment with one data file more, which holds the new form of the named columns."""
     source = pa.schema([current.field(name) for name in names])
     wanted = pa.schema([target.field(name) for name in names])
@@ -178,8 +203,8 @@ def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Ite
             known[path] = following
             following += 1
         ids[path] = known[path]
-    # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a field wins,
-    # so that appending id (3) and parent id (4) sets them.
+    # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a
+    # field wins, so that appending id (3) and parent id (4) sets them.
     reduced: Any = fresh.__reduce__()
     build, (metadata, *messages) = reduced
     numbered = [

@@ -12,10 +12,10 @@ from mm_assets.formats.lance.snapshot import Snapshot
 class PartitionFacts:
     """One partition of one version of a table.
 
-    ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process died before it
-    could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no others; they are empty when there
-    are no such fragments: compaction merged or rewrote some, or rows were deleted by hand. ``is_whole`` tells the latter: whether all
-    rows are there, in whichever fragments.
+    ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process
+    died before it could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no
+    others; they are empty when there are no such fragments: compaction merged or rewrote some, or rows were
+    deleted by hand. ``is_whole`` tells the latter: whether all rows are there, in whichever fragments.
     """
 
     partition: str

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
 _BYTES_BETWEEN = 32 << 20  # written between two looks at the memory
-# Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the file.
+# Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the
+# file.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
 Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch | pa.Table]
@@ -30,12 +31,13 @@ Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch |
 
 @dataclass(frozen=True)
 class FragmentSet:
-    """All rows of one partition, written but not committed. Picklable; `to_json` and `from_json` carry it as text.
+    """All rows of one partition, written but not committed. Picklable; `to_json` and `from_json` carry it as
+    text.
 
-    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance ``FragmentMetadata``,
-    ``nbytes`` the size of the data files, ``packed_ids`` the distinct sample ids (`sample_ids`). ``digest`` is the
-    caller's: two sets with one digest, row count and schema are taken for the same rows, and the second is not
-    committed. It may be empty.
+    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance
+    ``FragmentMetadata``, ``nbytes`` the size of the data files, ``packed_ids`` the distinct sample ids
+    (`sample_ids`). ``digest`` is the caller's: two sets with one digest, row count and schema are taken for
+    the same rows, and the second is not committed. It may be empty.
     """
 
     partition: str
@@ -77,9 +79,14 @@ class FragmentSet:
 
 
 def removal(partition: str, schema: pa.Schema) -> FragmentSet:
-    """The set that, committed, removes a partition. ``schema`` is any schema that fits the table, e.g. its own."""
+    """The set that, committed, removes a partition.
+
+    ``schema`` is any schema that fits the table, e.g. its own.
+    """
     stored = to_storage_schema(schema)
-    return FragmentSet(partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string())))
+    return FragmentSet(
+        partition, uuid.uuid4().hex, _schema_bytes(stored), (), 0, 0, 0, pack_ids(pa.array([], pa.string()))
+    )
 
 
 def write_fragments(
@@ -91,19 +98,22 @@ def write_fragments(
     digest: str = "",
     storage_options: Mapping[str, str] | None = None,
 ) -> FragmentSet:
-    """Stream one partition's rows into new data files below ``uri``; nothing is visible until `LanceTable.commit`.
+    """Stream one partition's rows into new data files below ``uri``; nothing is visible until
+    `LanceTable.commit`.
 
-    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema. The table
-    need not exist yet. Columns of the planned schema that this partition does not have need not be padded: they read as
-    null. Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches`` raises, OSError from the
-    store. Files that a failed call leaves behind belong to no version; ``cleanup_old_versions`` removes them after
-    seven days.
+    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema.
+    The table need not exist yet. Columns of the planned schema that this partition does not have need not be
+    padded: they read as null. Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches``
+    raises, OSError from the store. Files that a failed call leaves behind belong to no version;
+    ``cleanup_old_versions`` removes them after seven days.
     """
     if not partition:
         raise ValueError("a partition needs a name")
     if schema is None:
         if not isinstance(batches, pa.RecordBatchReader | pa.Table):
-            raise TypeError("write_fragments needs schema= when batches is neither a RecordBatchReader nor a Table")
+            raise TypeError(
+                "write_fragments needs schema= when batches is neither a RecordBatchReader nor a Table"
+            )
         schema = batches.schema
     if "sample_id" not in schema.names:
         raise ValueError(f"partition {partition!r} has no sample_id column")
@@ -135,7 +145,9 @@ def write_fragments(
     )
 
 
-def _write_file(location: Location, version: str, schema: pa.Schema, source: _Source) -> list[FragmentMetadata]:
+def _write_file(
+    location: Location, version: str, schema: pa.Schema, source: _Source
+) -> list[FragmentMetadata]:
     """One fragment, or none when the stream has no rows."""
     from lance.fragment import LanceFragment
 
@@ -144,10 +156,12 @@ def _write_file(location: Location, version: str, schema: pa.Schema, source: _So
     if first is None:
         return []
     reader = pa.RecordBatchReader.from_batches(schema, itertools.chain([first], stream))
-    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants the
-    # table's schema. Creation of a fragment looks at neither, and the mode is without effect.
+    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants
+    # the table's schema. Creation of a fragment looks at neither, and the mode is without effect.
     options = location.storage_options or None
-    created = LanceFragment.create(location.uri, reader, mode="create", data_storage_version=version, storage_options=options)
+    created = LanceFragment.create(
+        location.uri, reader, mode="create", data_storage_version=version, storage_options=options
+    )
     return [created]
 
 
@@ -170,14 +184,18 @@ class _Source:
                 for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):
                     if batch.num_rows:
                         stored = to_storage(self._checked(batch))
-                        yield pa.RecordBatch.from_arrays([_whole(column) for column in stored.columns], schema=written_as)
+                        yield pa.RecordBatch.from_arrays(
+                            [_whole(column) for column in stored.columns], schema=written_as
+                        )
                         self._bound_memory(batch.nbytes)
         except Exception as error:
             self.error = error
             raise
 
     def _bound_memory(self, nbytes: int) -> None:
-        """The pages that Lance has written are free memory to its allocator, but not to the system: hundreds of megabytes."""
+        """The pages that Lance has written are free memory to its allocator, but not to the system: hundreds
+        of megabytes.
+        """
         self._since += nbytes
         if self._since > _BYTES_BETWEEN:
             self._since = 0
@@ -185,7 +203,9 @@ class _Source:
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not batch.schema.equals(self._schema):
-            raise ValueError(f"partition {self._partition!r}: a batch has schema {batch.schema}, not {self._schema}")
+            raise ValueError(
+                f"partition {self._partition!r}: a batch has schema {batch.schema}, not {self._schema}"
+            )
         ids: Any = batch.column("sample_id")
         if ids.null_count:
             raise ValueError(f"partition {self._partition!r} has a row without sample_id")
@@ -221,6 +241,9 @@ def _schema_bytes(schema: pa.Schema) -> bytes:
 
 def _written_schema(schema: pa.Schema) -> pa.Schema:
     fields = [
-        field.with_metadata({**(field.metadata or {}), **_NO_COMPRESSION}) if field.name == "binary_content" else field for field in schema
+        field.with_metadata({**(field.metadata or {}), **_NO_COMPRESSION})
+        if field.name == "binary_content"
+        else field
+        for field in schema
     ]
     return pa.schema(fields)

@@ -12,7 +12,8 @@ _INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
 
 
 def cover_all_rows(dataset: lance.LanceDataset) -> int:
-    """Create the indexes that are missing or cannot be read, extend those that do not cover every fragment; returns the version.
+    """Create the indexes that are missing or cannot be read, extend those that do not cover every fragment;
+    returns the version.
 
     Makes no version when there is nothing to do, or no rows.
     """
@@ -41,6 +42,9 @@ def rebuild(dataset: lance.LanceDataset) -> None:
 def _present(dataset: lance.LanceDataset) -> dict[tuple[str, str], str]:
     """Column and kind -> name of the index."""
     # The index's details are named for its kind: "/lance.table.BTreeIndexDetails".
-    found = {(tuple(i.field_names), i.type_url.rsplit(".", 1)[-1].upper()): i.name for i in dataset.describe_indices()}
+    found = {
+        (tuple(i.field_names), i.type_url.rsplit(".", 1)[-1].upper()): i.name
+        for i in dataset.describe_indices()
+    }
     wanted = {(column, kind): ((column,), f"{kind}INDEXDETAILS") for column, kind in _INDEXES.items()}
     return {key: found[details] for key, details in wanted.items() if details in found}

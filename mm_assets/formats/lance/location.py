@@ -1,5 +1,5 @@
-"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and for
-``s3://``.
+"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and
+for ``s3://``.
 """
 
 from __future__ import annotations
@@ -72,8 +72,12 @@ class Location:
         self.uri = text.rstrip("/")
 
     def has_table(self) -> bool:
-        """Is there a committed version? Asked of the folder, because Lance prints a warning when there is none."""
-        return any(name.endswith(".manifest") for name in self.names("_versions"))  # a killed first commit leaves "….manifest#1"
+        """Is there a committed version? Asked of the folder, because Lance prints a warning when there is
+        none.
+        """
+        return any(
+            name.endswith(".manifest") for name in self.names("_versions")
+        )  # a killed first commit leaves "….manifest#1"
 
     def names(self, folder: str) -> list[str]:
         """Names of the finished files directly in a folder, sorted; none when it does not exist."""
@@ -81,7 +85,9 @@ class Location:
             if self._root is not None:
                 found = [path.name for path in (self._root / folder).iterdir()]
             else:
-                found = [str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)]
+                found = [
+                    str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)
+                ]
         except FileNotFoundError:
             return []
         return sorted(name for name in found if name and not is_temporary(name))

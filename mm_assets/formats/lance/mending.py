@@ -12,14 +12,21 @@ from mm_assets.formats.lance.table import LanceTable
 
 
 class MendingTable(LanceTable):
-    """A `LanceTable` of which damaged files can be taken out. Each method may be repeated, also after a crash."""
+    """A `LanceTable` of which damaged files can be taken out.
+
+    Each method may be repeated, also after a crash.
+    """
 
     def drop_damaged_records(self, partitions: Collection[str]) -> None:
-        """Forget records of these partitions that cannot be read: they are about to be written again, or to be looked at for that."""
+        """Forget records of these partitions that cannot be read: they are about to be written again, or to
+        be looked at for that.
+        """
         self._records.drop_damaged(partitions)
 
     def take_out_unreadable(self, partitions: Collection[str]) -> None:
-        """Take out, in a commit of its own, what cannot be read any more of partitions that are about to be written again."""
+        """Take out, in a commit of its own, what cannot be read any more of partitions that are about to be
+        written again.
+        """
 
         def once() -> None:
             snapshot, records = self._consistent(lambda: self._records.of(partitions))

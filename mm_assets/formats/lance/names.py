@@ -7,13 +7,17 @@ import re
 import pyarrow as pa
 
 # Lance's own columns: a table with one of these panics when it is read.
-_TAKEN = frozenset({"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"})
+_TAKEN = frozenset(
+    {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+)
 _REFUSED = re.compile(r"[.`*\0]")
 _ESCAPE = re.compile(r"%([0-9A-F]{2})")
 
 
 def stored_name(name: str) -> str:
-    """The name of a column in a Lance table: itself, or percent-escaped where Lance would refuse or misread it. Injective."""
+    """The name of a column in a Lance table: itself, or percent-escaped where Lance would refuse or misread
+    it. Injective.
+    """
     if not name:
         return "%"
     if name not in _TAKEN and name != "%" and not _REFUSED.search(name) and not _ESCAPE.search(name):
@@ -35,4 +39,6 @@ def with_stored_names(schema: pa.Schema) -> pa.Schema:
 
 
 def with_original_names(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([field.with_name(original_name(field.name)) for field in schema], metadata=schema.metadata)
+    return pa.schema(
+        [field.with_name(original_name(field.name)) for field in schema], metadata=schema.metadata
+    )

@@ -16,8 +16,9 @@ from mm_assets.formats.lance.snapshot import Snapshot, ids_predicate
 class Ownership:
     """Whose each row of one version is, by the records of all partitions.
 
-    A row in a data file that a record names is that partition's. Other files were made by compaction, or by someone's update, append or
-    overwrite: there a row is the partition's whose live record has its sample id, else nobody's.
+    A row in a data file that a record names is that partition's. Other files were made by compaction, or by
+    someone's update, append or overwrite: there a row is the partition's whose live record has its sample id,
+    else nobody's.
     """
 
     def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> None:
@@ -26,13 +27,23 @@ class Ownership:
         named = ((name, record) for name, entries in records.items() for record in entries)
         self.of_fragment = {id_: name for name, record in named for id_ in snapshot.all_fragment_ids(record)}
 
-    def of_rows(self, rows: Collection[tuple[str, int]], besides: Collection[str] = ()) -> dict[tuple[str, int], str]:
-        """(sample id, fragment) -> partition, "" for nobody's. What partitions in ``besides`` claim by sample id counts for nothing."""
+    def of_rows(
+        self, rows: Collection[tuple[str, int]], besides: Collection[str] = ()
+    ) -> dict[tuple[str, int], str]:
+        """(sample id, fragment) -> partition, "" for nobody's.
+
+        What partitions in ``besides`` claim by sample id counts for nothing.
+        """
         unnamed = {sample_id for sample_id, fragment in rows if fragment not in self.of_fragment}
         claims = self.claims(unnamed, besides)
-        return {row: self.of_fragment.get(row[1]) or (claims[row[0]].partition if row[0] in claims else "") for row in rows}
+        return {
+            row: self.of_fragment.get(row[1]) or (claims[row[0]].partition if row[0] in claims else "")
+            for row in rows
+        }
 
-    def claims(self, sample_ids: Collection[str], besides: Collection[str] = ()) -> dict[str, PartitionRecord]:
+    def claims(
+        self, sample_ids: Collection[str], besides: Collection[str] = ()
+    ) -> dict[str, PartitionRecord]:
         """Sample id -> the live record that has it."""
         if not sample_ids:
             return {}
@@ -49,7 +60,8 @@ class Ownership:
 def taking_out(
     snapshot: Snapshot, removed: Collection[int], rows: Mapping[int, Iterable[str]], new: Sequence[Any] = ()
 ) -> lance.LanceOperation.Update | None:
-    """The operation that takes out whole fragments, and of others the ``rows`` of some sample ids, and adds ``new`` ones.
+    """The operation that takes out whole fragments, and of others the ``rows`` of some sample ids, and adds
+    ``new`` ones.
 
     None when there is nothing to do.
     """
@@ -62,4 +74,6 @@ def taking_out(
             updated.append(left)
     if not (gone or updated or new):
         return None
-    return lance.LanceOperation.Update(removed_fragment_ids=sorted(gone), updated_fragments=updated, new_fragments=list(new))
+    return lance.LanceOperation.Update(
+        removed_fragment_ids=sorted(gone), updated_fragments=updated, new_fragments=list(new)
+    )

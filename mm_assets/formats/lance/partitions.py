@@ -1,12 +1,14 @@
 """Which rows of a Lance table belong to which partition: one small record file per written `FragmentSet`.
 
-The table has no partition column, so the records, in ``<table>/_mm_assets/partitions/``, name the data files that were
-written for a partition and its sample ids. A record is put before its commit (an intent) and once more after it, with
-the version. **The table is the truth, records are a superset of it**: a record counts only when its data files are in
-the current version, or (after a compaction, which moves rows into files that no record names) when its commit is known.
+The table has no partition column, so the records, in ``<table>/_mm_assets/partitions/``, name the data files
+that were written for a partition and its sample ids. A record is put before its commit (an intent) and once
+more after it, with the version. **The table is the truth, records are a superset of it**: a record counts
+only when its data files are in the current version, or (after a compaction, which moves rows into files that
+no record names) when its commit is known.
 
-Each commit call writes record files of its own, and another may delete them only when they say that they landed, or are old:
-so no committer, however slow, can take away the record of rows that another is just about to land.
+Each commit call writes record files of its own, and another may delete them only when they say that they
+landed, or are old: so no committer, however slow, can take away the record of rows that another is just about
+to land.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ FOLDER = "_mm_assets/partitions"
 _SUFFIX = ".arrow"
 _SEAL = "seal"  # digest of all the rest of a record
 _LONGEST_NAME = 150  # bytes of a partition's name in a file name; file systems take 255 with the set id
-# Another process may be between its intent and its commit; Lance gives unfinished writers the same seven days.
+# Another process may be between its intent and its commit; Lance gives unfinished writers the same seven
+# days.
 _INTENT_SECONDS = 7 * 24 * 3600.0
 
 
@@ -37,9 +40,9 @@ _INTENT_SECONDS = 7 * 24 * 3600.0
 class PartitionRecord:
     """One `FragmentSet` that was, or was to be, committed.
 
-    ``attempt`` names the commit call that wrote it, ``read_version`` is the table's version when the intent was put,
-    ``version`` the one that the commit made (None: not known to have landed), ``created`` Unix seconds. A record with no rows
-    stands for the removal of its partition.
+    ``attempt`` names the commit call that wrote it, ``read_version`` is the table's version when the intent
+    was put, ``version`` the one that the commit made (None: not known to have landed), ``created`` Unix
+    seconds. A record with no rows stands for the removal of its partition.
     """
 
     partition: str
@@ -148,7 +151,10 @@ class PartitionRecords:
         each(lambda record: self._location.delete(record.path), records)
 
     def drop_damaged(self, partitions: Collection[str]) -> None:
-        """Delete damaged records of partitions that are to be written again. Their rows are nobody's then, and replaced."""
+        """Delete damaged records of partitions that are to be written again.
+
+        Their rows are nobody's then, and replaced.
+        """
         keys = {_file_key(partition) for partition in partitions}
         for name in self._location.names(FOLDER):
             if name.rpartition("@")[0] in keys:

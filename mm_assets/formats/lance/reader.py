@@ -27,8 +27,8 @@ _ROWS_AT_ONCE = 4096
 class InterleavedLanceReader(InterleavedReader):
     """Reads Lance tables; see `InterleavedReader` for the arguments.
 
-    A table that our writer made yields its partitions one by one; any other is one partition. The version read is the
-    newest, or ``read_kwargs={"version": n}``.
+    A table that our writer made yields its partitions one by one; any other is one partition. The version
+    read is the newest, or ``read_kwargs={"version": n}``.
     """
 
     suffixes = (".lance",)
@@ -71,7 +71,9 @@ class InterleavedLanceReader(InterleavedReader):
 class LanceSource(FileSource):
     """One partition of a Lance table; only the columns asked for are read, a few rows at a time."""
 
-    def __init__(self, uri: str, partition: Partition, options: StorageOptions | None, read_kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, uri: str, partition: Partition, options: StorageOptions | None, read_kwargs: dict[str, Any]
+    ) -> None:
         arguments = {"version": partition.version, **read_kwargs}
         try:
             self._dataset = opened(uri, storage_options=lance_options(uri, options), **arguments)
@@ -91,7 +93,10 @@ class LanceSource(FileSource):
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         slices = self._checked(list(columns), max_bytes)
-        return cut_by_bytes(slices if self._is_ours else grouped(slices, SampleSpans.of(self._ids()), max_bytes, self.uri), max_bytes)
+        return cut_by_bytes(
+            slices if self._is_ours else grouped(slices, SampleSpans.of(self._ids()), max_bytes, self.uri),
+            max_bytes,
+        )
 
     def _ids(self) -> Iterator[pa.Array]:
         column = self._stored_names["sample_id"]

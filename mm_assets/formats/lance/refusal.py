@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 
 class PartitionsRefused(ValueError):
-    """Partitions did not land (``complaints``: why, by name; ``reasons``: each once), the others of the chunk did."""
+    """Partitions did not land (``complaints``: why, by name; ``reasons``: each once), the others of the chunk
+    did.
+    """
 
     def __init__(self, complaints: Mapping[str, str]) -> None:
         self.complaints = dict(complaints)

@@ -1,4 +1,6 @@
-"""What one commit takes out of a table and puts in, so that the named partitions, and nothing else, are replaced."""
+"""What one commit takes out of a table and puts in, so that the named partitions, and nothing else, are
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
 class Replacement:
     """The difference between one version of the table and the partitions as they shall be.
 
-    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has, ``removed`` the
-    fragments to take out, ``obsolete`` the records that stand for nothing once this is done. What the version has of partitions
-    named in ``afresh`` counts for nothing.
+    ``pending`` are the sets that the version does not have yet, ``kept`` the records of those that it has,
+    ``removed`` the fragments to take out, ``obsolete`` the records that stand for nothing once this is done.
+    What the version has of partitions named in ``afresh`` counts for nothing.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Replacement:
         self.kept: list[PartitionRecord] = []
         self.removed: set[int] = set()
         self.obsolete: list[PartitionRecord] = []
-        self._previous: list[PartitionRecord] = []  # of the pending: one of them has rows now, perhaps in files that no record names
+        self._previous: list[
+            PartitionRecord
+        ] = []  # of the pending: one of them has rows now, perhaps in files that no record names
         self._deleted: dict[int, set[str]] = {}  # fragment -> sample ids whose rows go
         for fragments in sets:
             self._compare(fragments, records[fragments.partition])
@@ -57,10 +61,12 @@ class Replacement:
         self.obsolete += [r for r in records if r.may_be_deleted() and not (r is live and live in self.kept)]
 
     def resolve_rows(self, all_records: AllRecords) -> bool:
-        """Find the rows to delete out of files that no record names, and refuse sample ids that other partitions have.
+        """Find the rows to delete out of files that no record names, and refuse sample ids that other
+        partitions have.
 
-        They are those with a sample id that the partitions replaced have or had and no other has: compacted, updated, or appended by
-        someone. Returns whether there are any. Raises ValueError naming the sample id and both partitions.
+        They are those with a sample id that the partitions replaced have or had and no other has: compacted,
+        updated, or appended by someone. Returns whether there are any. Raises ValueError naming the sample id
+        and both partitions.
         """
         incoming = {id_: f.partition for f in self.pending for id_ in f.sample_ids().to_pylist()}
         previous = {id_ for record in self._previous for id_ in record.sample_ids().to_pylist()}
@@ -78,7 +84,9 @@ class Replacement:
         return bool(self._deleted)
 
     def operation(self, new: Sequence[Any]) -> lance.LanceOperation.Update | None:
-        """The Lance operation that adds ``new`` and takes out what this replaces; None when there is nothing to do."""
+        """The Lance operation that adds ``new`` and takes out what this replaces; None when there is nothing
+        to do.
+        """
         return taking_out(self.snapshot, self.removed, self._deleted, new)
 
 
@@ -99,7 +107,9 @@ def check_distinct(sets: Iterable[FragmentSet]) -> None:
 def find_repeated(
     snapshot: Snapshot | None, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
 ) -> dict[str, str]:
-    """Partition -> complaint for each set with a sample id that an earlier sound set has, or a partition that is not replaced."""
+    """Partition -> complaint for each set with a sample id that an earlier sound set has, or a partition that
+    is not replaced.
+    """
     complaints: dict[str, str] = {}
     while True:  # a partition that is refused is not replaced: it keeps the sample ids that another might have been given
         sound = [fragments for fragments in sets if fragments.partition not in complaints]
@@ -133,8 +143,8 @@ def _repeated_once(taken: dict[str, str], sets: Sequence[FragmentSet]) -> dict[s
 
 @dataclass
 class Doubles:
-    """What came double by a commit that others overlapped: fragments and rows (fragment -> sample ids) to take out, and a complaint
-    for each partition of which all goes.
+    """What came double by a commit that others overlapped: fragments and rows (fragment -> sample ids) to
+    take out, and a complaint for each partition of which all goes.
     """
 
     fragments: set[int] = field(default_factory=set)
@@ -150,8 +160,9 @@ def find_doubles(
 ) -> Doubles:
     """What to take out after a commit that others overlapped.
 
-    Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its committer is
-    the one sure to see both. When compaction has hidden which is the later, ours goes; rows that are nobody's go.
+    Of two sets of one partition the later stays. Of two partitions with one sample id the later goes: its
+    committer is the one sure to see both. When compaction has hidden which is the later, ours goes; rows that
+    are nobody's go.
     """
     doubles = Doubles()
     mine: dict[str, tuple[str, int]] = {}
@@ -166,7 +177,11 @@ def find_doubles(
             first = own_fragments[fragments.partition][0]
             mine.update(dict.fromkeys(fragments.sample_ids().to_pylist(), (fragments.partition, first)))
     seen = doubles.fragments.union(*own_fragments.values())
-    hits = {(id_, fragment) for id_, fragment in snapshot.rows_of(pa.array(list(mine), pa.string())) if fragment not in seen}
+    hits = {
+        (id_, fragment)
+        for id_, fragment in snapshot.rows_of(pa.array(list(mine), pa.string()))
+        if fragment not in seen
+    }
     if not hits:
         return doubles
     ownership = Ownership(snapshot, all_records())

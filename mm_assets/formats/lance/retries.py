@@ -11,7 +11,9 @@ from lance.commit import CommitConflictError
 
 Result = TypeVar("Result")
 
-_ATTEMPTS = 60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
+_ATTEMPTS = (
+    60  # a conflict means that another commit landed; with 0.5 s between the last ones this is half a minute
+)
 _LONGEST_WAIT = 0.5  # seconds
 
 
@@ -20,7 +22,9 @@ class Overtaken(CommitConflictError):
 
 
 def until_no_conflict(action: Callable[[], Result]) -> Result:
-    """What ``action`` returns, once it does not raise ``CommitConflictError``; raises that after about half a minute."""
+    """What ``action`` returns, once it does not raise ``CommitConflictError``; raises that after about half a
+    minute.
+    """
     for attempt in range(_ATTEMPTS):
         try:
             return action()

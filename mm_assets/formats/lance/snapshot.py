@@ -33,8 +33,8 @@ class Snapshot:
         return int(self.dataset.version)
 
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
-        """Fragments that stand for the record's data files, ascending: of several with one file (a set that two
-        processes committed at once) the last."""
+        """Fragments that stand for the record's data files, ascending: of several with one file (a set that
+        two processes committed at once) the last."""
         return sorted({self._by_file[path][-1] for path in record.data_files if path in self._by_file})
 
     def all_fragment_ids(self, record: PartitionRecord) -> set[int]:
@@ -46,7 +46,9 @@ class Snapshot:
         return sum(self.fragments[id_].num_rows for id_ in self.fragment_ids(record))
 
     def is_whole(self, record: PartitionRecord) -> bool:
-        """Are all rows of the (live) record in this version, in its own fragments or, after compaction, in others?"""
+        """Are all rows of the (live) record in this version, in its own fragments or, after compaction, in
+        others?
+        """
         if self.present_rows(record) == record.rows:
             return True
         return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
@@ -60,16 +62,20 @@ class Snapshot:
     def live(self, records: Sequence[PartitionRecord]) -> PartitionRecord | None:
         """The record of one partition that stands for its rows now; None when it has none.
 
-        Of several with fragments here (a crash or race between a commit and its look-again) it is the last that landed:
-        fragment ids only grow. With none here, rows were compacted, or removed: the highest version that landed says.
+        Of several with fragments here (a crash or race between a commit and its look-again) it is the last
+        that landed: fragment ids only grow. With none here, rows were compacted, or removed: the highest
+        version that landed says.
         """
         present = [record for record in records if self.fragment_ids(record)]
         if present:
-            return max(present, key=lambda record: (self.fragment_ids(record)[-1], record.version is not None))
+            return max(
+                present, key=lambda record: (self.fragment_ids(record)[-1], record.version is not None)
+            )
         unsure = False
         for _, record in sorted(self._by_landing(records), key=lambda pair: pair[0], reverse=True):
             if record.version is None and self.landed_version(record) is None:
-                # The versions that would tell are gone. Sample ids are unique: if all its rows are here, it landed.
+                # The versions that would tell are gone. Sample ids are unique: if all its rows are here, it
+                # landed.
                 if record.rows and self.is_whole(record):
                     return record
                 unsure = True
@@ -93,7 +99,9 @@ class Snapshot:
         return known and self.is_whole(record)
 
     def landed_version(self, record: PartitionRecord) -> int | None:
-        """The version that committed a record; None when it never landed, or the versions that knew were cleaned up."""
+        """The version that committed a record; None when it never landed, or the versions that knew were
+        cleaned up.
+        """
         if record.version is not None:
             return record.version
         since = range(record.read_version + 1, self.dataset.version + 1)
@@ -126,19 +134,25 @@ class Snapshot:
 
     def _sets_of(self, version: int) -> frozenset[str]:
         if version not in self._landed:
-            self._landed[version] = frozenset(entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values())
+            self._landed[version] = frozenset(
+                entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values()
+            )
         return self._landed[version]
 
     def _properties(self, version: int) -> Mapping[str, str]:
         try:
             transaction = self.dataset.read_transaction(version)
         except TypeError:
-            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not one of
-            # ours.
+            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not
+            # one of ours.
             return {}
         return (transaction.transaction_properties or {}) if transaction is not None else {}
 
 
 def ids_predicate(sample_ids: Iterable[str]) -> str:
     """SQL that is true for rows of these samples."""
-    return "sample_id IN (" + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids) + ")"
+    return (
+        "sample_id IN ("
+        + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids)
+        + ")"
+    )

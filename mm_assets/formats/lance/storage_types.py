@@ -1,8 +1,9 @@
 """Which Arrow types a Lance column is stored as, so that every column reads back equal.
 
-Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into ``string``/``binary``, and
-reads dictionaries back with other dictionaries. Such columns are stored as a plain type, and the original type is kept
-in the field's metadata. Columns of all other types are stored as they are.
+Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into
+``string``/``binary``, and reads dictionaries back with other dictionaries. Such columns are stored as a plain
+type, and the original type is kept in the field's metadata. Columns of all other types are stored as they
+are.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import pyarrow as pa
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.nested_types import with_children
 
-ARROW_TYPE = b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
+ARROW_TYPE = (
+    b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
+)
 
 Tabular = TypeVar("Tabular", pa.Table, pa.RecordBatch)
 
 
 class UnsupportedType(TypeError):
-    """A column type that Lance cannot hold and that has no faithful storage type; the message names the column."""
+    """A column type that Lance cannot hold and that has no faithful storage type; the message names the
+    column.
+    """
 
 
 def to_storage_schema(schema: pa.Schema) -> pa.Schema:
@@ -41,17 +46,18 @@ def to_storage(data: Tabular) -> Tabular:
 
 
 def from_storage(data: Tabular) -> Tabular:
-    """The same rows in the original types (dictionaries are built anew: values and type are equal, codes need not
-    be).
+    """The same rows in the original types (dictionaries are built anew: values and type are equal, codes need
+    not be).
     """
     return _convert(data, from_storage_schema(data.schema), _restore)
 
 
 def file_version(schema: pa.Schema) -> str:
-    """Lance file version for data of a storage schema: "2.0", which is 4-6x faster for images, unless it refuses a
-    type.
+    """Lance file version for data of a storage schema: "2.0", which is 4-6x faster for images, unless it
+    refuses a type.
 
-    Files of version 2.0 refuse null structs and maps, so that a schema with either, at any depth, needs "2.2".
+    Files of version 2.0 refuse null structs and maps, so that a schema with either, at any depth, needs
+    "2.2".
     """
     return "2.2" if any(_has_struct(field.type) for field in schema) else "2.0"
 
@@ -59,7 +65,10 @@ def file_version(schema: pa.Schema) -> str:
 def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) -> Tabular:
     if data.schema.equals(schema, check_metadata=True):
         return data
-    columns = [column if column.type == field.type else cast(column, field) for column, field in zip(data.columns, schema, strict=True)]
+    columns = [
+        column if column.type == field.type else cast(column, field)
+        for column, field in zip(data.columns, schema, strict=True)
+    ]
     return type(data).from_arrays(columns, schema=schema)
 
 
@@ -69,14 +78,17 @@ def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
 
 def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_dictionary(field.type) and not _is_text(field.type.value_type):
-        # Arrow casts only text to a dictionary type; other values are encoded first, then given their index type.
+        # Arrow casts only text to a dictionary type; other values are encoded first, then given their index
+        # type.
         encoded = column.cast(field.type.value_type).dictionary_encode()
         return encoded if encoded.type == field.type else encoded.cast(field.type)
     return _rebuilt(column, field) if _has_lists_of_a_size(field.type) else column.cast(field.type)
 
 
 def _rebuilt(column: pa.Array, field: pa.Field) -> pa.Array:
-    """The column made anew, value by value: casts between lists with and without a size give broken arrays, or kill the process."""
+    """The column made anew, value by value: casts between lists with and without a size give broken arrays,
+    or kill the process.
+    """
     return json_codec.decode(json_codec.encode(column, field.with_type(column.type)), field)
 
 
@@ -85,7 +97,9 @@ def _to_storage_field(field: pa.Field) -> pa.Field:
     if stored == field.type:
         return field
     original = pa.schema([pa.field("", field.type)]).serialize().to_pybytes()
-    return field.with_type(stored).with_metadata({**(field.metadata or {}), ARROW_TYPE: base64.b64encode(original)})
+    return field.with_type(stored).with_metadata(
+        {**(field.metadata or {}), ARROW_TYPE: base64.b64encode(original)}
+    )
 
 
 def _from_storage_field(field: pa.Field) -> pa.Field:
@@ -106,14 +120,18 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
         return pa.binary()
     if pa.types.is_dictionary(type_):
         if not top and not _is_text(type_.value_type):
-            raise UnsupportedType(f"column {name!r}: Lance cannot hold nested {type_}; decode the dictionary first")
+            raise UnsupportedType(
+                f"column {name!r}: Lance cannot hold nested {type_}; decode the dictionary first"
+            )
         return _storage_type(type_.value_type, name)
     if pa.types.is_decimal32(type_) or pa.types.is_decimal64(type_):
         return pa.decimal128(type_.precision, type_.scale)
     if _is_refused(type_):
         raise UnsupportedType(f"column {name!r}: Lance cannot hold {type_}")
     if pa.types.is_map(type_):
-        return _same_unless_changed(type_, pa.map_(_child(type_.key_field, name), _child(type_.item_field, name)))  # none with sorted keys
+        return _same_unless_changed(
+            type_, pa.map_(_child(type_.key_field, name), _child(type_.item_field, name))
+        )  # none with sorted keys
     if _is_list_of_a_size(type_):
         return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
     return _same_unless_changed(type_, with_children(type_, lambda field: _child(field, name)))
@@ -124,7 +142,8 @@ def _child(field: pa.Field, column: str) -> pa.Field:
 
 
 def _same_unless_changed(type_: pa.DataType, rebuilt: pa.DataType) -> pa.DataType:
-    # Arrow types compare without child names here and there: hand back the very type where nothing had to change.
+    # Arrow types compare without child names here and there: hand back the very type where nothing had to
+    # change.
     return type_ if rebuilt.equals(type_) else rebuilt
 
 
@@ -134,7 +153,9 @@ def _is_list_of_a_size(type_: pa.DataType) -> bool:
 
 
 def _has_lists_of_a_size(type_: pa.DataType) -> bool:
-    return _is_list_of_a_size(type_) or any(_has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields))
+    return _is_list_of_a_size(type_) or any(
+        _has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields)
+    )
 
 
 def _is_text(type_: pa.DataType) -> bool:
@@ -149,7 +170,11 @@ def _is_refused(type_: pa.DataType) -> bool:
         pa.types.is_interval,
         pa.types.is_union,
     )
-    is_empty = type_.num_fields == 0 if pa.types.is_struct(type_) else pa.types.is_fixed_size_binary(type_) and type_.byte_width == 0
+    is_empty = (
+        type_.num_fields == 0
+        if pa.types.is_struct(type_)
+        else pa.types.is_fixed_size_binary(type_) and type_.byte_width == 0
+    )
     return is_empty or any(check(type_) for check in checks)
 
 

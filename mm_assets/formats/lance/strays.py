@@ -15,7 +15,10 @@ _BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class Stray:
-    """Rows of one sample in one fragment that are no partition's. ``partition`` is the one that has the sample id all the same, or ""."""
+    """Rows of one sample in one fragment that are no partition's.
+
+    ``partition`` is the one that has the sample id all the same, or "".
+    """
 
     sample_id: str
     fragment: int
@@ -24,11 +27,12 @@ class Stray:
 
 
 def find_strays(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> list[Stray]:
-    """Rows in files that no record names, when there are more than partitions lack in their own; and what two commits left double.
+    """Rows in files that no record names, when there are more than partitions lack in their own; and what two
+    commits left double.
 
-    A row with the sample id of a partition is stray if that partition has all of its rows in files of its own. If it has not
-    (compaction), the surplus row cannot be told from the others: `Snapshot.is_whole` is False then, and the partition is to be
-    committed again.
+    A row with the sample id of a partition is stray if that partition has all of its rows in files of its
+    own. If it has not (compaction), the surplus row cannot be told from the others: `Snapshot.is_whole` is
+    False then, and the partition is to be committed again.
     """
     live = [record for entries in records.values() if (record := snapshot.live(entries)) is not None]
     ownership = Ownership(snapshot, records)
@@ -56,20 +60,36 @@ def rows_by_fragment(strays: Iterable[Stray]) -> dict[int, set[str]]:
 
 
 def partitions_with_values(
-    snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], columns: Iterable[str], among: Collection[str]
+    snapshot: Snapshot,
+    records: Mapping[str, Sequence[PartitionRecord]],
+    columns: Iterable[str],
+    among: Collection[str],
 ) -> set[str]:
-    """Those of some partitions that have a value in one of some columns. Files without the column are not read."""
+    """Those of some partitions that have a value in one of some columns.
+
+    Files without the column are not read.
+    """
     ownership = Ownership(snapshot, records)
-    candidates = {id_: fragment for id_, fragment in snapshot.fragments.items() if ownership.of_fragment.get(id_, "") in {"", *among}}
+    candidates = {
+        id_: fragment
+        for id_, fragment in snapshot.fragments.items()
+        if ownership.of_fragment.get(id_, "") in {"", *among}
+    }
     rows: set[tuple[str, int]] = set()
     for column in columns:
         ids = _ids_below(snapshot, column)
-        relevant = [id_ for id_, fragment in candidates.items() if any(ids & set(file.fields) for file in fragment.files)]
+        relevant = [
+            id_
+            for id_, fragment in candidates.items()
+            if any(ids & set(file.fields) for file in fragment.files)
+        ]
         rows.update(_rows(snapshot, relevant, f"`{column}` IS NOT NULL"))
     return set(ownership.of_rows(rows).values()).intersection(among)
 
 
-def _rows(snapshot: Snapshot, fragments: Collection[int], where: str | None = None) -> Iterable[tuple[str, int]]:
+def _rows(
+    snapshot: Snapshot, fragments: Collection[int], where: str | None = None
+) -> Iterable[tuple[str, int]]:
     """(sample id, fragment) of each row."""
     if not fragments:
         return
@@ -82,7 +102,9 @@ def _rows(snapshot: Snapshot, fragments: Collection[int], where: str | None = No
     )
     for batch in scanner.to_batches():
         addresses = batch.column("_rowaddr").to_pylist()
-        yield from zip(batch.column("sample_id").to_pylist(), (address >> 32 for address in addresses), strict=True)
+        yield from zip(
+            batch.column("sample_id").to_pylist(), (address >> 32 for address in addresses), strict=True
+        )
 
 
 def _ids_below(snapshot: Snapshot, column: str) -> set[int]:

@@ -30,10 +30,11 @@ _BYTES_AT_ONCE = 16 << 20  # of rows that are read for their digest
 
 
 class InterleavedLanceWriter(InterleavedWriter):
-    """Writes partitions into one Lance table: ``path`` itself when it ends in ``.lance``, else ``items.lance`` in that folder.
+    """Writes partitions into one Lance table: ``path`` itself when it ends in ``.lance``, else
+    ``items.lance`` in that folder.
 
-    Workers write fragments, which nobody sees; `finish` makes them the table's in one commit, replacing what the table had of
-    these partitions. See `InterleavedWriter` for the arguments.
+    Workers write fragments, which nobody sees; `finish` makes them the table's in one commit, replacing what
+    the table had of these partitions. See `InterleavedWriter` for the arguments.
     """
 
     suffix = ".lance"
@@ -73,17 +74,24 @@ class InterleavedLanceWriter(InterleavedWriter):
         return self.planned_as(with_original_names(planned))
 
     def planned_as(self, schema: pa.Schema) -> Self:
-        """The writer for partitions that go into a table of this schema (what `prepared` found out, in another process)."""
+        """The writer for partitions that go into a table of this schema (what `prepared` found out, in
+        another process).
+        """
         writer = copy.copy(self)
         writer.planned = schema
         return writer
 
     def partition_facts(self) -> dict[str, dict[str, object]] | None:
-        """Rows, digest and commit of every partition the table holds, and whether its rows are all there; None without a table."""
+        """Rows, digest and commit of every partition the table holds, and whether its rows are all there;
+        None without a table.
+        """
         table = self._table()
         if not table.exists():
             return None
-        return {n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole} for n, f in table.partitions().items()}
+        return {
+            n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole}
+            for n, f in table.partitions().items()
+        }
 
     def drop_damaged_records(self, partitions: Collection[str]) -> None:
         """Have those of these partitions whose records are damaged count as absent: they are written again."""
@@ -122,9 +130,9 @@ class InterleavedLanceWriter(InterleavedWriter):
     def commit(self, reports: Sequence[PartitionReport], afresh: Collection[str] = ()) -> dict[str, str]:
         """Commit all sound partitions at once; returns why others did not land, by partition.
 
-        A partition that repeats a sample id of another is not sound: ids are unique in a table. Partitions ``afresh`` are replaced even by
-        equal rows: what the table has of them is known to be damaged. So are those of which the table cannot be read, or has other rows
-        than it says.
+        A partition that repeats a sample id of another is not sound: ids are unique in a table. Partitions
+        ``afresh`` are replaced even by equal rows: what the table has of them is known to be damaged. So are
+        those of which the table cannot be read, or has other rows than it says.
         """
         if not reports:
             return {}
@@ -139,15 +147,21 @@ class InterleavedLanceWriter(InterleavedWriter):
         return complaints
 
     def _mend(self, table: MendingTable, reports: Sequence[PartitionReport]) -> set[str]:
-        """Make the table fit for a commit of these partitions; returns those that it would keep, though their rows have changed."""
+        """Make the table fit for a commit of these partitions; returns those that it would keep, though their
+        rows have changed.
+        """
         if not table.exists():
             return set()
         digests = {report.partition: report.digest for report in reports}
         table.drop_damaged_records(digests)
         table.take_out_unreadable(digests)
         table.mend_indexes(digests)
-        known = [facts for facts in table.partitions().values() if facts.digest == digests.get(facts.partition)]
-        return {facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest}
+        known = [
+            facts for facts in table.partitions().values() if facts.digest == digests.get(facts.partition)
+        ]
+        return {
+            facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest
+        }
 
     def _digest(self, facts: PartitionFacts) -> str | None:
         """The digest of the rows that a partition has now; None where they cannot be read."""

@@ -1,1 +1,3 @@
-"""Samples whose modalities lie in separate tars: shards that are paired before they are split or shuffled, joined by key."""
+"""Samples whose modalities lie in separate tars: shards that are paired before they are split or shuffled,
+joined by key.
+"""

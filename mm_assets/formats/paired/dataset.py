@@ -24,13 +24,15 @@ Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
 
 class MultiModalWebDataset(DataPipeline, FluidInterface):
-    """`webdataset.WebDataset` for modalities in separate tars, with its other arguments and its fluent methods.
+    """`webdataset.WebDataset` for modalities in separate tars, with its other arguments and its fluent
+    methods.
 
-    Shards are paired before they are split and shuffled: `PairedShardList`, ``nodesplitter``, ``workersplitter``, shard shuffle,
-    `PairedTarExpander`. ``shardshuffle`` is the number of shards in the shuffle buffer, or False. ``detshuffle`` shuffles by
-    ``seed`` and pass; without it, ``seed`` gives every pass the same order. ``seed=None`` is ``WDS_SEED`` of the environment; without
-    that, ``detshuffle`` counts from 0 and other shuffles are new in each pass. ``empty_check`` raises ``ValueError`` where a pass (in
-    a DataLoader worker: its part of it) yields nothing.
+    Shards are paired before they are split and shuffled: `PairedShardList`, ``nodesplitter``,
+    ``workersplitter``, shard shuffle, `PairedTarExpander`. ``shardshuffle`` is the number of shards in the
+    shuffle buffer, or False. ``detshuffle`` shuffles by ``seed`` and pass; without it, ``seed`` gives every
+    pass the same order. ``seed=None`` is ``WDS_SEED`` of the environment; without that, ``detshuffle`` counts
+    from 0 and other shuffles are new in each pass. ``empty_check`` raises ``ValueError`` where a pass (in a
+    DataLoader worker: its part of it) yields nothing.
     """
 
     def __init__(
@@ -49,7 +51,10 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
     ) -> None:
         super().__init__()
         if shardshuffle is None:
-            warnings.warn("shardshuffle is None, so shards are not shuffled; set it to False or to a number", stacklevel=2)
+            warnings.warn(
+                "shardshuffle is None, so shards are not shuffled; set it to False or to a number",
+                stacklevel=2,
+            )
         if shardshuffle is True:
             warnings.warn("shardshuffle is True, taken as 100; set it to a number", stacklevel=2)
             shardshuffle = 100
@@ -63,7 +68,9 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         if workersplitter is not None:
             self.append(workersplitter)
         if shardshuffle:
-            self.append(detshuffled(shardshuffle, seed=seed or 0) if detshuffle else shuffled(shardshuffle, seed=seed))
+            self.append(
+                detshuffled(shardshuffle, seed=seed or 0) if detshuffle else shuffled(shardshuffle, seed=seed)
+            )
         self.append(self.expander)
         if empty_check:
             self.append(_EmptyCheck(self.expander))
@@ -74,10 +81,15 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         return self.expander.reports
 
     def survey(self) -> Iterator[GroupReport]:
-        """What a pass would leave out, of all shard groups and from the tars' headers alone. Streams are read in full."""
+        """What a pass would leave out, of all shard groups and from the tars' headers alone.
+
+        Streams are read in full.
+        """
         return self.expander.survey(self.shards)
 
-    def batched(self, batchsize: int, collation_fn: Callable[[list[Any]], Any] | None = collate, partial: bool = True) -> Self:
+    def batched(
+        self, batchsize: int, collation_fn: Callable[[list[Any]], Any] | None = collate, partial: bool = True
+    ) -> Self:
         """As in webdataset; pictures of different sizes become a list, not an error."""
         return super().batched(batchsize, collation_fn=collation_fn, partial=partial)
 
@@ -101,5 +113,9 @@ class _EmptyCheck:
             yield sample
         if is_empty:
             reports = self._expander.reports
-            what = f"all {len(reports)} shard groups are empty; the first: {reports[0]}" if reports else "fewer shards than workers"
+            what = (
+                f"all {len(reports)} shard groups are empty; the first: {reports[0]}"
+                if reports
+                else "fewer shards than workers"
+            )
             raise ValueError(f"No samples found in dataset: {what}. Set empty_check=False to allow that.")

@@ -30,12 +30,14 @@ _MAX_KEPT = 100_000  # names in the reports of a pass
 class PairedTarExpander:
     """A pipeline stage that opens the tars of each shard group and yields samples joined by key.
 
-    ``missing_key_policy`` is about keys that not all modalities have: ``skip`` leaves them out, ``partial`` yields what there is,
-    ``error`` raises ``ValueError`` before the first sample of the group. ``select_files`` and ``rename_files`` get names of members,
-    the new names first; a mapping from modality to function gives modalities their own.
+    ``missing_key_policy`` is about keys that not all modalities have: ``skip`` leaves them out, ``partial``
+    yields what there is, ``error`` raises ``ValueError`` before the first sample of the group.
+    ``select_files`` and ``rename_files`` get names of members, the new names first; a mapping from modality
+    to function gives modalities their own.
 
-    An error ends its shard group, also a tar that is cut or corrupt, before anything of it is yielded; ``handler`` decides
-    whether the next group is read, as in webdataset. What is left out is in ``reports`` and in the log.
+    An error ends its shard group, also a tar that is cut or corrupt, before anything of it is yielded;
+    ``handler`` decides whether the next group is read, as in webdataset. What is left out is in ``reports``
+    and in the log.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class PairedTarExpander:
         missing_key_policy: MissingKeyPolicy = "skip",
     ) -> None:
         if missing_key_policy not in get_args(MissingKeyPolicy):
-            raise ValueError(f"missing_key_policy is 'skip', 'partial' or 'error', not {missing_key_policy!r}")
+            raise ValueError(
+                f"missing_key_policy is 'skip', 'partial' or 'error', not {missing_key_policy!r}"
+            )
         self.handler = handler
         self.select_files = select_files
         self.rename_files = rename_files
@@ -55,7 +59,10 @@ class PairedTarExpander:
         self._told: set[tuple[str, ...]] = set()
 
     def __call__(self, src: Iterable[ShardGroup]) -> Iterator[Sample]:
-        """The samples of each group. ``reports`` has this process' groups of the pass that began last, up to where it has come."""
+        """The samples of each group.
+
+        ``reports`` has this process' groups of the pass that began last, up to where it has come.
+        """
         reports = self.reports = []
         room = _MAX_KEPT
         for group in src:
@@ -80,7 +87,9 @@ class PairedTarExpander:
                 room -= report.keep(room)
 
     def survey(self, src: Iterable[ShardGroup]) -> Iterator[GroupReport]:
-        """What would be left out of each group, from the headers alone; ``samples`` counts what the policy would yield."""
+        """What would be left out of each group, from the headers alone; ``samples`` counts what the policy
+        would yield.
+        """
         for group in src:
             report = GroupReport(dict(group["urls"]))
             try:
@@ -92,7 +101,9 @@ class PairedTarExpander:
 
     def _log(self, report: GroupReport) -> None:
         what = (*report.urls.values(), report.error or "")
-        log.log(logging.INFO if what in self._told else logging.WARNING, "%s", report)  # later passes leave out the same again
+        log.log(
+            logging.INFO if what in self._told else logging.WARNING, "%s", report
+        )  # later passes leave out the same again
         self._told.add(what)
 
     @contextmanager
@@ -108,11 +119,16 @@ class PairedTarExpander:
             report.keys = len(joined.keys)
             report.incomplete = len(joined.keys) - len(joined.common_keys)
             report.missing = {name: Names(len(keys), keys) for name, keys in joined.missing.items() if keys}
-            report.unkeyed = {name: Names(len(tar.unkeyed), tar.unkeyed) for name, tar in tars.items() if tar.unkeyed}
+            report.unkeyed = {
+                name: Names(len(tar.unkeyed), tar.unkeyed) for name, tar in tars.items() if tar.unkeyed
+            }
             yield joined
 
     def _wanted(self, joined: JoinedTars) -> list[str]:
-        """The keys to yield. Raises ``ValueError`` for what the policy refuses and for extensions that collide."""
+        """The keys to yield.
+
+        Raises ``ValueError`` for what the policy refuses and for extensions that collide.
+        """
         if self.missing_key_policy == "error":
             joined.check_alignment()
         wanted = joined.keys if self.missing_key_policy == "partial" else joined.common_keys
@@ -124,5 +140,7 @@ def _per_modality(given: F | Mapping[str, F] | None, modalities: Iterable[str]) 
     if not isinstance(given, Mapping):
         return dict.fromkeys(modalities, given)
     if unknown := given.keys() - set(modalities):
-        raise ValueError(f"functions for {sorted(unknown)}, which are none of the modalities {list(modalities)}")
+        raise ValueError(
+            f"functions for {sorted(unknown)}, which are none of the modalities {list(modalities)}"
+        )
     return {name: given.get(name) for name in modalities}

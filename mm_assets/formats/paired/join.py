@@ -16,32 +16,47 @@ Sample = dict[str, Any]
 class JoinedTars:
     """What is known of a group before any payload is read.
 
-    ``keys`` are those of the first modality in its order, then those that only later modalities have, in theirs; ``common_keys``
-    those of them that all modalities have. ``missing`` has for each modality the keys that it lacks and another has.
+    ``keys`` are those of the first modality in its order, then those that only later modalities have, in
+    theirs; ``common_keys`` those of them that all modalities have. ``missing`` has for each modality the keys
+    that it lacks and another has.
     """
 
     def __init__(self, tars: dict[str, TarSamples]) -> None:
         self._tars = tars
         self.keys = list(dict.fromkeys(chain.from_iterable(tar.payloads for tar in tars.values())))
         self.missing = {
-            name: [key for key in self.keys if key not in tar.payloads] if len(tar.payloads) < len(self.keys) else []
+            name: [key for key in self.keys if key not in tar.payloads]
+            if len(tar.payloads) < len(self.keys)
+            else []
             for name, tar in tars.items()
         }
         self._incomplete = set(chain.from_iterable(self.missing.values()))
-        self.common_keys = [key for key in self.keys if key not in self._incomplete] if self._incomplete else self.keys
+        self.common_keys = (
+            [key for key in self.keys if key not in self._incomplete] if self._incomplete else self.keys
+        )
 
     def check_alignment(self) -> None:
-        """Raise ``ValueError`` unless all modalities have the same keys: at the first that one lacks, where each of them stands."""
+        """Raise ``ValueError`` unless all modalities have the same keys: at the first that one lacks, where
+        each of them stands.
+        """
         first = next((key for key in self.keys if key in self._incomplete), None)
         if first is None:
             return
         passed = set(self.keys[: self.keys.index(first)])
         stands = []
         for name, tar in self._tars.items():
-            key = first if first in tar.payloads else next((key for key in tar.payloads if key not in passed), None)
+            key = (
+                first
+                if first in tar.payloads
+                else next((key for key in tar.payloads if key not in passed), None)
+            )
             stands.append(f"{name}={key!r}")
-        counts = ", ".join(f"{len(keys)} in {name} ({self._tars[name].url})" for name, keys in self.missing.items() if keys)
-        raise ValueError(f"key mismatch across modalities: {', '.join(stands)}; of {len(self.keys)} keys are missing: {counts}")
+        counts = ", ".join(
+            f"{len(keys)} in {name} ({self._tars[name].url})" for name, keys in self.missing.items() if keys
+        )
+        raise ValueError(
+            f"key mismatch across modalities: {', '.join(stands)}; of {len(self.keys)} keys are missing: {counts}"
+        )
 
     def check_extensions(self, keys: Iterable[str]) -> None:
         """Raise ``ValueError`` when two modalities have the same extension for one of these keys."""
@@ -60,7 +75,9 @@ class JoinedTars:
                         )
 
     def read(self, keys: Iterable[str]) -> Iterator[Sample]:
-        """The samples of these keys: ``__key__``, URLs of the tars that have the key, then the bytes by extension."""
+        """The samples of these keys: ``__key__``, URLs of the tars that have the key, then the bytes by
+        extension.
+        """
         tars = [(f"__url_{name}__", tar) for name, tar in self._tars.items()]
         for key in keys:
             sources = [(field, tar) for field, tar in tars if key in tar.payloads]
@@ -70,7 +87,9 @@ class JoinedTars:
             for _, tar in sources:
                 for extension, payload in tar.payloads[key].items():
                     data = os.pread(tar.fd, payload.size, payload.offset)
-                    sample[extension] = data if len(data) == payload.size else _read_on(tar, key, payload, data)
+                    sample[extension] = (
+                        data if len(data) == payload.size else _read_on(tar, key, payload, data)
+                    )
             yield sample
 
 

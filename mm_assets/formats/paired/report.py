@@ -21,10 +21,11 @@ class Names:
 class GroupReport:
     """One shard group.
 
-    ``keys`` counts the different keys of all modalities, ``incomplete`` those that at least one modality lacks (the policy ``skip``
-    drops them), ``samples`` what was yielded. ``missing`` has the keys that a modality lacks though another has them, ``unkeyed``
-    its files whose names make no key and extension, which webdataset does not read either; modalities without any are left
-    out. ``error`` is what ended the group, None if nothing did.
+    ``keys`` counts the different keys of all modalities, ``incomplete`` those that at least one modality
+    lacks (the policy ``skip`` drops them), ``samples`` what was yielded. ``missing`` has the keys that a
+    modality lacks though another has them, ``unkeyed`` its files whose names make no key and extension, which
+    webdataset does not read either; modalities without any are left out. ``error`` is what ended the group,
+    None if nothing did.
     """
 
     urls: dict[str, str]
@@ -44,11 +45,18 @@ class GroupReport:
         return kept
 
     def __str__(self) -> str:
-        told = [f"{self.keys} keys, of which {self.incomplete} are not in all modalities"] if self.keys or self.error is None else []
+        told = (
+            [f"{self.keys} keys, of which {self.incomplete} are not in all modalities"]
+            if self.keys or self.error is None
+            else []
+        )
         told += [f"not in {name}: {keys.count} ({keys})" for name, keys in self.missing.items()]
         if 0 < self.keys == self.incomplete:
             told.append("they have no key in common (rename_files can make names equal)")
-        told += [f"files without key and extension in {name}: {files.count} ({files})" for name, files in self.unkeyed.items()]
+        told += [
+            f"files without key and extension in {name}: {files.count} ({files})"
+            for name, files in self.unkeyed.items()
+        ]
         if self.error is not None:
             told.append(f"ended after {self.samples} samples by {self.error}")
         return f"{' '.join(f'{name}={url}' for name, url in self.urls.items())}: {'; '.join(told)}"

@@ -20,8 +20,9 @@ from mm_assets.formats.webdataset.spool import local_tar, plain_descriptor, unpa
 def open_shards(urls: Sequence[str]) -> Iterator[list[int]]:
     """A descriptor of an uncompressed tar for each URL, good for ``pread`` until the end of the block.
 
-    A local file is opened as it is. A stream (``pipe:``, ``https:``, …) or a gzip file is spooled into an unlinked temporary
-    file, all of the group at the same time, so its end is known before its first sample is given.
+    A local file is opened as it is. A stream (``pipe:``, ``https:``, …) or a gzip file is spooled into an
+    unlinked temporary file, all of the group at the same time, so its end is known before its first sample is
+    given.
 
     Raises what opening and reading raise, ``OSError`` also for a command that fails after its last byte.
     """

@@ -23,17 +23,20 @@ _TAR_NAME = re.compile(r"""([^\s/"'=?&]+)\.(?:tar(?:\.\w+)?|tgz)\b""")
 class PairedShardList(IterableDataset):
     """Yields one ``{"urls": {modality: url}}`` per shard: the n-th URL of every modality.
 
-    The URLs of a modality are a string, expanded as webdataset does (braces, ``::`` between several, ``${X}`` for the
-    environment's ``WDS_X``), or a list of URLs that are taken as they are. With ``seed`` every pass has the same shuffled order.
+    The URLs of a modality are a string, expanded as webdataset does (braces, ``::`` between several, ``${X}``
+    for the environment's ``WDS_X``), or a list of URLs that are taken as they are. With ``seed`` every pass
+    has the same shuffled order.
 
-    Raises ``ValueError`` without modalities or shards, and where the modalities have different numbers of shards. Warns once, here,
-    when shards that are paired have different file names.
+    Raises ``ValueError`` without modalities or shards, and where the modalities have different numbers of
+    shards. Warns once, here, when shards that are paired have different file names.
     """
 
     def __init__(self, modalities: Mapping[str, ShardUrls], seed: int | None = None) -> None:
         super().__init__()
         if not isinstance(modalities, Mapping):
-            raise TypeError(f"modalities must be a mapping from each one's name to its shards, not {type(modalities).__name__}")
+            raise TypeError(
+                f"modalities must be a mapping from each one's name to its shards, not {type(modalities).__name__}"
+            )
         urls = {name: _expand(given) for name, given in modalities.items()}
         counts = {name: len(found) for name, found in urls.items()}
         if not counts:

@@ -26,7 +26,9 @@ class Payload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TarSamples:
-    """The payload of each key and extension, keys in the order of their first members; ``unkeyed`` are files of no sample."""
+    """The payload of each key and extension, keys in the order of their first members; ``unkeyed`` are files
+    of no sample.
+    """
 
     fd: int
     url: str
@@ -35,13 +37,18 @@ class TarSamples:
     unkeyed: list[str]
 
 
-def index_samples(fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None) -> TarSamples:
-    """Index an open tar. Names become keys and lower-case extensions by webdataset's rule, after ``rename`` and ``select``.
+def index_samples(
+    fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None
+) -> TarSamples:
+    """Index an open tar. Names become keys and lower-case extensions by webdataset's rule, after ``rename``
+    and ``select``.
 
-    A leading ``./`` is no part of a name. Members of a key need not be neighbours. A link inside the tar is the file it leads to.
+    A leading ``./`` is no part of a name. Members of a key need not be neighbours. A link inside the tar is
+    the file it leads to.
 
-    Raises `TarDamage` for a tar that is cut or corrupt, ``ValueError`` for a key that has an extension twice, for an extension that
-    webdataset keeps for itself (``__url__`` and alike), and for a member that cannot be read.
+    Raises `TarDamage` for a tar that is cut or corrupt, ``ValueError`` for a key that has an extension twice,
+    for an extension that webdataset keeps for itself (``__url__`` and alike), and for a member that cannot be
+    read.
     """
     payloads: dict[str, dict[str, Payload]] = {}
     extensions: dict[str, str] = {}  # one string for all members that share an extension
@@ -64,7 +71,9 @@ def index_samples(fd: int, url: str, select: SelectFiles | None = None, rename: 
         extension = extension.lower()
         extension = extensions.setdefault(extension, extension)
         if extension.startswith("__") and extension.endswith("__"):
-            raise ValueError(f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself")
+            raise ValueError(
+                f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself"
+            )
         found = payloads.setdefault(key, {})
         if extension in found:
             raise ValueError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")

@@ -25,7 +25,9 @@ class BlobBuilder:
     def __init__(self, descriptor: int, uri: str) -> None:
         self._descriptor = descriptor
         self._uri = uri
-        self.frames: dict[str, tuple[Member, int, int]] = {}  # TIFFs by name, how many frames each has, how many of them a sample refers to
+        self.frames: dict[
+            str, tuple[Member, int, int]
+        ] = {}  # TIFFs by name, how many frames each has, how many of them a sample refers to
         self._tiff: str | None = None  # the one that is split now; a sample has one
         self._plans: list[FramePlan | ImageError] | ImageError = []
         self._scratch = memoryview(b"")
@@ -77,9 +79,13 @@ class BlobBuilder:
         return plan
 
     def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
-        """The frames of a TIFF, valid until the next is planned: it is split while the processor's cache still holds it."""
+        """The frames of a TIFF, valid until the next is planned: it is split while the processor's cache
+        still holds it.
+        """
         if len(self._scratch) < member.size:
-            self._scratch = memoryview(pa.allocate_buffer(member.size)).cast("B")  # unlike a bytearray not filled with zeros first
+            self._scratch = memoryview(pa.allocate_buffer(member.size)).cast(
+                "B"
+            )  # unlike a bytearray not filled with zeros first
         data = self._scratch[: member.size]
         read_members(self._descriptor, [member], data, self._uri)
         try:
@@ -148,7 +154,9 @@ def lost_frame(member: str, frame: int, error: ImageError) -> str:
 
 def surplus_reference(member: str, frame: int, frames: int, references: int) -> str:
     """The error of an item whose frame is not there."""
-    return f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references"
+    return (
+        f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references"
+    )
 
 
 def _content_type(view: memoryview) -> str | None:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from mm_assets.formats.webdataset.dataset_files import PartitionFacts, union_columns, union_feature, union_pairs
+from mm_assets.formats.webdataset.dataset_files import (
+    PartitionFacts,
+    union_columns,
+    union_feature,
+    union_pairs,
+)
 
 _NULL_AS = "string"  # the feature of a column of nothing but nulls: any holds them
 _IMAGE = "dtype: image"
-_DECLARED = re.compile(r'- \{name: ("(?:[^"\\]|\\.)*"), (.*)\}')  # a pair or a column; other names are not quoted
+_DECLARED = re.compile(
+    r'- \{name: ("(?:[^"\\]|\\.)*"), (.*)\}'
+)  # a pair or a column; other names are not quoted
 
 _HEAD = """---
 configs:
@@ -80,7 +87,9 @@ def readme(facts: Sequence[PartitionFacts], also: Sequence[PartitionFacts] = ())
 
 
 def front_matter(facts: Iterable[PartitionFacts]) -> str:
-    """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a word."""
+    """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a
+    word.
+    """
     parts = sorted(facts, key=lambda p: p.file)
     columns = union_columns(parts).items()
     own = [_column_line(name, feature) for name, feature in columns]
@@ -91,7 +100,9 @@ def front_matter(facts: Iterable[PartitionFacts]) -> str:
             lines.append(f"      - name: {group}\n        {kind}:\n")
             lines += [f"        {line}\n" for line in own]
     lines.append("    - name: _row_errors\n      list:\n      - {name: position, dtype: int32}\n")
-    lines += [f"      - {{name: {n}, dtype: string}}\n" for n in ("modality", "content_type", "materialize_error")]
+    lines += [
+        f"      - {{name: {n}, dtype: string}}\n" for n in ("modality", "content_type", "materialize_error")
+    ]
     if own:
         lines.append("      - name: extra\n        struct:\n")
         lines += [f"        {line}\n" for line in own]

@@ -25,10 +25,10 @@ _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 class PartitionFacts:
     """One tar, as far as the dataset-level files need to know it.
 
-    ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted positions
-    with such an image; ``columns`` maps each extra column, in order, to its Hugging Face feature *as JSON*: ``int64
-    float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the digest of its ``.tar.idx``
-    (empty: not known). Raises ``ValueError`` for anything else.
+    ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted
+    positions with such an image; ``columns`` maps each extra column, in order, to its Hugging Face feature
+    *as JSON*: ``int64 float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the
+    digest of its ``.tar.idx`` (empty: not known). Raises ``ValueError`` for anything else.
     """
 
     file: str
@@ -115,7 +115,9 @@ def hf_type(column: pa.Field) -> str:
 
 
 def union_feature(one: str, other: str) -> str:
-    """The feature that holds the values of both; nulls fit any, int64 and float64 make float64, others ``json``."""
+    """The feature that holds the values of both; nulls fit any, int64 and float64 make float64, others
+    ``json``.
+    """
     if one == other or other == "null":
         return one
     if one == "null":
@@ -139,7 +141,9 @@ def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
 
 def union_pairs(facts: Iterable[PartitionFacts]) -> list[str]:
     """Every "<position>.<ext>", by position, then extension."""
-    pairs = {(position, ext) for part in facts for ext, positions in part.pairs.items() for position in positions}
+    pairs = {
+        (position, ext) for part in facts for ext, positions in part.pairs.items() for position in positions
+    }
     return [f"{position}.{ext}" for position, ext in sorted(pairs)]
 
 
@@ -150,7 +154,9 @@ def wids_index(name: str, facts: Iterable[PartitionFacts]) -> str:
 
 
 def parse_wids_index(text: str | bytes) -> list[PartitionFacts]:
-    """Files, counts and sizes that a `wids_index` lists; no pairs and columns. None are listed in what is no such index."""
+    """Files, counts and sizes that a `wids_index` lists; no pairs and columns. None are listed in what is no
+    such index.
+    """
     try:
         return [PartitionFacts(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]]
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -159,7 +165,9 @@ def parse_wids_index(text: str | bytes) -> list[PartitionFacts]:
 
 def energon_info(facts: Iterable[PartitionFacts]) -> str:
     """``.nv-meta/.info.json`` of Megatron-Energon."""
-    return _json({"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(facts)}})
+    return _json(
+        {"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(facts)}}
+    )
 
 
 def energon_split(facts: Iterable[PartitionFacts]) -> str:
@@ -185,7 +193,10 @@ def _json(content: object) -> str:
 def _is_list(type_: pa.DataType) -> bool:
     is_view = pa.types.is_list_view(type_) or pa.types.is_large_list_view(type_)
     return bool(
-        is_view or pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
+        is_view
+        or pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
     )
 
 

@@ -1,4 +1,6 @@
-"""Column types that a json declares for itself, and need not be trusted: the memory they ask for, and whether our writers take them."""
+"""Column types that a json declares for itself, and need not be trusted: the memory they ask for, and whether
+our writers take them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
 _WIDEST = 1 << 20  # bytes of one row of nulls: every other sample of the shard has them, too
-_JSON_TYPES = (pa.string(), pa.large_string(), pa.string_view())  # no set: types of users' extensions have no hash
+_JSON_TYPES = (
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+)  # no set: types of users' extensions have no hash
 # Arrow takes a value of these types as it is, or not at all.
 _STRICT_TYPES = (pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string())
 
@@ -28,8 +34,8 @@ _STRICT_TYPES = (pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_stri
 class DeclaredTypes:
     """The passthrough columns that a json declares; one object per distinct text, told apart by identity.
 
-    ``row_bytes``: of a row of nulls, see `width`. ``int64s``: names of columns whose integers may be no float64. ``lax``: names of those
-    that would take a value and change it.
+    ``row_bytes``: of a row of nulls, see `width`. ``int64s``: names of columns whose integers may be no
+    float64. ``lax``: names of those that would take a value and change it.
     """
 
     schema: pa.Schema
@@ -41,12 +47,18 @@ class DeclaredTypes:
     _has_seconds: bool  # Parquet keeps these as milliseconds
 
     def room(self, extras: Sequence[dict[str, Any]]) -> int:
-        """Bytes that the columns take while they are built of the values of some rows, if these are as declared."""
-        inside = sum(_listed_bytes([row.get(field.name) for row in extras], field.type) for field in self._listed)
+        """Bytes that the columns take while they are built of the values of some rows, if these are as
+        declared.
+        """
+        inside = sum(
+            _listed_bytes([row.get(field.name) for row in extras], field.type) for field in self._listed
+        )
         return len(extras) * self.row_bytes + inside
 
     def try_out(self, table: pa.Table) -> None:
-        """Raises ``ValueError`` where Parquet would: nulls where none may be, seconds that are no milliseconds of 64 bits."""
+        """Raises ``ValueError`` where Parquet would: nulls where none may be, seconds that are no
+        milliseconds of 64 bits.
+        """
         if self._has_required:
             table.cast(table.schema)
         if self._has_seconds:
@@ -54,7 +66,9 @@ class DeclaredTypes:
 
     @cached_property
     def unwritable(self) -> str | None:
-        """Why some writer of ours would refuse columns of these types and metadata, whatever their values; None when none does."""
+        """Why some writer of ours would refuse columns of these types and metadata, whatever their values;
+        None when none does.
+        """
         for field in canonical_schema(self.schema):
             if field.name in RESERVED_COLUMNS:
                 continue
@@ -74,7 +88,8 @@ class DeclaredTypes:
 def read_declared(text: str) -> DeclaredTypes:
     """The types that a json states.
 
-    Raises ``ValueError``, ``OSError`` or ``pa.ArrowException`` for a text that is no schema, and for columns that no sample needs.
+    Raises ``ValueError``, ``OSError`` or ``pa.ArrowException`` for a text that is no schema, and for columns
+    that no sample needs.
     """
     schema = schema_from_text(text)
     fields = sum(1 for field in schema for _ in _with_inner(field))
@@ -86,12 +101,18 @@ def read_declared(text: str) -> DeclaredTypes:
     for field in schema:
         total += max(width(inner.type) for inner in _with_inner(field))
         if total > _WIDEST:
-            raise ValueError(f"column {field.name!r}: {field.type!s:.200}: a row is wider than the {_WIDEST} bytes that are read")
+            raise ValueError(
+                f"column {field.name!r}: {field.type!s:.200}: a row is wider than the {_WIDEST} bytes that are read"
+            )
     return DeclaredTypes(
         schema,
         sum(width(field.type) for field in schema),
         tuple(field.name for field in schema if pa.types.is_int64(_plain(field.type))),
-        tuple(field.name for field in schema if not (pa.types.is_integer(field.type) or field.type in _STRICT_TYPES) or is_json(field)),
+        tuple(
+            field.name
+            for field in schema
+            if not (pa.types.is_integer(field.type) or field.type in _STRICT_TYPES) or is_json(field)
+        ),
         tuple(field for field in schema if _has_wide_items(field)),
         any(not inner.nullable for field in schema for inner in _with_inner(field)),
         any("timestamp[s" in str(field.type) for field in schema),
@@ -117,7 +138,9 @@ def _refuse_odd(field: pa.Field) -> None:
         key.decode(), value.decode()  # Lance refuses what is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
-    if _takes_room(field.type) and not all(field.type.field(index).nullable for index in range(field.type.num_fields)):
+    if _takes_room(field.type) and not all(
+        field.type.field(index).nullable for index in range(field.type.num_fields)
+    ):
         raise ValueError("a row without it would have nulls where none may be")
     if pa.types.is_struct(field.type) and len({child.name for child in field.type}) != field.type.num_fields:
         raise ValueError("field names are not unique")
@@ -157,11 +180,18 @@ def _has_wide_items(field: pa.Field) -> bool:
 
 
 def _has_items(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_) or pa.types.is_map(type_))
+    return bool(
+        pa.types.is_list(type_)
+        or pa.types.is_large_list(type_)
+        or pa.types.is_fixed_size_list(type_)
+        or pa.types.is_map(type_)
+    )
 
 
 def _listed_bytes(values: Sequence[Any], type_: pa.DataType) -> int:
-    """Bytes that the items of all lists and maps inside JSON values of a type take; values of other forms are no matter here."""
+    """Bytes that the items of all lists and maps inside JSON values of a type take; values of other forms are
+    no matter here.
+    """
     type_ = _plain(type_)
     if pa.types.is_struct(type_):
         present = [value for value in values if isinstance(value, dict)]

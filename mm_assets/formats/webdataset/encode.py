@@ -31,7 +31,15 @@ from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 from mm_assets.interleaved.schema_text import schema_to_text
 
-_PLAIN = ("sample_id", "position", "modality", "content_type", "text_content", "source_ref", "materialize_error")
+_PLAIN = (
+    "sample_id",
+    "position",
+    "modality",
+    "content_type",
+    "text_content",
+    "source_ref",
+    "materialize_error",
+)
 
 
 @dataclass(slots=True)
@@ -70,14 +78,18 @@ class SampleEncoder:
         Raises ``ValueError`` naming the sample for a position beyond `MAX_POSITION`.
         """
         present = set(table.column_names)  # a strict schema may leave columns out
-        columns = {n: table.column(n).to_pylist() if n in present else [None] * table.num_rows for n in _PLAIN}
+        columns = {
+            n: table.column(n).to_pylist() if n in present else [None] * table.num_rows for n in _PLAIN
+        }
         extras = [json_codec.encode(table.column(f.name), f) for f in self.extras]
-        columns["extra"] = [dict(zip(self.extras.names, row, strict=True)) for row in zip(*extras, strict=True)] or [
-            {} for _ in range(table.num_rows)
-        ]
+        columns["extra"] = [
+            dict(zip(self.extras.names, row, strict=True)) for row in zip(*extras, strict=True)
+        ] or [{} for _ in range(table.num_rows)]
         columns["view"] = [None] * table.num_rows
         if "binary_content" in present:
-            columns["view"] = [v for chunk in table.column("binary_content").chunks for v in binary_views(chunk)]
+            columns["view"] = [
+                v for chunk in table.column("binary_content").chunks for v in binary_views(chunk)
+            ]
         offsets = sample_offsets(table).tolist()
         for start, end in zip(offsets, offsets[1:], strict=False):
             yield self._sample({name: values[start:end] for name, values in columns.items()})
@@ -112,7 +124,9 @@ class SampleEncoder:
         return EncodedSample(members, pairs)
 
     def _note(self, json: _Json, row: dict[str, Any], implied_type: str | None, is_listed: bool) -> None:
-        """Keep of a row what the lists do not say: its error, itself when it has no content, what differs from what they imply."""
+        """Keep of a row what the lists do not say: its error, itself when it has no content, what differs
+        from what they imply.
+        """
         modality, position = row["modality"], row["position"]
         if not is_listed or row["materialize_error"] is not None:
             keys = ("position", "modality", "content_type", "materialize_error")
@@ -152,5 +166,7 @@ def _length(sample_id: str, rows: dict[str, list[Any]]) -> int:
         if isinstance(lengths, dict):
             length = max([length, *(n for n in lengths.values() if isinstance(n, int))])
     if length > MAX_POSITION:
-        raise ValueError(f"sample {sample_id!r}: position {length - 1} is beyond {MAX_POSITION}, the longest list a tar json may have")
+        raise ValueError(
+            f"sample {sample_id!r}: position {length - 1} is beyond {MAX_POSITION}, the longest list a tar json may have"
+        )
     return length

@@ -13,7 +13,9 @@ from mm_assets.formats import storage
 class FolderFiles:
     """Files by their names below ``folder``, a local path or an fsspec URL."""
 
-    def __init__(self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None
+    ) -> None:
         self.folder = os.fspath(folder).rstrip("/") or "/"
         self._options = storage_options
         self._is_remote = storage.is_remote(self.folder)
@@ -54,7 +56,11 @@ class FolderFiles:
         fs, path = storage.filesystem(self._uri(folder), self._options)
         fs.invalidate_cache()
         try:
-            return {posixpath.basename(i["name"]): i["size"] for i in fs.ls(path, detail=True) if i["type"] == "file"}
+            return {
+                posixpath.basename(i["name"]): i["size"]
+                for i in fs.ls(path, detail=True)
+                if i["type"] == "file"
+            }
         except FileNotFoundError:  # object stores have no empty folders
             return {}
 

@@ -1,4 +1,6 @@
-"""Names and constants of the tar layout: what readers look for and the writer puts in (DESIGN 6, docs/architecture.md)."""
+"""Names and constants of the tar layout: what readers look for and the writer puts in (DESIGN 6,
+docs/architecture.md).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,12 @@ IMAGES = "images"
 IMAGE_MEMBERS = "image_members"
 ROW_EXTRA = "_row_extra"
 ROW_ERRORS = "_row_errors"
-BOOKKEEPING = "_mm_assets"  # what the lists only imply, for our own reader: column types, content types, locators
-REFUSED = "refused"  # in `BOOKKEEPING`: class, reason and locator, where there is nothing of the sample but its id
+BOOKKEEPING = (
+    "_mm_assets"  # what the lists only imply, for our own reader: column types, content types, locators
+)
+REFUSED = (
+    "refused"  # in `BOOKKEEPING`: class, reason and locator, where there is nothing of the sample but its id
+)
 UNPAIRED = "unpaired"  # suffix in the tar that paired ones are merged into: tells of a member of theirs that has no key
 SOURCE = "_source"  # passthrough column: what the source record said that rows cannot
 
@@ -24,7 +30,8 @@ TEXT_TYPE = "text/plain"
 MAX_MEMBER_BYTES = 1 << 30  # of an image; a larger member is an attack or a mistake
 MAX_JSON_BYTES = 256 << 20  # of a json member, likewise
 
-# A list in the json is as long as the largest position: beyond this a single hostile number would exhaust memory.
+# A list in the json is as long as the largest position: beyond this a single hostile number would exhaust
+# memory.
 MAX_POSITION = 1_000_000
 MAX_FIELDS = 10_000  # passthrough columns of one sample, and what their types are made of, likewise
 
@@ -34,7 +41,19 @@ TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
 PACKED_TAR_SUFFIXES = (  # not read
-    *(".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lzma", ".tlz", ".tar.lz"),
+    *(
+        ".tar.bz2",
+        ".tbz2",
+        ".tbz",
+        ".tar.xz",
+        ".txz",
+        ".tar.zst",
+        ".tzst",
+        ".tar.lz4",
+        ".tar.lzma",
+        ".tlz",
+        ".tar.lz",
+    ),
     *(".tar.br", ".tar.sz", ".tar.z", ".taz"),
 )
 
@@ -58,7 +77,9 @@ class RawLayout:
 
     def __post_init__(self) -> None:
         if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
-            raise ValueError(f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {self.sample_id_prefix!r}")
+            raise ValueError(
+                f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {self.sample_id_prefix!r}"
+            )
 
     def is_json(self, name: str) -> bool:
         return extension(name) in self.json_extensions

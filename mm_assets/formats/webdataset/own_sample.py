@@ -48,8 +48,16 @@ def _heed_refusal(payload: dict[str, Any], where: str) -> None:
     refused = bookkeeping.get(REFUSED) if isinstance(bookkeeping, dict) else None
     if refused is None:
         return
-    if not isinstance(refused, list) or len(refused) != 3 or refused[0] not in FAULTS or not isinstance(refused[2], str | None):
-        raise SampleError(BAD_LAYOUT, f"{where}: field {BOOKKEEPING!r} refuses the sample, and does not say why: {refused!r:.200}")
+    if (
+        not isinstance(refused, list)
+        or len(refused) != 3
+        or refused[0] not in FAULTS
+        or not isinstance(refused[2], str | None)
+    ):
+        raise SampleError(
+            BAD_LAYOUT,
+            f"{where}: field {BOOKKEEPING!r} refuses the sample, and does not say why: {refused!r:.200}",
+        )
     error = SampleError(refused[0], str(refused[1]))
     error.source_ref = refused[2]
     raise error
@@ -114,7 +122,9 @@ def _add_error_rows(sample: Sample, errors: Any, where: str) -> None:
     by_place = {(row.modality, row.position): row for row in sample.rows}
     for entry in errors or []:
         entry = _object(entry, where)
-        modality, position, error = (entry.get(name) for name in ("modality", "position", "materialize_error"))
+        modality, position, error = (
+            entry.get(name) for name in ("modality", "position", "materialize_error")
+        )
         if (
             modality not in MODALITIES
             or type(position) is not int
@@ -145,7 +155,9 @@ def _keep_foreign(sample: Sample, payload: dict[str, Any], texts: list[Any], ima
         if clash:
             row.extras[SOURCE] = {**row.extras.get(SOURCE, {}), "fields": clash}
     implied = max((row.position + 1 for row in sample.rows), default=0)
-    lengths = {name: len(items) for name, items in ((TEXTS, texts), (IMAGES, images)) if len(items) != implied}
+    lengths = {
+        name: len(items) for name, items in ((TEXTS, texts), (IMAGES, images)) if len(items) != implied
+    }
     if lengths:
         metadata.extras[SOURCE] = {**metadata.extras.get(SOURCE, {}), "lengths": lengths}
 
@@ -156,17 +168,22 @@ def _refuse_lengths(metadata: Row, where: str) -> None:
     lengths = source.get("lengths") if isinstance(source, dict) else None
     for name, length in lengths.items() if isinstance(lengths, dict) else ():
         if isinstance(length, int) and length > MAX_POSITION:
-            raise SampleError(BAD_LAYOUT, f"{where}: {SOURCE}: field {name!r} had {length} entries, at most {MAX_POSITION}")
+            raise SampleError(
+                BAD_LAYOUT, f"{where}: {SOURCE}: field {name!r} had {length} entries, at most {MAX_POSITION}"
+            )
 
 
 def _refuse_undeclared(sample: Sample, payload: dict[str, Any], where: str) -> None:
-    """Someone added fields to a json of ours: its column types do not know them, and leaving them out would lose them."""
+    """Someone added fields to a json of ours: its column types do not know them, and leaving them out would
+    lose them.
+    """
     declared = set(sample.declared.schema.names if sample.declared is not None else ())
     added = [name for name in payload if name not in OWN_KEYS]
     added += [name for row in sample.rows for name in row.extras if name not in declared]
     if added:
         raise SampleError(
-            BAD_LAYOUT, f"{where}: field {added[0]!r} is in no column of {BOOKKEEPING!r}: remove that to have types inferred"
+            BAD_LAYOUT,
+            f"{where}: field {added[0]!r} is in no column of {BOOKKEEPING!r}: remove that to have types inferred",
         )
 
 
@@ -186,7 +203,10 @@ def _apply(bookkeeping: dict[str, Any], sample: Sample, where: str) -> None:
             row.source_ref = refs[patch["ref"]] if "ref" in patch else None
             row.content_type = patch.get("content_type", row.content_type)
             row.text = patch.get("text_content", row.text)
-            if any(value is not None and type(value) is not str for value in (row.source_ref, row.content_type, row.text)):
+            if any(
+                value is not None and type(value) is not str
+                for value in (row.source_ref, row.content_type, row.text)
+            ):
                 raise TypeError(f"locator, content type and text are texts: {patch!r:.200}")
             if "binary_content" in patch:
                 row.binary = base64.b64decode(patch["binary_content"], validate=True)
@@ -194,7 +214,9 @@ def _apply(bookkeeping: dict[str, Any], sample: Sample, where: str) -> None:
             raise ValueError("it leaves no row of the sample")
         sample.room = declared.room([row.extras for row in sample.rows])
     except (LookupError, TypeError, AttributeError, ValueError, OSError, pa.ArrowException) as error:
-        raise SampleError(BAD_LAYOUT, f"{where}: field {BOOKKEEPING!r} does not fit the sample: {error!r}") from error
+        raise SampleError(
+            BAD_LAYOUT, f"{where}: field {BOOKKEEPING!r} does not fit the sample: {error!r}"
+        ) from error
 
 
 def iter_patches(rows: dict[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:

@@ -18,7 +18,9 @@ TEXT_EXTENSION = "txt"
 
 @dataclass(frozen=True)
 class ImageTextPairs:
-    """The members of a tar of pairs by key: a member's path without its last suffix. ``read_text`` raises `SampleError`."""
+    """The members of a tar of pairs by key: a member's path without its last suffix. ``read_text`` raises
+    `SampleError`.
+    """
 
     index: TarIndex
     images: Mapping[str, Sequence[Member]]
@@ -35,7 +37,10 @@ class ImageTextPairs:
         """The text of a key. Raises `SampleError` where there are several."""
         found = self.texts.get(key, ())
         if len(found) > 1:
-            raise SampleError(DANGLING_REFERENCE, f"{self.index.name}: ambiguous: key {key!r} has {len(found)} texts: {_names(found)}")
+            raise SampleError(
+                DANGLING_REFERENCE,
+                f"{self.index.name}: ambiguous: key {key!r} has {len(found)} texts: {_names(found)}",
+            )
         return found[0] if found else None
 
     def image(self, key: str, named: object) -> Resolved:
@@ -51,12 +56,16 @@ class ImageTextPairs:
 
 
 def find_pairs(
-    index: TarIndex, layout: RawLayout, parse: Callable[[Member], dict[str, Any]], read_text: Callable[[Member], str]
+    index: TarIndex,
+    layout: RawLayout,
+    parse: Callable[[Member], dict[str, Any]],
+    read_text: Callable[[Member], str],
 ) -> ImageTextPairs | None:
     """The pairs of a tar; None for a tar of documents.
 
-    A tar is one of pairs when some key has an image and a caption, and no json of the tar is a document: in our own layout, or with the
-    field of the texts or of the images. A json for which ``parse`` raises `SampleError` has no say, nor has its key.
+    A tar is one of pairs when some key has an image and a caption, and no json of the tar is a document: in
+    our own layout, or with the field of the texts or of the images. A json for which ``parse`` raises
+    `SampleError` has no say, nor has its key.
     """
     jsons: list[Member] = []
     images: dict[str, list[Member]] = {}

@@ -13,15 +13,22 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 
-_INFINITE = (float("inf"), float("-inf"))  # JSON as Python writes it has a name for these, and it is no number
-_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{200}")  # what a number beyond float64 has; others need no call of Python each
+_INFINITE = (
+    float("inf"),
+    float("-inf"),
+)  # JSON as Python writes it has a name for these, and it is no number
+_MAYBE_INFINITE = re.compile(
+    r"[eE]\+?\d{3}|\d{200}"
+)  # what a number beyond float64 has; others need no call of Python each
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class SampleError(ShardError):
-    """One sample cannot be read; ``kind`` is its class of `mm_assets.interleaved.faults`, the message names file, member and field.
+    """One sample cannot be read; ``kind`` is its class of `mm_assets.interleaved.faults`, the message names
+    file, member and field.
 
-    ``sample_id`` is the id it states, where that much could be read; ``source_ref`` says where the fault is, if not in the sample's json.
+    ``sample_id`` is the id it states, where that much could be read; ``source_ref`` says where the fault is,
+    if not in the sample's json.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -44,7 +51,8 @@ def naming(sample_id: str) -> Iterator[None]:
 def parse_payload(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object of a sample.
 
-    Raises `SampleError` for bad JSON, bad UTF-8, a repeated key, a number beyond float64, a lone surrogate, no object.
+    Raises `SampleError` for bad JSON, bad UTF-8, a repeated key, a number beyond float64, a lone surrogate,
+    no object.
     """
     try:
         text = data.decode("utf-8-sig")
@@ -65,7 +73,9 @@ def parse_payload(data: bytes, where: str) -> dict[str, Any]:
         try:
             json.dumps(payload, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise SampleError(LONE_SURROGATE, f"{where}: lone surrogate in JSON: {error.object[error.start]!a}") from error
+            raise SampleError(
+                LONE_SURROGATE, f"{where}: lone surrogate in JSON: {error.object[error.start]!a}"
+            ) from error
     return payload
 
 

@@ -1,4 +1,6 @@
-"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them) into rows."""
+"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them) into
+rows.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +32,34 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 
 
 class RawDecoder:
-    """Decodes the raw samples of one tar. ``path`` is what ``source_ref`` calls the tar; ``pairs`` are those of a tar of pairs."""
+    """Decodes the raw samples of one tar.
 
-    def __init__(self, path: str, index: TarIndex, layout: RawLayout, max_member_bytes: int, pairs: ImageTextPairs | None = None) -> None:
+    ``path`` is what ``source_ref`` calls the tar; ``pairs`` are those of a tar of pairs.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        index: TarIndex,
+        layout: RawLayout,
+        max_member_bytes: int,
+        pairs: ImageTextPairs | None = None,
+    ) -> None:
         self.path = path
         self.index = index
         self.layout = layout
         self.pairs = pairs
         self.max_member_bytes = max_member_bytes  # a larger image is not read
         self.spread: set[str] = set()  # per-item fields that some sample had
-        self.referenced: set[str] = set()  # names of the members that are images of some sample, or texts of pairs
+        self.referenced: set[str] = (
+            set()
+        )  # names of the members that are images of some sample, or texts of pairs
 
     def decode(self, payload: dict[str, Any], member: Member) -> Sample:
         """The rows of one json (of a pair without one, of nothing).
 
-        Raises `SampleError` when there is no usable sample id, a per-item field is no list, or the text of a pair cannot be read.
+        Raises `SampleError` when there is no usable sample id, a per-item field is no list, or the text of a
+        pair cannot be read.
         """
         key = sample_stem(member.name)
         fields = dict(payload)
@@ -54,7 +69,12 @@ class RawDecoder:
             return Sample(sample_id, self._rows(payload, fields, key, member, residue))
 
     def _rows(
-        self, payload: dict[str, Any], fields: dict[str, Any], key: str, member: Member, residue: dict[str, Any]
+        self,
+        payload: dict[str, Any],
+        fields: dict[str, Any],
+        key: str,
+        member: Member,
+        residue: dict[str, Any],
     ) -> list[Row]:
         layout = self.layout
         where = f"{self.index.name}: {member.name}"
@@ -89,8 +109,13 @@ class RawDecoder:
         residue.setdefault("fields", {})[name] = fields[name]
         return fields.pop(name)
 
-    def _caption(self, pairs: ImageTextPairs, fields: dict[str, Any], key: str, json_ref: str) -> tuple[list[str], str]:
-        """The text of a pair, if it has one, and its locator. A field of that name beside a text member is like any other."""
+    def _caption(
+        self, pairs: ImageTextPairs, fields: dict[str, Any], key: str, json_ref: str
+    ) -> tuple[list[str], str]:
+        """The text of a pair, if it has one, and its locator.
+
+        A field of that name beside a text member is like any other.
+        """
         self.referenced.update(member.name for member in pairs.texts.get(key, ()))
         member = pairs.text_member(key)
         if member is not None:
@@ -106,7 +131,10 @@ class RawDecoder:
                 return stated
             return key
         if fields.get(name) is None:
-            raise SampleError(BAD_SAMPLE_ID, f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing")
+            raise SampleError(
+                BAD_SAMPLE_ID,
+                f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing",
+            )
         value = fields.pop(name)
         if isinstance(value, str):
             return value
@@ -123,12 +151,17 @@ class RawDecoder:
         return []
 
     def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:
-        """One row per non-null text. A text that is no string is written as JSON, its value kept in ``_source``."""
+        """One row per non-null text.
+
+        A text that is no string is written as JSON, its value kept in ``_source``.
+        """
         rows = []
         for position, text in enumerate(texts):
             if text is None:
                 continue
-            row = Row(position, "text", TEXT_TYPE, text if isinstance(text, str) else None, source_ref=json_ref)
+            row = Row(
+                position, "text", TEXT_TYPE, text if isinstance(text, str) else None, source_ref=json_ref
+            )
             if row.text is None:
                 row.text = json.dumps(text, ensure_ascii=False)
                 row.extras[SOURCE] = {"value": text}
@@ -171,7 +204,9 @@ class RawDecoder:
         where: str,
         residue: dict[str, Any],
     ) -> None:
-        """Put lists with one value per item on the item rows; what the rows cannot say of a list goes to ``residue``."""
+        """Put lists with one value per item on the item rows; what the rows cannot say of a list goes to
+        ``residue``.
+        """
         for name in names:
             values = fields.get(name)
             if values is None:  # missing, or null: the metadata row says which
@@ -181,7 +216,9 @@ class RawDecoder:
                 raise SampleError(BAD_LAYOUT, f"{where}: per-item field {name!r} is no list")
             if len(values) == len(rows):
                 aligned = values
-            elif len(values) == len(items) and all(v is None for v, item in zip(values, items, strict=True) if item is None):
+            elif len(values) == len(items) and all(
+                v is None for v, item in zip(values, items, strict=True) if item is None
+            ):
                 aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
             else:
                 warn_user(
@@ -222,7 +259,9 @@ class RawDecoder:
 def checked_length(items: list[Any], name: str, where: str) -> list[Any]:
     """A list of texts or images as it is. Raises `SampleError` for one that no tar of ours could hold."""
     if len(items) > MAX_POSITION:
-        raise SampleError(BAD_LAYOUT, f"{where}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}")
+        raise SampleError(
+            BAD_LAYOUT, f"{where}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}"
+        )
     return items
 
 

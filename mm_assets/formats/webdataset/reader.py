@@ -31,17 +31,19 @@ class InterleavedWebdatasetReader(InterleavedReader):
     """Reads tar shards; see `InterleavedReader` for the arguments not listed here.
 
     Args:
-        sample_id_field: json field that holds the sample id; None: the json's ``sample_id`` string, else the member's path
+        sample_id_field: json field that holds the sample id; None: the json's ``sample_id`` string, else the
+        member's path
             without its suffix.
-        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id: for ids that start anew in each
+        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id: for
+        ids that start anew in each
             shard.
-        image_extensions, json_extensions: suffixes (any case) of image members and of the members that are samples.
-        texts_field, images_field: json fields with the parallel lists.
-        image_member_field: json field that names the sample's (multi-frame) image member.
-        per_image_fields, per_text_fields: json lists with one value per image (text), spread over the item rows.
-        materialize: read image bytes (default); False leaves locators only.
-        relative_to: folder or URL prefix; locators below it are stored relative to it, so that no path of this machine leaks.
-        set_aside: what cannot be read (a bad json, a duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
+        image_extensions, json_extensions: suffixes (any case) of image members and of the members that are
+        samples. texts_field, images_field: json fields with the parallel lists. image_member_field: json
+        field that names the sample's (multi-frame) image member. per_image_fields, per_text_fields: json
+        lists with one value per image (text), spread over the item rows. materialize: read image bytes
+        (default); False leaves locators only. relative_to: folder or URL prefix; locators below it are stored
+        relative to it, so that no path of this machine leaks. set_aside: what cannot be read (a bad json, a
+        duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
             else is read; by default it raises.
         max_member_bytes: a larger image is not read but an error row.
         taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.

@@ -1,4 +1,6 @@
-"""From an image reference in the json to the member, or frame of a member, that it names: exactly, or not at all."""
+"""From an image reference in the json to the member, or frame of a member, that it names: exactly, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ def resolve_keys(references: Sequence[object], key: str, index: TarIndex) -> lis
 def resolve_raw(
     references: Sequence[object], key: str, layout: RawLayout, index: TarIndex, default_member: object
 ) -> list[Resolved | None]:
-    """References of a raw sample: member names, names beside the json, WebDataset keys, or frames of the sample's TIFF.
+    """References of a raw sample: member names, names beside the json, WebDataset keys, or frames of the
+    sample's TIFF.
 
-    When no reference names a member, the k-th one is frame k of ``default_member`` or of ``<key>.tiff``. A reference that
-    looks like a file name is never taken for a frame: a lost member would come back as another image.
+    When no reference names a member, the k-th one is frame k of ``default_member`` or of ``<key>.tiff``. A
+    reference that looks like a file name is never taken for a frame: a lost member would come back as another
+    image.
     """
     found = [None if token is None else _by_name(token, key, layout, index) for token in references]
-    opaque = [i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)]
+    opaque = [
+        i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)
+    ]
     if opaque and len(opaque) == sum(token is not None for token in references):
         tiff = frame_member(key, index, default_member)
         if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
@@ -68,7 +74,9 @@ def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
 
 
 def frame_member(key: str, index: TarIndex, default_member: object) -> Member | str | None:
-    """The member that a json names as the image of its sample, else the TIFF of the key; a string says why there is not just one."""
+    """The member that a json names as the image of its sample, else the TIFF of the key; a string says why
+    there is not just one.
+    """
     if default_member is not None:
         named = lookup(str(default_member), index) or lookup(_beside(str(default_member), key), index)
         return named or f"missing member {default_member!r}"
@@ -88,7 +96,11 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
         return f"ambiguous reference {token!r}: members {', '.join(map(repr, matches))}"
     if not matches:
         is_name = layout.is_image(token)
-        return f"missing member {token!r}" if is_name else f"dangling reference {token!r}: no member, and no frame of a TIFF"
+        return (
+            f"missing member {token!r}"
+            if is_name
+            else f"dangling reference {token!r}: no member, and no frame of a TIFF"
+        )
     found = next(iter(matches.values()))
     return Content(found) if isinstance(found, Member) else found
 
@@ -96,7 +108,8 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
 def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
         return _no_name(token)
-    # A full member name is taken only when it is one of the sample's own: another's "3.png" must not stand in for ours.
+    # A full member name is taken only when it is one of the sample's own: another's "3.png" must not stand in
+    # for ours.
     names = [f"{key}.{token}", *([token] if token.startswith(f"{key}.") else [])]
     for name in names:
         found = lookup(name, index)
@@ -114,7 +127,9 @@ def _beside(token: str, key: str) -> str:
 
 
 def lookup(name: str, index: TarIndex) -> Member | str | None:
-    """The member of a name; a string when the name is there but cannot be followed; None when it is not there."""
+    """The member of a name; a string when the name is there but cannot be followed; None when it is not
+    there.
+    """
     found = index.by_name.get(name)
     if found is None:
         return None

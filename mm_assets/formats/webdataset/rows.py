@@ -38,9 +38,11 @@ class Row:
 
 @dataclass(slots=True)
 class Sample:
-    """The rows of one sample; ``declared`` holds the types of its passthrough columns when the json states them.
+    """The rows of one sample; ``declared`` holds the types of its passthrough columns when the json states
+    them.
 
-    ``room``: bytes that columns of declared types take while they are built. ``nbytes``: of the members with its texts and fields.
+    ``room``: bytes that columns of declared types take while they are built. ``nbytes``: of the members with
+    its texts and fields.
     """
 
     sample_id: str
@@ -51,10 +53,11 @@ class Sample:
 
 
 class SchemaTally:
-    """The passthrough columns of all samples of a tar: those ``declared``, and ``tallies`` of the values whose types no json states.
+    """The passthrough columns of all samples of a tar: those ``declared``, and ``tallies`` of the values
+    whose types no json states.
 
-    ``declared_ints`` are the integers of declared 64-bit columns: whether they are exact as float64, where others have that, is told by
-    their values.
+    ``declared_ints`` are the integers of declared 64-bit columns: whether they are exact as float64, where
+    others have that, is told by their values.
     """
 
     def __init__(self) -> None:
@@ -83,10 +86,15 @@ class SchemaTally:
     def declared(self) -> list[pa.Schema]:
         """All declared schemas, without dictionaries. A column that not all samples have can be null."""
         schemas = [declared.schema for declared in self._declared]
-        return [reconcile_schema(pa.schema([self._relaxed(field, schemas) for field in schema])) for schema in schemas]
+        return [
+            reconcile_schema(pa.schema([self._relaxed(field, schemas) for field in schema]))
+            for schema in schemas
+        ]
 
     def _relaxed(self, field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
-        if field.nullable or not (self._has_undeclared or any(schema.get_field_index(field.name) < 0 for schema in schemas)):
+        if field.nullable or not (
+            self._has_undeclared or any(schema.get_field_index(field.name) < 0 for schema in schemas)
+        ):
             return field
         return field.with_nullable(True)
 
@@ -95,13 +103,19 @@ class SchemaTally:
         return pa.schema([tally.field(name) for name, tally in self.tallies.items()])
 
     def schema(self) -> pa.Schema:
-        """The tar's columns: the union of all, with JSON text where integers meet floats and are not exact as such."""
-        undeclared = [self.raw_schema()] if self._has_undeclared else []  # without samples it would stand for some that lack all columns
+        """The tar's columns: the union of all, with JSON text where integers meet floats and are not exact as
+        such.
+        """
+        undeclared = (
+            [self.raw_schema()] if self._has_undeclared else []
+        )  # without samples it would stand for some that lack all columns
         joined = unify_schemas([*self.declared, *undeclared])
         return pa.schema([field if self._is_exact(field) else json_field(field.name) for field in joined])
 
     def _is_exact(self, field: pa.Field) -> bool:
-        known = [tallies[field.name] for tallies in (self.tallies, self.declared_ints) if field.name in tallies]
+        known = [
+            tallies[field.name] for tallies in (self.tallies, self.declared_ints) if field.name in tallies
+        ]
         return not pa.types.is_floating(field.type) or all(tally.ints_fit_float for tally in known)
 
 
@@ -110,7 +124,9 @@ MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, 
 
 
 def misfit(sample: Sample, extras: pa.Schema, target: pa.Schema) -> str | None:
-    """Why values of a sample do not fit its passthrough columns, or the same columns of ``target``; None when they do."""
+    """Why values of a sample do not fit its passthrough columns, or the same columns of ``target``; None when
+    they do.
+    """
     try:
         table = build_table([sample], pa.nulls(0, pa.large_binary()), extras, extras.names)
         if sample.declared is not None:
@@ -122,7 +138,9 @@ def misfit(sample: Sample, extras: pa.Schema, target: pa.Schema) -> str | None:
 
 
 def _refuse_changed(sample: Sample, declared: DeclaredTypes, table: pa.Table) -> None:
-    """A value of another form than its type's may pass for one: two lists of one and three values pass for two of two."""
+    """A value of another form than its type's may pass for one: two lists of one and three values pass for
+    two of two.
+    """
     declared.try_out(table)
     for name in declared.lax:
         given = [row.extras.get(name) for row in sample.rows]
@@ -134,7 +152,9 @@ def _refuse_changed(sample: Sample, declared: DeclaredTypes, table: pa.Table) ->
             raise ValueError(f"column {name!r}: not all values are of the form of {column.type!s:.200}")
 
 
-def build_table(samples: Sequence[Sample], blobs: pa.Array, extras: pa.Schema, columns: Iterable[str]) -> pa.Table:
+def build_table(
+    samples: Sequence[Sample], blobs: pa.Array, extras: pa.Schema, columns: Iterable[str]
+) -> pa.Table:
     """A table of samples that share one passthrough schema. ``blobs`` is ``binary_content``, one value a row.
 
     Raises ``ValueError`` for a value that its declared type does not hold.

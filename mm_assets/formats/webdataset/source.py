@@ -23,7 +23,9 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, canonical_schema
 
 _ROW_OVERHEAD = 256  # Arrow bytes of a row beside its text and image: offsets, locator, content type
-_KEPT_BYTES = 2 << 20  # of jsons and texts whose samples are decoded once for the schema and the rows; of others memory has only the types
+_KEPT_BYTES = (
+    2 << 20
+)  # of jsons and texts whose samples are decoded once for the schema and the rows; of others memory has only the types
 _FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: header, directory, tag values
 
 
@@ -74,7 +76,9 @@ class WebdatasetSource(FileSource):
         if strays := self._samples.strays():
             self.notes["strays"] = strays
         per_item = [*layout.per_text_fields, *layout.per_image_fields]
-        if self._members and (absent := [name for name in per_item if name not in self._samples.decoder.spread]):
+        if self._members and (
+            absent := [name for name in per_item if name not in self._samples.decoder.spread]
+        ):
             warn_user(f"{uri}: per-item fields not found in any sample: {', '.join(absent)}")
 
     def close(self) -> None:
@@ -83,12 +87,16 @@ class WebdatasetSource(FileSource):
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
         asked = set(columns)
         wanted = [name for name in self.schema.names if name in asked]
-        row_bytes = _ROW_OVERHEAD + sum(width(self.schema.field(name).type) for name in wanted if name not in RESERVED_COLUMNS)
+        row_bytes = _ROW_OVERHEAD + sum(
+            width(self.schema.field(name).type) for name in wanted if name not in RESERVED_COLUMNS
+        )
         with_bytes = self._materialize and "binary_content" in wanted
         pending: list[Sample] = []
         filled = 0
         for member in self._members:
-            sample = self._kept.pop(member, None) or self._samples.decode(member)  # its rows change while the table is built
+            sample = self._kept.pop(member, None) or self._samples.decode(
+                member
+            )  # its rows change while the table is built
             size = _estimate(sample, row_bytes, with_bytes)
             if pending and max_bytes is not None and filled + size > max_bytes:
                 yield self._table(pending, wanted, with_bytes)
@@ -103,9 +111,12 @@ class WebdatasetSource(FileSource):
         """Frames behind the last that any sample has: in the end, since samples may share a TIFF."""
         for member, frames, references in self._frames.values():
             if frames > references:
-                self.notes.setdefault("unreferenced_frames", []).append(f"{member.name}: {frames - references} of {frames} frames")
+                self.notes.setdefault("unreferenced_frames", []).append(
+                    f"{member.name}: {frames - references} of {frames} frames"
+                )
                 self.notes.setdefault("strays", []).extend(
-                    _stray_frame(self._samples.path, member, frame, frames) for frame in range(references, frames)
+                    _stray_frame(self._samples.path, member, frame, frames)
+                    for frame in range(references, frames)
                 )
         self._frames.clear()
 

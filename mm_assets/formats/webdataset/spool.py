@@ -20,11 +20,16 @@ _LEAST_LIMIT = 64 << 20
 _LARGEST_RATIO = 300
 _WHY_LIMITED = f"{_LARGEST_RATIO} times its size and {_LEAST_LIMIT >> 20} MiB: unpack it yourself (gunzip) if you trust it"
 _GZIP = b"\x1f\x8b\x08"
-_GZIP_WINDOW = 31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
+_GZIP_WINDOW = (
+    31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
+)
 
 
 def unpacked_limit(size: int) -> int:
-    """Bytes that a file of ``size`` may unpack to. Images hardly compress; deflate of nothing but zeros reaches 1,030:1."""
+    """Bytes that a file of ``size`` may unpack to.
+
+    Images hardly compress; deflate of nothing but zeros reaches 1,030:1.
+    """
     return _LEAST_LIMIT + _LARGEST_RATIO * size
 
 
@@ -39,15 +44,15 @@ def local_tar(
 ) -> Iterator[int]:
     """A read-only descriptor of an uncompressed tar, closed at the end of the block.
 
-    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to its end and
-    left open. A plain local file is used as it is. A stream or a gzip file (several gzip members in a row too)
-    is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what errors call the
-    tar.
+    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to
+    its end and left open. A plain local file is used as it is. A stream or a gzip file (several gzip members
+    in a row too) is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what
+    errors call the tar.
 
-    Raises `NoRegularFile` for a path of anything else, `TarDamage` for gzip that is cut or corrupt, for anything but
-    zeros after its last member and for more than ``max_bytes``. With ``damaged`` the error is put in there instead, and
-    the descriptor has what can still be trusted: everything up to a cut, else the gzip members before the one whose
-    checksum fails, nothing of what is too large.
+    Raises `NoRegularFile` for a path of anything else, `TarDamage` for gzip that is cut or corrupt, for
+    anything but zeros after its last member and for more than ``max_bytes``. With ``damaged`` the error is
+    put in there instead, and the descriptor has what can still be trusted: everything up to a cut, else the
+    gzip members before the one whose checksum fails, nothing of what is too large.
     """
     if not isinstance(source, str | os.PathLike):
         if (own := plain_descriptor(source)) is not None:
@@ -69,7 +74,11 @@ def plain_descriptor(stream: IO[bytes]) -> int | None:
     """The descriptor of a stream that is a local file from its start on, and not packed."""
     try:
         descriptor = stream.fileno()
-        is_plain = stat.S_ISREG(os.fstat(descriptor).st_mode) and stream.tell() == 0 and os.pread(descriptor, len(_GZIP), 0) != _GZIP
+        is_plain = (
+            stat.S_ISREG(os.fstat(descriptor).st_mode)
+            and stream.tell() == 0
+            and os.pread(descriptor, len(_GZIP), 0) != _GZIP
+        )
     except (AttributeError, OSError):  # io.UnsupportedOperation is one
         return None
     return descriptor if is_plain else None
@@ -88,7 +97,9 @@ def _spooled(
                 total += len(block)
                 if max_bytes is not None and total > max_bytes:
                     checked = 0
-                    raise TarDamage(f"{name}: unpacks to more than {max_bytes} bytes, {_WHY_LIMITED}", max_bytes)
+                    raise TarDamage(
+                        f"{name}: unpacks to more than {max_bytes} bytes, {_WHY_LIMITED}", max_bytes
+                    )
                 view = memoryview(block)
                 with located(TEMPORARY_FILES.format(folder or tempfile.gettempdir())):
                     while view:

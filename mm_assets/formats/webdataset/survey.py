@@ -27,8 +27,8 @@ def survey_tar(
 ) -> FileSurvey:
     """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
 
-    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has it. Raises ``OSError`` when
-    the file cannot be opened.
+    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has
+    it. Raises ``OSError`` when the file cannot be opened.
     """
     with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
@@ -39,9 +39,13 @@ def survey_tar(
             tally.observe(sample)
             images = [row for row in sample.rows if row.modality == "image"]
             samples.append(
-                SampleFacts(sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images))
+                SampleFacts(
+                    sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images)
+                )
             )
-            errors = {row.position: row.error for row in images if row.error is not None} | frames.errors(sample)
+            errors = {row.position: row.error for row in images if row.error is not None} | frames.errors(
+                sample
+            )
             unresolved += [(sample.sample_id, position, errors[position]) for position in sorted(errors)]
         return FileSurvey(
             samples=tuple(samples),
@@ -67,7 +71,9 @@ class _Frames:
         self._counted: dict[Member, tuple[int, ImageError | None]] = {}
 
     def errors(self, sample: Sample) -> dict[int, str]:
-        """By position, why a reference has no frame: there are too few, or the chain of them is damaged before it."""
+        """By position, why a reference has no frame: there are too few, or the chain of them is damaged
+        before it.
+        """
         errors: dict[int, str] = {}
         met: set[Member] = set()
         for row in sample.rows:

@@ -17,7 +17,10 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 
 def measure(fd: int, file: str) -> tuple[PartitionFacts, bytes]:
-    """Facts of an open tar, but for its columns, and its ``.tar.idx``, both from its headers. Raises `TarDamage`."""
+    """Facts of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
+
+    Raises `TarDamage`.
+    """
     index = scan(fd, file)
     starts: list[int] = []
     pairs: set[str] = set()
@@ -31,10 +34,25 @@ def measure(fd: int, file: str) -> tuple[PartitionFacts, bytes]:
 
 
 def stated_columns(fd: int, file: str) -> dict[str, str] | None:
-    """``columns`` of `PartitionFacts` by the first json of an open tar: all of a tar state the same. None if it is not one of ours."""
+    """``columns`` of `PartitionFacts` by the first json of an open tar: all of a tar state the same. None if
+    it is not one of ours.
+    """
     try:
-        first = next(member for member in scan(fd, file).members if member.name.endswith(".json") and member.size <= MAX_JSON_BYTES)
+        first = next(
+            member
+            for member in scan(fd, file).members
+            if member.name.endswith(".json") and member.size <= MAX_JSON_BYTES
+        )
         stated = json.loads(os.pread(fd, first.size, first.offset))[BOOKKEEPING]["schema"]
         return {column.name: hf_type(column) for column in schema_from_text(stated)}
-    except (TarDamage, StopIteration, ValueError, LookupError, TypeError, OSError, RecursionError, pa.ArrowException):
+    except (
+        TarDamage,
+        StopIteration,
+        ValueError,
+        LookupError,
+        TypeError,
+        OSError,
+        RecursionError,
+        pa.ArrowException,
+    ):
         return None

@@ -1,4 +1,6 @@
-"""A folder of tars that opens in every client while processes replace its partitions, and after one of them died."""
+"""A folder of tars that opens in every client while processes replace its partitions, and after one of them
+died.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from mm_assets.formats.webdataset.tar_facts import measure, stated_columns
 from mm_assets.formats.webdataset.tar_write import END_BLOCKS
 
 _AT_ONCE = 256  # index files of tars held in memory
-_OWN = ".mm_assets"  # <tar>.json: facts of the published tar; <tar>.pending.json: of one that is being published
+_OWN = (
+    ".mm_assets"  # <tar>.json: facts of the published tar; <tar>.pending.json: of one that is being published
+)
 _FACTS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
@@ -37,18 +41,18 @@ _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-met
 class TarFolder(FolderFiles):
     """Publishes partitions and the dataset-level files into a local folder or an fsspec URL.
 
-    Several processes may publish different partitions at once. In a local folder a lock file puts them one after the
-    other. Object stores have no locks: there a card that another process overwrote is derived again until it declares
-    everybody's columns, and `finish` must not run while a partition is being published.
+    Several processes may publish different partitions at once. In a local folder a lock file puts them one
+    after the other. Object stores have no locks: there a card that another process overwrote is derived again
+    until it declares everybody's columns, and `finish` must not run while a partition is being published.
     """
 
     def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
-        """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's previous
-        ones.
+        """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's
+        previous ones.
 
-        Every client can read the folder before, between and after the steps, and after a crash in any of them; counts
-        of new samples show up with `finish`. A partition without samples is removed, and ``staged_tar`` need not exist.
-        Raises ``ValueError`` when tar, idx and facts are not of the same data.
+        Every client can read the folder before, between and after the steps, and after a crash in any of
+        them; counts of new samples show up with `finish`. A partition without samples is removed, and
+        ``staged_tar`` need not exist. Raises ``ValueError`` when tar, idx and facts are not of the same data.
         """
         if facts.samples == 0:
             self._withdraw(facts.file)
@@ -76,11 +80,11 @@ class TarFolder(FolderFiles):
                 self._remove(pending)
 
     def finish(self) -> list[str]:
-        """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes had to
-        change.
+        """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes
+        had to change.
 
-        Completes what crashed publishers left, and what others did to index files or facts: facts and index of such a
-        tar are taken from the tar itself. Raises `TarDamage` if that cannot be read.
+        Completes what crashed publishers left, and what others did to index files or facts: facts and index
+        of such a tar are taken from the tar itself. Raises `TarDamage` if that cannot be read.
         """
         if not self._is_remote and not os.path.isdir(self._root):
             return []
@@ -100,7 +104,9 @@ class TarFolder(FolderFiles):
     def facts(self) -> list[PartitionFacts]:
         """Facts of all published partitions, by file name."""
         names = self._list(_OWN)
-        return self._read_facts(f"{_OWN}/{n}" for n in sorted(names) if n.endswith(_FACTS) and not n.endswith(_PENDING))
+        return self._read_facts(
+            f"{_OWN}/{n}" for n in sorted(names) if n.endswith(_FACTS) and not n.endswith(_PENDING)
+        )
 
     def _withdraw(self, file: str) -> None:
         with self._locked():
@@ -112,7 +118,9 @@ class TarFolder(FolderFiles):
             self._remove(name)
 
     def _relist(self, file: str, samples: int) -> None:
-        """Let the index files promise at most ``samples`` of a tar: too many end wids and Energon with an error."""
+        """Let the index files promise at most ``samples`` of a tar: too many end wids and Energon with an
+        error.
+        """
         listed = parse_wids_index(self._read(_INDEX) or b"")
         fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
         kept = [p for p in fewer if p.samples]
@@ -122,7 +130,10 @@ class TarFolder(FolderFiles):
             self._write(_INFO, energon_info(kept))
 
     def _declare(self, facts: PartitionFacts) -> None:
-        """Make the card declare what a tar is about to bring. Reads all facts only when that is something new."""
+        """Make the card declare what a tar is about to bring.
+
+        Reads all facts only when that is something new.
+        """
         card = self._read(_CARD)
         while card is None or not declares(_text(card), facts):
             self._write_card(facts)
@@ -138,11 +149,13 @@ class TarFolder(FolderFiles):
             self._write(_CARD, readme(published, also=pending))
 
     def _pending(self) -> list[PartitionFacts]:
-        return self._read_facts(f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING))
+        return self._read_facts(
+            f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING)
+        )
 
     def _settle(self) -> list[PartitionFacts]:
-        """Facts of the tars that exist, after mending those of which a publisher died, or whose facts or idx are not as
-        they were written.
+        """Facts of the tars that exist, after mending those of which a publisher died, or whose facts or idx
+        are not as they were written.
         """
         sizes = self._list("")
         known = {p.file: p for p in self.facts()}
@@ -150,21 +163,34 @@ class TarFolder(FolderFiles):
         for file in sorted((known | pending).keys() - sizes.keys()):
             self._forget(file)
         # One whose facts are lost has an idx, or its facts cannot be read; other tars are other people's.
-        lost = {name for name in sizes if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")}
-        lost |= {name.removesuffix(_FACTS) for name in self._list(_OWN) if name.endswith(_FACTS)} & sizes.keys()
+        lost = {
+            name
+            for name in sizes
+            if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")
+        }
+        lost |= {
+            name.removesuffix(_FACTS) for name in self._list(_OWN) if name.endswith(_FACTS)
+        } & sizes.keys()
         tars = sorted(((known | pending).keys() & sizes.keys()) | lost)
         settled = []
         for at in range(0, len(tars), _AT_ONCE):
-            idx = self._read_many(f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes)
+            idx = self._read_many(
+                f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes
+            )
             for file in tars[at : at + _AT_ONCE]:
-                if file not in pending and file in known and known[file].fits(sizes[file], idx.get(f"{file}.idx", b"")):
+                if (
+                    file not in pending
+                    and file in known
+                    and known[file].fits(sizes[file], idx.get(f"{file}.idx", b""))
+                ):
                     settled.append(known[file])
                 else:
                     settled += self._mend(file, [p[file] for p in (pending, known) if file in p])
         return settled
 
     def _mend(self, file: str, candidates: list[PartitionFacts]) -> list[PartitionFacts]:
-        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a column.
+        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a
+        column.
 
         Without candidates the tar itself tells its columns; no facts of one that is not ours.
         """
@@ -183,7 +209,9 @@ class TarFolder(FolderFiles):
         return [facts]
 
     def _name(self) -> str:
-        return posixpath.basename(self.folder if self._is_remote else os.path.abspath(self._root)) or "dataset"
+        return (
+            posixpath.basename(self.folder if self._is_remote else os.path.abspath(self._root)) or "dataset"
+        )
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -16,9 +16,11 @@ _LONGEST_NUMBER = 20  # digits; beyond 4,300 Python refuses to convert
 
 
 class TarDamage(ValueError):
-    """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and reason.
+    """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and
+    reason.
 
-    ``at`` is that offset, of the file that is damaged (the packed one where gzip is). ``is_cut`` where the file just ends too early.
+    ``at`` is that offset, of the file that is damaged (the packed one where gzip is). ``is_cut`` where the
+    file just ends too early.
     """
 
     def __init__(self, message: str, at: int = 0, is_cut: bool = False) -> None:
@@ -28,7 +30,8 @@ class TarDamage(ValueError):
 
 
 class Extended:
-    """What extended headers said about the member to come (as stored), and global PAX values for all that follow.
+    """What extended headers said about the member to come (as stored), and global PAX values for all that
+    follow.
 
     ``at`` is the byte offset of the first such header, -1 when there was none.
     """
@@ -72,7 +75,9 @@ class Extended:
 
     @property
     def sparse_name(self) -> bytes | None:
-        """Where the bytes of the member to come are a map and pieces of a file: the file's name, empty if only its header has it."""
+        """Where the bytes of the member to come are a map and pieces of a file: the file's name, empty if
+        only its header has it.
+        """
         return self._value(_SPARSE)
 
     def _value(self, key: bytes) -> bytes | None:
@@ -80,7 +85,10 @@ class Extended:
 
 
 def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
-    """The PAX keywords that place a member, and `_SPARSE` where some say it is sparse. Raises `TarDamage` for malformed records."""
+    """The PAX keywords that place a member, and `_SPARSE` where some say it is sparse.
+
+    Raises `TarDamage` for malformed records.
+    """
     values: dict[bytes, bytes] = {}
     start = 0
     while start < len(body) and body[start]:
@@ -122,7 +130,8 @@ def check_header(header: bytes, name: str, at: int) -> None:
         stored = -1
     rest = 256 - sum(header[148:156])  # the field counts as eight spaces
     if header.isascii():
-        # Adler-32's low half is 1 + the sum of bytes mod 65521, which 512 ASCII bytes cannot reach. 10x sum()'s speed.
+        # Adler-32's low half is 1 + the sum of bytes mod 65521, which 512 ASCII bytes cannot reach. 10x
+        # sum()'s speed.
         expected = (zlib.adler32(header) & 0xFFFF) - 1 + rest
         matches = stored == expected
     else:
@@ -138,7 +147,9 @@ def check_header(header: bytes, name: str, at: int) -> None:
 
 
 def _count_high(part: bytes) -> int:
-    return sum(byte > 127 for byte in part)  # historical writers summed signed characters, so these count 256 less
+    return sum(
+        byte > 127 for byte in part
+    )  # historical writers summed signed characters, so these count 256 less
 
 
 def size_of(header: bytes, name: str, at: int) -> int:
@@ -151,7 +162,10 @@ def size_of(header: bytes, name: str, at: int) -> int:
 
 
 def _number(field: bytes) -> int:
-    """A field of octal text, or big-endian if its first bit is set. Raises ``ValueError`` for others and negatives."""
+    """A field of octal text, or big-endian if its first bit is set.
+
+    Raises ``ValueError`` for others and negatives.
+    """
     if field[0] & 0x80:
         if field[0] & 0x40:
             raise ValueError("negative")
@@ -175,7 +189,8 @@ def full_name(header: bytes) -> bytes:
 def decode_name(raw: bytes) -> tuple[str, str | None]:
     """A stored name as text without leading ``./``, and why no file may be known by it (else None).
 
-    Never surrogates: what is not UTF-8 is spelled with backslash escapes, which another name may spell as well.
+    Never surrogates: what is not UTF-8 is spelled with backslash escapes, which another name may spell as
+    well.
     """
     if raw.startswith(b"./"):
         raw = _LEADING_DOTS.sub(b"", raw)

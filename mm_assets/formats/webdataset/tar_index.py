@@ -12,9 +12,9 @@ from mm_assets.formats.webdataset.tar_header import TarDamage
 class Member(NamedTuple):
     """A regular file or a link in a tar; offsets and sizes in bytes.
 
-    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that member's.
-    A member with ``broken`` set has no payload that can be trusted (a link that leads nowhere, a name that is not
-    UTF-8): ``broken`` says why.
+    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that
+    member's. A member with ``broken`` set has no payload that can be trusted (a link that leads nowhere, a
+    name that is not UTF-8): ``broken`` says why.
     """
 
     name: str
@@ -73,7 +73,8 @@ class Stretch(NamedTuple):
 class TarIndex:
     """What was found: ``members`` in archive order, ``end`` the byte offset at which the zero blocks begin.
 
-    ``stretches`` are what is damaged, in archive order: each byte is a member's or its headers', in an end block, or in one of them.
+    ``stretches`` are what is damaged, in archive order: each byte is a member's or its headers', in an end
+    block, or in one of them.
     """
 
     name: str
@@ -102,7 +103,9 @@ def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) ->
             if target is None:
                 reason = reason or f"links to {current.link!r}, which is no file of this tar"
             elif isinstance(target, Ambiguous):
-                reason = reason or f"links to {current.link!r}, a name that occurs {len(target.members)} times"
+                reason = (
+                    reason or f"links to {current.link!r}, a name that occurs {len(target.members)} times"
+                )
             else:
                 current = target
         final = settled.get(current.header_offset, current)

@@ -6,7 +6,15 @@ import os
 import re
 from functools import cached_property
 
-from mm_assets.formats.webdataset.tar_header import BLOCK, EXTENDED_KINDS, Extended, TarDamage, check_header, padded, size_of
+from mm_assets.formats.webdataset.tar_header import (
+    BLOCK,
+    EXTENDED_KINDS,
+    Extended,
+    TarDamage,
+    check_header,
+    padded,
+    size_of,
+)
 
 _MAGIC = b"ustar"
 _MAGIC_AT = 257
@@ -21,9 +29,11 @@ _PAX_RECORD = re.compile(rb"[1-9][0-9]{0,6} [^=\n]{1,255}=")
 
 
 class Resumption:
-    """Finds the way on in one tar. All calls together read its bytes a bounded number of times: each begins where the last one ended.
+    """Finds the way on in one tar. All calls together read its bytes a bounded number of times: each begins
+    where the last one ended.
 
-    Only headers with the magic of USTAR or GNU and a right checksum are found: a chance block of an image is none.
+    Only headers with the magic of USTAR or GNU and a right checksum are found: a chance block of an image is
+    none.
     """
 
     def __init__(self, fd: int, file_size: int) -> None:
@@ -31,14 +41,22 @@ class Resumption:
         self._file_size = file_size
 
     def behind(self, error: TarDamage, at: int, extended: Extended) -> int:
-        """The byte offset from which the tar can be read again: a header, the end blocks, or the end of the file.
+        """The byte offset from which the tar can be read again: a header, the end blocks, or the end of the
+        file.
 
-        ``at`` is the header at which reading failed, ``extended`` what was known of its member. A member whose extended header is lost is
-        passed over: its own header has but the beginning of its name, which may be another's.
+        ``at`` is the header at which reading failed, ``extended`` what was known of its member. A member
+        whose extended header is lost is passed over: its own header has but the beginning of its name, which
+        may be another's.
         """
         header = self._block(at)
         if header.count(0) == BLOCK:
-            found = at if extended.at >= 0 else self._unless_nameless(at, header, self._search(error.at // BLOCK * BLOCK, self._file_size))
+            found = (
+                at
+                if extended.at >= 0
+                else self._unless_nameless(
+                    at, header, self._search(error.at // BLOCK * BLOCK, self._file_size)
+                )
+            )
         elif not _is_sound(header):
             found = self._unless_nameless(at, header, self._behind_bad_header(at, header))
         elif header[156] in EXTENDED_KINDS:
@@ -51,10 +69,16 @@ class Resumption:
         return end if at < end <= self._file_size - _END_BLOCKS else self._file_size
 
     def _behind_bad_header(self, at: int, header: bytes) -> int:
-        """The first header behind a bad one; not those of an inner tar, if the bad one still says where this ends, and it does."""
+        """The first header behind a bad one; not those of an inner tar, if the bad one still says where this
+        ends, and it does.
+        """
         stated = self._end_of(at, header) if _size(header) is not None else self._file_size
         is_end = stated < self._file_size and _is_header(self._block(stated))
-        if is_end and stated - at > BLOCK + _END_BLOCKS and not any(os.pread(self._fd, _END_BLOCKS, stated - _END_BLOCKS)):
+        if (
+            is_end
+            and stated - at > BLOCK + _END_BLOCKS
+            and not any(os.pread(self._fd, _END_BLOCKS, stated - _END_BLOCKS))
+        ):
             return stated
         return self._search(at + BLOCK, stated if is_end else self._file_size)
 

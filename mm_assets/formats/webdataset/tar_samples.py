@@ -1,4 +1,6 @@
-"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or set aside as losses."""
+"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or set aside as
+losses.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,31 @@ from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.webdataset.declared_types import SLOT
-from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_JSON_BYTES, UNPAIRED, RawLayout, extension, is_own_layout, sample_stem
+from mm_assets.formats.webdataset.layout import (
+    MAX_FIELDS,
+    MAX_JSON_BYTES,
+    UNPAIRED,
+    RawLayout,
+    extension,
+    is_own_layout,
+    sample_stem,
+)
 from mm_assets.formats.webdataset.own_sample import decode_own
 from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
 from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import Member, Skipped, Stretch, TarDamage, TarIndex, read_members, salvage, scan
+from mm_assets.formats.webdataset.tar_scan import (
+    Member,
+    Skipped,
+    Stretch,
+    TarDamage,
+    TarIndex,
+    read_members,
+    salvage,
+    scan,
+)
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
     DAMAGED_TAR,
@@ -47,9 +66,9 @@ _ROOM_PER_BYTE = 8
 class TarSamples:
     """One opened tar. ``name`` is what messages call it, ``path`` what locators call it.
 
-    Without ``ids`` whatever is wrong raises `TarDamage` or `SampleError`. With them what is sound is used, and ``losses`` has the rest.
-    ``id_prefix`` is put in front of each sample id.
-    ``items`` is how many items the samples have that have been met, sound or not: all, once `sound` is exhausted.
+    Without ``ids`` whatever is wrong raises `TarDamage` or `SampleError`. With them what is sound is used,
+    and ``losses`` has the rest. ``id_prefix`` is put in front of each sample id. ``items`` is how many items
+    the samples have that have been met, sound or not: all, once `sound` is exhausted.
     """
 
     def __init__(
@@ -113,7 +132,11 @@ class TarSamples:
     def decode(self, member: Member) -> Sample:
         """The sample of a json member, or of the text member of a pair without one. Raises `SampleError`."""
         payload = self._payload(member) if self._layout.is_json(member.name) else {}
-        sample = decode_own(payload, member, self.decoder) if is_own_layout(payload) else self.decoder.decode(payload, member)
+        sample = (
+            decode_own(payload, member, self.decoder)
+            if is_own_layout(payload)
+            else self.decoder.decode(payload, member)
+        )
         sample.nbytes = member.size
         if self.decoder.pairs is not None:
             sample.nbytes += sum(len(row.text.encode()) for row in sample.rows if row.text is not None)
@@ -126,26 +149,42 @@ class TarSamples:
         """Members that are neither a json nor an image of any sample met (of a pair, nor its text)."""
         links = {member.link for member in self.index.members if member.link is not None}
         known = self.decoder.referenced | links
-        return [member for member in self.index.members if not self._layout.is_json(member.name) and member.name not in known]
+        return [
+            member
+            for member in self.index.members
+            if not self._layout.is_json(member.name) and member.name not in known
+        ]
 
     def skipped(self) -> list[Skipped]:
         """Members that are no files and no samples either, as far as their names tell."""
-        return [member for member in self.index.skipped if not (member.has_lost_bytes or self._layout.is_json(member.name))]
+        return [
+            member
+            for member in self.index.skipped
+            if not (member.has_lost_bytes or self._layout.is_json(member.name))
+        ]
 
     def strays(self) -> list[Loss]:
         """All of these, for the ledger."""
         refs = [
             *(self._told(member)[1:] for member in self.unreferenced()),
-            *((build_source_ref(self.path, member.name, member.header_offset), member.reason) for member in self.skipped()),
+            *(
+                (build_source_ref(self.path, member.name, member.header_offset), member.reason)
+                for member in self.skipped()
+            ),
         ]
-        return [Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref) for ref, reason in refs]
+        return [
+            Loss(None, None, None, "unreferenced", UNREFERENCED_MEMBER, reason, source_ref=ref)
+            for ref, reason in refs
+        ]
 
     def unreferenced_names(self) -> list[str]:
         """What messages call those of `unreferenced`."""
         return [self._told(member)[0] for member in self.unreferenced()]
 
     def _told(self, member: Member) -> tuple[str, str, str]:
-        """Name, locator and reason of a member that is no part of a sample; in a merged tar, those of the member that it stands for."""
+        """Name, locator and reason of a member that is no part of a sample; in a merged tar, those of the
+        member that it stands for.
+        """
         if self._is_merged and extension(member.name) == UNPAIRED:
             told = json.loads(self._bytes_of(member))
             return told["where"], told["ref"], told["reason"] or _UNREFERENCED
@@ -166,7 +205,9 @@ class TarSamples:
         damaged: list[TarDamage] = []
         descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
         index = salvage(descriptor, self.name)
-        return descriptor, _with_packing(index, damaged[0], os.fstat(descriptor).st_size) if damaged else index
+        return descriptor, _with_packing(
+            index, damaged[0], os.fstat(descriptor).st_size
+        ) if damaged else index
 
     def _payload(self, member: Member) -> dict[str, Any]:
         return parse_payload(self._read(member, "json"), f"{self.name}: {member.name}")
@@ -184,9 +225,13 @@ class TarSamples:
         where = f"{self.name}: {member.name}"
         error = None
         if member.broken is not None:
-            error = SampleError(NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}")
+            error = SampleError(
+                NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}"
+            )
         elif member.size > MAX_JSON_BYTES:
-            error = SampleError(OVERSIZED_MEMBER, f"{where}: {kind} member of {member.size} bytes, more than {MAX_JSON_BYTES}")
+            error = SampleError(
+                OVERSIZED_MEMBER, f"{where}: {kind} member of {member.size} bytes, more than {MAX_JSON_BYTES}"
+            )
         if error is not None:
             error.source_ref = self._place(member)
             raise error
@@ -195,12 +240,22 @@ class TarSamples:
     def _place(self, member: Member) -> str:
         """The locator of a json or text; a link that leads nowhere has but a header."""
         is_dead_link = member.link is not None and member.broken is not None
-        return build_source_ref(self.path, member.name, member.header_offset) if is_dead_link else member_ref(self.path, member)
+        return (
+            build_source_ref(self.path, member.name, member.header_offset)
+            if is_dead_link
+            else member_ref(self.path, member)
+        )
 
     def _stands(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
-        """Whether the sample can be used; else its rows are among the losses. Values need a trial only where a json states their types."""
+        """Whether the sample can be used; else its rows are among the losses. Values need a trial only where
+        a json states their types.
+        """
         declared = sample.declared
-        why = None if declared is None else declared.unwritable or misfit(sample, declared.schema, declared.schema)
+        why = (
+            None
+            if declared is None
+            else declared.unwritable or misfit(sample, declared.schema, declared.schema)
+        )
         if why is not None:
             self._reject(sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {why}")
         elif (why := ids.claim(sample.sample_id, member.name, self.path)) is not None:
@@ -235,7 +290,15 @@ class TarSamples:
 
 
 def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
-    return Loss(sample_id, METADATA_POSITION, "metadata", "quarantined", error.kind, _shortened(str(error)), source_ref=ref)
+    return Loss(
+        sample_id,
+        METADATA_POSITION,
+        "metadata",
+        "quarantined",
+        error.kind,
+        _shortened(str(error)),
+        source_ref=ref,
+    )
 
 
 def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:
@@ -257,7 +320,10 @@ def _refuse_large(sample: Sample, member: Member, where: str) -> None:
             raise SampleError(BAD_LAYOUT, f"{where}: {fields} fields, at most {MAX_FIELDS}")
         room = rows * fields * SLOT
     if room > max(_MAX_ROOM, member.size * _ROOM_PER_BYTE):
-        raise SampleError(BAD_LAYOUT, f"{where}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}")
+        raise SampleError(
+            BAD_LAYOUT,
+            f"{where}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}",
+        )
 
 
 def _shortened(reason: str) -> str:

@@ -1,4 +1,7 @@
-"""Members of a local uncompressed tar, from its headers alone. Damage is an error or stated, never just a shorter list."""
+"""Members of a local uncompressed tar, from its headers alone.
+
+Damage is an error or stated, never just a shorter list.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,28 @@ from mm_assets.formats.webdataset.tar_header import (
     padded,
     size_of,
 )
-from mm_assets.formats.webdataset.tar_index import Ambiguous, Member, Skipped, Stretch, TarIndex, by_name, follow_links
+from mm_assets.formats.webdataset.tar_index import (
+    Ambiguous,
+    Member,
+    Skipped,
+    Stretch,
+    TarIndex,
+    by_name,
+    follow_links,
+)
 from mm_assets.formats.webdataset.tar_resume import Resumption
 
-__all__ = ["Ambiguous", "Member", "Skipped", "Stretch", "TarDamage", "TarIndex", "read_members", "salvage", "scan"]
+__all__ = [
+    "Ambiguous",
+    "Member",
+    "Skipped",
+    "Stretch",
+    "TarDamage",
+    "TarIndex",
+    "read_members",
+    "salvage",
+    "scan",
+]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
 MAX_STRETCHES = 1000  # of one tar; the last of them is all that follows
@@ -40,13 +61,13 @@ _KNOWN = _NO_BODY + b"07SM" + _NO_FILE  # POSIX: a member of any other type is a
 def scan(fd: int, name: str) -> TarIndex:
     """Index the tar behind a local file descriptor; ``name`` is what errors call it.
 
-    Reads 512 bytes a member with ``pread`` (the file position is neither used nor moved) and no payload. Folders are
-    left out; a leading ``./`` is stripped from names; a name that is not UTF-8 is spelled with backslash escapes and
-    its member marked ``broken``.
+    Reads 512 bytes a member with ``pread`` (the file position is neither used nor moved) and no payload.
+    Folders are left out; a leading ``./`` is stripped from names; a name that is not UTF-8 is spelled with
+    backslash escapes and its member marked ``broken``.
 
-    Raises `TarDamage` for whatever makes the list of members or the place of a payload doubtful: a checksum mismatch,
-    data beyond the end of the file, fewer than two zero blocks at the end, anything after them, sparse and multi-volume
-    members, empty files, gzip.
+    Raises `TarDamage` for whatever makes the list of members or the place of a payload doubtful: a checksum
+    mismatch, data beyond the end of the file, fewer than two zero blocks at the end, anything after them,
+    sparse and multi-volume members, empty files, gzip.
     """
     walk = _Walk(fd, name)
     walk.run(0)
@@ -54,7 +75,9 @@ def scan(fd: int, name: str) -> TarIndex:
 
 
 def salvage(fd: int, name: str) -> TarIndex:
-    """What `scan` finds of a sound tar, and of another all that lies before and behind its damage, which the index states."""
+    """What `scan` finds of a sound tar, and of another all that lies before and behind its damage, which the
+    index states.
+    """
     walk = _Walk(fd, name)
     resumption = Resumption(fd, walk.file_size)
     stretches: list[Stretch] = []
@@ -94,7 +117,13 @@ class _Walk:
 
     def run(self, at: int) -> None:
         """From the header at this byte offset. Raises `TarDamage` where it cannot go on."""
-        fd, name, members, file_size, extended = self._fd, self._name, self.members, self.file_size, self.extended
+        fd, name, members, file_size, extended = (
+            self._fd,
+            self._name,
+            self.members,
+            self.file_size,
+            self.extended,
+        )
         extended.clear()
         while True:
             self.at = at
@@ -154,8 +183,8 @@ class _Walk:
 def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str = "tar") -> int:
     """Read payloads one after the other into ``dest`` and return their bytes in all.
 
-    Raises ``ValueError`` for a broken member or a buffer that is too small (nothing is read then), `TarDamage` when the
-    file ends early.
+    Raises ``ValueError`` for a broken member or a buffer that is too small (nothing is read then),
+    `TarDamage` when the file ends early.
     """
     for member in members:
         if member.broken is not None:
@@ -170,7 +199,12 @@ def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str
         while filled < end:
             count = os.preadv(fd, [view[filled:end]], at)
             if count == 0:
-                raise damage(name, at, f"the file ends {end - filled} bytes before the end of {member.name!r}", is_cut=True)
+                raise damage(
+                    name,
+                    at,
+                    f"the file ends {end - filled} bytes before the end of {member.name!r}",
+                    is_cut=True,
+                )
             filled += count
             at += count
     return total
@@ -179,12 +213,17 @@ def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str
 def _check_tail(fd: int, name: str, at: int, file_size: int) -> None:
     if file_size - at < _LEAST_TAIL:
         raise damage(
-            name, at, f"{file_size - at} of at least {_LEAST_TAIL} zero bytes at the end: the file was cut here", is_cut=True
+            name,
+            at,
+            f"{file_size - at} of at least {_LEAST_TAIL} zero bytes at the end: the file was cut here",
+            is_cut=True,
         )
     while chunk := os.pread(fd, len(_ZERO_TAIL), at):
         if chunk != _ZERO_TAIL[: len(chunk)]:
             offset = at + len(chunk) - len(chunk.lstrip(b"\0"))
-            raise damage(name, offset, "data after the end-of-archive blocks: a zeroed header, or two tars in one file")
+            raise damage(
+                name, offset, "data after the end-of-archive blocks: a zeroed header, or two tars in one file"
+            )
         at += len(chunk)
 
 

@@ -34,10 +34,12 @@ class FileRange(NamedTuple):
 
 
 class TarWriter:
-    """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names ASCII.
+    """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names
+    ASCII.
 
-    A context manager: the end blocks are written only when the block ends without an exception, so a tar that was given
-    up reads as damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count what is in the file.
+    A context manager: the end blocks are written only when the block ends without an exception, so a tar that
+    was given up reads as damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count
+    what is in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -49,11 +51,12 @@ class TarWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write_sample(self, members: Sequence[tuple[str, Payload]]) -> None:
-        """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they lie.
+        """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they
+        lie.
 
-        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to 100 ASCII
-        bytes without NUL, a payload of 8 GiB or more; ``OSError`` when the disk refuses, after which the tar can only
-        be given up.
+        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to
+        100 ASCII bytes without NUL, a payload of 8 GiB or more; ``OSError`` when the disk refuses, after
+        which the tar can only be given up.
         """
         if self._fd < 0 or self._torn:
             raise ValueError("the tar is closed, or a write to it failed")
@@ -88,7 +91,10 @@ class TarWriter:
         return idx_bytes(self._starts, self._end)
 
     def close(self) -> None:
-        """Write the end blocks and close the file. ``ValueError`` after a failed write; a second call does nothing."""
+        """Write the end blocks and close the file.
+
+        ``ValueError`` after a failed write; a second call does nothing.
+        """
         if self._fd < 0:
             return
         if self._torn:

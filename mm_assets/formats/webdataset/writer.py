@@ -16,10 +16,11 @@ from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 
 
 class InterleavedWebdatasetWriter(InterleavedWriter):
-    """Writes one tar per partition into a folder, with the index files of all clients; or one bare tar (``path`` ends in ``.tar``).
+    """Writes one tar per partition into a folder, with the index files of all clients; or one bare tar
+    (``path`` ends in ``.tar``).
 
-    See `InterleavedWriter` for the arguments. An image whose bytes are of none of the six formats travels inside the json, so that
-    every image member of a tar decodes by its suffix.
+    See `InterleavedWriter` for the arguments. An image whose bytes are of none of the six formats travels
+    inside the json, so that every image member of a tar decodes by its suffix.
     """
 
     suffix = ".tar"
@@ -52,7 +53,9 @@ class TarSink(Sink):
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()
-        if self._is_bare and self._writer.samples == 0:  # clients fail on an empty tar: as in a folder, there is none then
+        if (
+            self._is_bare and self._writer.samples == 0
+        ):  # clients fail on an empty tar: as in a folder, there is none then
             self._staged.discard()
             remove(self._uri, self._options)
             return None, 0
@@ -60,7 +63,9 @@ class TarSink(Sink):
             return self._uri, self._staged.publish()
         folder, name = os.path.split(self._uri)
         columns = {field.name: hf_type(field) for field in self._encoder.extras}
-        facts = PartitionFacts(name, self._writer.samples, self._writer.bytes, parse_pairs(self._pairs), columns)
+        facts = PartitionFacts(
+            name, self._writer.samples, self._writer.bytes, parse_pairs(self._pairs), columns
+        )
         TarFolder(folder, self._options).publish(self._staged.path, self._writer.idx_bytes(), facts)
         self._staged.discard()
         return (self._uri, facts.bytes) if facts.samples else (None, 0)

@@ -1,4 +1,6 @@
-"""The Arrow cache beside Hugging Face datasets: the same examples and features through both, and our shards opened by theirs."""
+"""The Arrow cache beside Hugging Face datasets: the same examples and features through both, and our shards
+opened by theirs.
+"""
 
 import io
 import json
@@ -46,7 +48,9 @@ def features(library: Any) -> Any:
 
 def plain(row: dict[str, Any]) -> dict[str, Any]:
     """A row of either library as JSON values."""
-    return {name: value if isinstance(value, list) else np.asarray(value).tolist() for name, value in row.items()}
+    return {
+        name: value if isinstance(value, list) else np.asarray(value).tolist() for name, value in row.items()
+    }
 
 
 def plain_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -54,7 +58,12 @@ def plain_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
-    os.environ.update(HF_HOME=str(folder / "home"), HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
+    os.environ.update(
+        HF_HOME=str(folder / "home"),
+        HF_HUB_OFFLINE="1",
+        HF_DATASETS_OFFLINE="1",
+        HF_DATASETS_DISABLE_PROGRESS_BARS="1",
+    )
     import datasets
     from PIL import Image
     from torch.utils.data import DataLoader
@@ -69,18 +78,32 @@ def main(folder: Path) -> None:
     expected = plain_rows(theirs)
 
     names = [str(path) for path in ours.shard_paths]
-    opened = datasets.load_dataset("arrow", data_files=names, split="train").cast_column("image", datasets.Image())
+    opened = datasets.load_dataset("arrow", data_files=names, split="train").cast_column(
+        "image", datasets.Image()
+    )
     streamed = datasets.load_dataset("arrow", data_files=names, split="train", streaming=True)
     arrays = [np.frombuffer(row["array"], np.float32).reshape(2, 3, 4).tolist() for row in opened]
     seen = {}
     for method in ("fork", "spawn"):
-        loader = DataLoader(cache, batch_size=8, shuffle=True, num_workers=2, collate_fn=plain_rows, multiprocessing_context=method)
-        seen[method] = sorted((row for rows in loader for row in rows), key=lambda row: row["ratio"]) == expected
+        loader = DataLoader(
+            cache,
+            batch_size=8,
+            shuffle=True,
+            num_workers=2,
+            collate_fn=plain_rows,
+            multiprocessing_context=method,
+        )
+        seen[method] = (
+            sorted((row for rows in loader for row in rows), key=lambda row: row["ratio"]) == expected
+        )
     report = {
         "shards": ours.num_shards,
         "rows of both": len(expected),
         "our reader finds what theirs does": plain_rows(cache) == expected,
-        "our shards in datasets": [{**plain(row), "array": array} for row, array in zip(opened, arrays, strict=True)] == expected,
+        "our shards in datasets": [
+            {**plain(row), "array": array} for row, array in zip(opened, arrays, strict=True)
+        ]
+        == expected,
         "our shards streamed": [np.asarray(Image.open(io.BytesIO(row["image"]))).tolist() for row in streamed]
         == [row["image"] for row in expected],
         "DataLoader": seen,

@@ -1,6 +1,7 @@
 """NeMo Curator's reader with two parameters, bytes fetched on read.
 
-It re-encodes every TIFF, so besides ``images`` this reports ``ranges``: digests of the byte ranges its locators name.
+It re-encodes every TIFF, so besides ``images`` this reports ``ranges``: digests of the byte ranges its
+locators name.
 """
 
 import json
@@ -43,7 +44,9 @@ def main(folder: Path) -> None:
         told = document((), (), extras[sample_id], [*sample["errors"], *errors[sample_id]])
         sample.update((part, told[part]) for part in ("errors", "metadata", "text_extra", "image_extra"))
         positions = ranges.get(sample_id, {})
-        sample["ranges"] = stripped(positions.get(position) for position in range(max(positions, default=-1) + 1))
+        sample["ranges"] = stripped(
+            positions.get(position) for position in range(max(positions, default=-1) + 1)
+        )
     report(found)
 
 

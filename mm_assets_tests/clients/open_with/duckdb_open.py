@@ -1,4 +1,6 @@
-"""DuckDB over the Parquet folder: one query for the items, one a file for the extras (their types may differ)."""
+"""DuckDB over the Parquet folder: one query for the items, one a file for the extras (their types may
+differ).
+"""
 
 import sys
 from pathlib import Path

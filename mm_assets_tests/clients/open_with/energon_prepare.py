@@ -1,4 +1,5 @@
-"""Megatron-Energon, two ways: `energon prepare` on a bare copy of the tars, and the loader on the folder as we left it.
+"""Megatron-Energon, two ways: `energon prepare` on a bare copy of the tars, and the loader on the folder as
+we left it.
 
 `prepare` must accept the tars, and the .tar.idx it writes must be ours to the byte.
 """
@@ -54,16 +55,22 @@ class Encoder(DefaultTaskEncoder):
 def load(folder: Path) -> dict[str, Document]:
     # A validation set ends after one epoch; by default a cooker's exception would be swallowed.
     workers = WorkerConfig(rank=0, world_size=1, num_workers=2, global_error_handler=reraise_exception)
-    dataset = get_val_dataset(folder, split_part="train", worker_config=workers, batch_size=4, task_encoder=Encoder())
+    dataset = get_val_dataset(
+        folder, split_part="train", worker_config=workers, batch_size=4, task_encoder=Encoder()
+    )
     return collected(sample for batch in get_loader(dataset) for sample in batch)
 
 
 def prepare(folder: Path) -> None:
-    options = "--non-interactive --split-ratio 1,0,0 --sample-type CrudeWebdataset --num-workers 2 --no-progress"
+    options = (
+        "--non-interactive --split-ratio 1,0,0 --sample-type CrudeWebdataset --num-workers 2 --no-progress"
+    )
     command = [str(Path(sys.executable).with_name("energon")), "prepare", str(folder), *options.split()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise ValueError(f"energon prepare: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise ValueError(
+            f"energon prepare: exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        )
 
 
 def main(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """A script of ``examples/`` as it runs, and what its training loop is given.
 
-Arguments: its name, then its own arguments. Last line: batches of [sample id, [text or [width, height, digest of the pixels]], embedding].
+Arguments: its name, then its own arguments. Last line: batches of [sample id, [text or [width, height, digest
+of the pixels]], embedding].
 """
 
 import hashlib
@@ -23,7 +24,12 @@ def main(name: str, arguments: list[str]) -> None:
     example, batches = importlib.import_module(name), []
 
     def train_step(samples: list[dict[str, Any]]) -> None:
-        batches.append([[one["sample_id"], list(map(plain, one["items"])), list(map(float, one.get("embedding", [])))] for one in samples])
+        batches.append(
+            [
+                [one["sample_id"], list(map(plain, one["items"])), list(map(float, one.get("embedding", [])))]
+                for one in samples
+            ]
+        )
 
     example.train_step = train_step
     example.main(arguments)

@@ -19,10 +19,14 @@ def main(folder: Path) -> None:
         import datasets
 
         def documents(rows: Iterable[dict[str, Any]]) -> dict[str, Document]:
-            return collected(from_payload(row["json"], lambda ref, row=row: row[ref]["bytes"]) for row in rows)
+            return collected(
+                from_payload(row["json"], lambda ref, row=row: row[ref]["bytes"]) for row in rows
+            )
 
         def decoded(rows: Iterable[dict[str, Any]]) -> int:
-            return sum(row[ref].size[0] > 0 for row in rows for ref in row["json"]["images"] if ref is not None)
+            return sum(
+                row[ref].size[0] > 0 for row in rows for ref in row["json"]["images"] if ref is not None
+            )
 
         mapped = datasets.load_dataset(str(folder), split="train")
         streamed = datasets.load_dataset(str(folder), split="train", streaming=True)

@@ -1,11 +1,13 @@
 """The one form in which every client reports what it found, so that the reports can be compared.
 
-    {sample_id: {"texts": [text or null], "images": [sha256 or null], "tiffs": [sha256 of a TIFF's pixel data or null],
-                 "errors": [...], "metadata": {...}, "text_extra": [{...} or null], "image_extra": [{...} or null]}}
+    {sample_id: {"texts": [text or null], "images": [sha256 or null], "tiffs": [sha256 of a TIFF's pixel data
+    or null],
+                 "errors": [...], "metadata": {...}, "text_extra": [{...} or null], "image_extra": [{...} or
+                 null]}}
 
-Lists are indexed by position and end at their last item (trailing nulls stripped). Extras leave out what is null:
-a client cannot tell a missing field from a null one, our own round trip tests can. Scripts here run by path with the
-clients' interpreter, so this module needs nothing but the standard library.
+Lists are indexed by position and end at their last item (trailing nulls stripped). Extras leave out what is
+null: a client cannot tell a missing field from a null one, our own round trip tests can. Scripts here run by
+path with the clients' interpreter, so this module needs nothing but the standard library.
 """
 
 import hashlib
@@ -47,11 +49,15 @@ def stripped(values: Iterable[Any]) -> list[Any]:
 
 def told(extra: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """An item's extras without nulls; nothing at all is null."""
-    return {name: value for name, value in (extra or {}).items() if value is not None and name != OURS} or None
+    return {
+        name: value for name, value in (extra or {}).items() if value is not None and name != OURS
+    } or None
 
 
 def tiff_digest(data: bytes | None) -> str | None:
-    """What makes a TIFF's first picture, wherever it lies in the file: strips or tiles, and the tags to decode them."""
+    """What makes a TIFF's first picture, wherever it lies in the file: strips or tiles, and the tags to
+    decode them.
+    """
     if data is None or data[:4] not in (b"II*\0", b"MM\0*"):
         return None
     order = "<" if data[:1] == b"I" else ">"
@@ -71,7 +77,9 @@ def tiff_digest(data: bytes | None) -> str | None:
     picture = hashlib.sha256()
     for tag in _PICTURE_TAGS:
         if tag in tags:
-            picture.update(b"%d " % tag + (tags[tag][1] if tags[tag][0] == 7 else repr(numbers(tag)).encode()))
+            picture.update(
+                b"%d " % tag + (tags[tag][1] if tags[tag][0] == 7 else repr(numbers(tag)).encode())
+            )
     offsets, sizes = (273, 279) if 273 in tags else (324, 325)
     for offset, size in zip(numbers(offsets), numbers(sizes), strict=True):
         picture.update(data[offset : offset + size])
@@ -99,7 +107,9 @@ def document(
 def from_payload(payload: Mapping[str, Any], fetch: Callable[[str], bytes]) -> tuple[str, Document]:
     """A sample of our tars: its json, and how this client gets the bytes for a reference of ``images``."""
     images = [None if ref is None else fetch(ref) for ref in payload["images"]]
-    return payload["sample_id"], document(payload["texts"], images, payload.get("_row_extra"), payload["_row_errors"])
+    return payload["sample_id"], document(
+        payload["texts"], images, payload.get("_row_extra"), payload["_row_errors"]
+    )
 
 
 def from_rows(rows: Iterable[Mapping[str, Any]], json_columns: Iterable[str] = ()) -> dict[str, Document]:
@@ -107,7 +117,9 @@ def from_rows(rows: Iterable[Mapping[str, Any]], json_columns: Iterable[str] = (
     encoded = set(json_columns)
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        parts = found.setdefault(row["sample_id"], {"texts": {}, "images": {}, "text": {}, "image": {}, "errors": []})
+        parts = found.setdefault(
+            row["sample_id"], {"texts": {}, "images": {}, "text": {}, "image": {}, "errors": []}
+        )
         position, modality = row["position"], row["modality"]
         extra = {
             name: json.loads(value) if name in encoded and value is not None else value
@@ -121,7 +133,9 @@ def from_rows(rows: Iterable[Mapping[str, Any]], json_columns: Iterable[str] = (
             continue
         values, value = ("texts", "text_content") if modality == "text" else ("images", "binary_content")
         if position in parts[values]:
-            raise ValueError(f"{row['sample_id']!r} has two items of modality {modality} at position {position}")
+            raise ValueError(
+                f"{row['sample_id']!r} has two items of modality {modality} at position {position}"
+            )
         parts[values][position] = row[value]
         parts[modality][position] = extra
     return {sample_id: _from_positions(parts) for sample_id, parts in found.items()}

@@ -1,7 +1,8 @@
-"""Runs the code blocks of a Markdown text about `MultiModalWebDataset` by our import path: paired_blocks.py TEXT.md FOLDER
+"""Runs the code blocks of a Markdown text about `MultiModalWebDataset` by our import path: paired_blocks.py
+TEXT.md FOLDER
 
-FOLDER stands for the text's /data. A block goes on with the names of the one before. Prints a JSON line for each block. What the text
-only hints at with ``...`` is filled in here.
+FOLDER stands for the text's /data. A block goes on with the names of the one before. Prints a JSON line for
+each block. What the text only hints at with ``...`` is filled in here.
 """
 
 import contextlib
@@ -18,7 +19,11 @@ from torch.utils.data import DataLoader
 from mm_assets.formats import MultiModalWebDataset, PairedShardList, PairedTarExpander
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_OURS = {"MultiModalWebDataset": MultiModalWebDataset, "PairedShardList": PairedShardList, "PairedTarExpander": PairedTarExpander}
+_OURS = {
+    "MultiModalWebDataset": MultiModalWebDataset,
+    "PairedShardList": PairedShardList,
+    "PairedTarExpander": PairedTarExpander,
+}
 
 
 def filled_in(block: str, folder: Path) -> str:
@@ -45,7 +50,9 @@ def run(block: str, names: dict[str, Any]) -> dict[str, Any]:
 def main(text: Path, folder: Path) -> None:
     names: dict[str, Any] = {"wds": wds, "DataLoader": DataLoader, **_OURS}
     for name, where in (("aligned", folder), ("misaligned", folder / "misaligned")):
-        names[name] = {modality: str(where / modality / "shard_0000.tar") for modality in ("images", "embeddings")}
+        names[name] = {
+            modality: str(where / modality / "shard_0000.tar") for modality in ("images", "embeddings")
+        }
     names["modalities"] = names["aligned"]
     for block in _BLOCK.findall(text.read_text(encoding="utf-8")):
         print(json.dumps(run(filled_in(block, folder), names)))

@@ -1,6 +1,7 @@
 """Paired tars in a torch DataLoader with two workers: what each pass of this node saw.
 
-Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy. RANK and WORLD_SIZE: as of torchrun.
+Arguments: folder with images/ and embeddings/, number of shards, start method of the workers, policy. RANK
+and WORLD_SIZE: as of torchrun.
 """
 
 import json
@@ -27,8 +28,13 @@ def main(folder: Path, count: int, start_method: str, policy: str) -> None:
         workersplitter=wds.split_by_worker,
         missing_key_policy=policy,
     )
-    loader = DataLoader(dataset, num_workers=2, batch_size=None, multiprocessing_context=start_method, persistent_workers=True)
-    passes = [[(sample["__key__"], sample["jpg"].decode(), sample["emb.npy"].decode()) for sample in loader] for _ in range(PASSES)]
+    loader = DataLoader(
+        dataset, num_workers=2, batch_size=None, multiprocessing_context=start_method, persistent_workers=True
+    )
+    passes = [
+        [(sample["__key__"], sample["jpg"].decode(), sample["emb.npy"].decode()) for sample in loader]
+        for _ in range(PASSES)
+    ]
     print(json.dumps(passes))
 
 

@@ -1,4 +1,6 @@
-"""webdataset with decode("pil"): pictures as a training loop gets them. Reports ``pixels`` in place of ``images``."""
+"""webdataset with decode("pil"): pictures as a training loop gets them. Reports ``pixels`` in place of
+``images``.
+"""
 
 import hashlib
 import sys

@@ -10,7 +10,9 @@ from normal_form import Document, collected, from_payload, report
 
 
 def main(folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as cache:  # wids' own cache is keyed by path and would serve an older tar
+    with (
+        tempfile.TemporaryDirectory() as cache
+    ):  # wids' own cache is keyed by path and would serve an older tar
         dataset = wids.ShardListDataset(str(folder / "index.json"), transformations=[], cache_dir=cache)
 
         def one(number: int) -> tuple[str, Document]:

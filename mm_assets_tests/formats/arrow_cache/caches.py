@@ -7,7 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mm_assets.formats import ArrowCache, Features, Image, ShardedCacheMeta, Value, validate_sharded_cache, write_sharded_arrow_cache
+from mm_assets.formats import (
+    ArrowCache,
+    Features,
+    Image,
+    ShardedCacheMeta,
+    Value,
+    validate_sharded_cache,
+    write_sharded_arrow_cache,
+)
 
 FEATURES = Features({"number": Value("int32"), "mark": Value("string"), "data": Image()})
 
@@ -23,7 +31,9 @@ def data(mark: str, number: int) -> bytes:
 
 def build(cache_dir: Path | str, mark: str = "first", count: int = 30) -> ShardedCacheMeta:
     """Several shards of several batches."""
-    return write_sharded_arrow_cache(examples(mark, count), FEATURES, cache_dir, shard_size_bytes=1000, batch_size=3)
+    return write_sharded_arrow_cache(
+        examples(mark, count), FEATURES, cache_dir, shard_size_bytes=1000, batch_size=3
+    )
 
 
 def content(cache_dir: Path) -> tuple[str, int]:

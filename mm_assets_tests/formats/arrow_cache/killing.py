@@ -13,7 +13,9 @@ from typing import Any
 from mm_assets.formats import write_sharded_arrow_cache
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, examples
 
-FORKSERVER = multiprocessing.get_context("forkserver")  # Arrow is imported once, and each child is a clean process
+FORKSERVER = multiprocessing.get_context(
+    "forkserver"
+)  # Arrow is imported once, and each child is a clean process
 FORKSERVER.set_forkserver_preload([__name__])
 
 # What Python tells of the file system: opening, making, renaming, listing, removing.
@@ -21,7 +23,9 @@ _EVENTS = ("open", "os.mkdir", "os.rename", "os.listdir", "os.scandir", "os.remo
 
 
 def wait_for_no_disk() -> None:
-    """A killed process loses nothing that it has written: that files are on disk in time is another test's matter."""
+    """A killed process loses nothing that it has written: that files are on disk in time is another test's
+    matter.
+    """
     os.fsync = lambda _: None  # type: ignore[assignment]
 
 
@@ -42,7 +46,10 @@ def build_and_die_at_row(cache_dir: Path, mark: str, count: int, row: int) -> No
 
 
 def build_and_die_at_event(cache_dir: Path, mark: str, count: int, number: int, seen: Any = None) -> None:
-    """Die before the ``number``-th thing done with a file below the folder's parent after the last row. ``seen`` counts them."""
+    """Die before the ``number``-th thing done with a file below the folder's parent after the last row.
+
+    ``seen`` counts them.
+    """
     wait_for_no_disk()
     left, watching = number, False
 

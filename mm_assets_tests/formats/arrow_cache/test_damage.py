@@ -22,7 +22,9 @@ def test_a_flipped_byte_in_each_shard(tmp_path: Path) -> None:
     for number, path in enumerate(meta.shard_paths):
         sound = path.read_bytes()
         for place in (0, len(sound) - 1, *(chance.randrange(len(sound)) for _ in range(5))):
-            path.write_bytes(sound[:place] + bytes([sound[place] ^ 1 << chance.randrange(8)]) + sound[place + 1 :])
+            path.write_bytes(
+                sound[:place] + bytes([sound[place] ^ 1 << chance.randrange(8)]) + sound[place + 1 :]
+            )
             cache, row = ArrowCache(meta.cache_dir, decode=False), sum(meta.shard_row_counts[:number])
             message = f"{re.escape(str(path))}: its digest is"
             with pytest.raises(ValueError, match=message):
@@ -56,11 +58,18 @@ def test_a_shard_that_is_missing_or_cut(tmp_path: Path, number: int) -> None:
     meta = build(tmp_path / "cache")
     path = meta.shard_paths[number]
     path.write_bytes(path.read_bytes()[:-1])
-    for read in (lambda: read_sharded_cache_meta(meta.cache_dir), lambda: ArrowCache(meta.cache_dir), lambda: read_shard(path)):
+    for read in (
+        lambda: read_sharded_cache_meta(meta.cache_dir),
+        lambda: ArrowCache(meta.cache_dir),
+        lambda: read_shard(path),
+    ):
         with pytest.raises(ValueError, match=f"{re.escape(str(path))}: .*bytes, not"):
             read()
     path.unlink()
-    for read in (lambda: read_sharded_cache_meta(meta.cache_dir), lambda: validate_sharded_cache(meta.cache_dir, FEATURES)):
+    for read in (
+        lambda: read_sharded_cache_meta(meta.cache_dir),
+        lambda: validate_sharded_cache(meta.cache_dir, FEATURES),
+    ):
         with pytest.raises(ValueError, match=f"{re.escape(str(path))}: Missing shard file"):
             read()
     with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
@@ -88,7 +97,16 @@ def test_a_file_alone_is_read_without_metadata(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"cache_format_version": 2}', b'{"cache_format_version": 1}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"cache_format_version": 2}',
+        b'{"cache_format_version": 1}',
+    ],
 )
 def test_metadata_that_are_none(tmp_path: Path, text: bytes) -> None:
     path = build(tmp_path / "cache").cache_dir / "_metadata.json"
@@ -147,7 +165,9 @@ def test_definitions_that_are_none(definition: dict[str, Any]) -> None:
             feature_of(one)
 
 
-@pytest.mark.parametrize("name", ["../shard-00000.arrow", "/etc/passwd", "a/shard-00000.arrow", "shard-00000.arrow\n", "..", "", 5])
+@pytest.mark.parametrize(
+    "name", ["../shard-00000.arrow", "/etc/passwd", "a/shard-00000.arrow", "shard-00000.arrow\n", "..", "", 5]
+)
 def test_a_name_in_the_metadata_never_leads_elsewhere(tmp_path: Path, name: Any) -> None:
     path = build(tmp_path / "cache").cache_dir / "_metadata.json"
     content = json.loads(path.read_text())

@@ -142,8 +142,12 @@ def test_an_aware_datetime_with_more_digits_is_refused(tmp_path: Path) -> None:
         ("int64", [5, 6], "datetime64[ns]"),
     ],
 )
-def test_an_array_that_would_change_is_refused(tmp_path: Path, dtype: str, values: list[Any], given: str | None) -> None:
-    with pytest.raises(ValueError, match=f"example 'one': field 'field': values of .* that {dtype} cannot hold"):
+def test_an_array_that_would_change_is_refused(
+    tmp_path: Path, dtype: str, values: list[Any], given: str | None
+) -> None:
+    with pytest.raises(
+        ValueError, match=f"example 'one': field 'field': values of .* that {dtype} cannot hold"
+    ):
         through(tmp_path, Array3D((1, 1, 2), dtype), np.array([[values]], given))
 
 
@@ -169,5 +173,7 @@ def test_an_array_comes_back_as_it_was(tmp_path: Path, dtype: str, values: list[
 
 def test_floats_of_an_array_are_rounded(tmp_path: Path) -> None:
     values = np.array([[[0.1, 1e-300, math.nan]]])
-    assert np.array_equal(through(tmp_path, Array3D((1, 1, 3), "float32"), values), values.astype(np.float32), equal_nan=True)
+    assert np.array_equal(
+        through(tmp_path, Array3D((1, 1, 3), "float32"), values), values.astype(np.float32), equal_nan=True
+    )
     assert through(tmp_path, Array3D((1, 1, 1), "float32"), [[[2**24 + 1]]]).item() == 2**24

@@ -138,7 +138,16 @@ def in_mode(mode: str) -> PILImage.Image:
     return image
 
 
-@pytest.mark.parametrize("make", [noise, lambda: np.asarray(noise()), lambda: in_mode("RGBA"), lambda: in_mode("P"), lambda: in_mode("LA")])
+@pytest.mark.parametrize(
+    "make",
+    [
+        noise,
+        lambda: np.asarray(noise()),
+        lambda: in_mode("RGBA"),
+        lambda: in_mode("P"),
+        lambda: in_mode("LA"),
+    ],
+)
 def test_pictures_without_format_or_with_alpha_become_png(make: Callable[[], Any]) -> None:
     picture = make()
     again = PILImage.open(io.BytesIO(encoded(Image(), picture)))
@@ -150,8 +159,19 @@ def test_labels() -> None:
     assert (label.num_classes, label.str2int("dog"), label.int2str(0)) == (2, 1, "cat")
     assert (label.str2int(["dog", "cat"]), label.int2str([1, 0])) == ([1, 0], ["dog", "cat"])
     assert ClassLabel(num_classes=3).names == ["0", "1", "2"]
-    assert [encoded(label, value) for value in ("dog", 1, np.int16(0), True, -1, None)] == [1, 1, 0, 1, -1, None]
-    for wrong in (lambda: ClassLabel(), lambda: ClassLabel(num_classes=3, names=["a"]), lambda: ClassLabel(names=["a", "a"])):
+    assert [encoded(label, value) for value in ("dog", 1, np.int16(0), True, -1, None)] == [
+        1,
+        1,
+        0,
+        1,
+        -1,
+        None,
+    ]
+    for wrong in (
+        lambda: ClassLabel(),
+        lambda: ClassLabel(num_classes=3, names=["a"]),
+        lambda: ClassLabel(names=["a", "a"]),
+    ):
         with pytest.raises(ValueError, match="ClassLabel"):
             wrong()
     for wrong in (lambda: label.str2int("cow"), lambda: label.int2str(2), lambda: label.int2str(-1)):
@@ -165,7 +185,9 @@ def test_arrays() -> None:
     assert encoded(array, np.array([[[1.0, 2, 3], [4, 5, 6]]])) == bytes([1, 2, 3, 4, 5, 6])
     assert encoded(Array3D((None, 1, 1), "int16"), np.arange(2).reshape(2, 1, 1)) == b"\0\0\1\0"
     features = Features({"a": Array3D((None, 1, 1), ">i4")})
-    assert decode_example(encode_example({"a": np.arange(3).reshape(3, 1, 1)}, features), features)["a"].ravel().tolist() == [0, 1, 2]
+    assert decode_example(encode_example({"a": np.arange(3).reshape(3, 1, 1)}, features), features)[
+        "a"
+    ].ravel().tolist() == [0, 1, 2]
     for wrong in (np.zeros((2, 1, 3)), np.zeros(6), np.full((1, 2, 3), 300), np.full((1, 2, 3), 0.5)):
         with pytest.raises(ValueError, match="field 'field': (an array of shape|values of)"):
             encoded(array, wrong)
@@ -181,7 +203,9 @@ def test_arrays() -> None:
 
 
 def test_values_and_lists() -> None:
-    assert encoded(Value("float32"), np.float64(0.5)) == 0.5 and type(encoded(Value("int8"), np.int8(3))) is int
+    assert (
+        encoded(Value("float32"), np.float64(0.5)) == 0.5 and type(encoded(Value("int8"), np.int8(3))) is int
+    )
     assert encoded(Sequence(Value("int8")), (1, np.int16(2))) == [1, 2]
     with pytest.raises(ValueError, match="int33"):
         Value("int33")
@@ -232,7 +256,10 @@ def test_fingerprints_are_the_same_in_another_process() -> None:
         "f = Features({'a': ClassLabel(names=['x', 'y']), 'b': Sequence(Array3D((1, 2, 3)))})\n"
         "print(features_fingerprint(f), cache_fingerprint('C', '1', 'd', 'train', source=['s'], features=f))"
     )
-    runs = {subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}) for seed in ("1", "2")}
+    runs = {
+        subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed})
+        for seed in ("1", "2")
+    }
     assert len(runs) == 1
 
 

@@ -28,7 +28,11 @@ N = pa.field("n", pa.int64())
 
 
 def rows(name: str, size: int = 10) -> list[dict[str, Any]]:
-    return [item(name, n=len(name)), item(name, 0, text_content=f"text of {name}"), item(name, 1, "image", binary_content=bytes(size))]
+    return [
+        item(name, n=len(name)),
+        item(name, 0, text_content=f"text of {name}"),
+        item(name, 1, "image", binary_content=bytes(size)),
+    ]
 
 
 def batch(names: str, size: int = 10, partition: str = "p") -> InterleavedBatch:
@@ -40,7 +44,11 @@ def test_shards_and_metadata_are_those_of_any_cache(tmp_path: Path) -> None:
     report = write("arrow_cache", tmp_path, source)
     assert report.files == (str(tmp_path / "p"),)
     meta = read_sharded_cache_meta(tmp_path / "p")
-    assert (meta.num_rows, meta.shard_filenames, report.nbytes) == (9, ["shard-00000.arrow"], sum(meta.shard_sizes))
+    assert (meta.num_rows, meta.shard_filenames, report.nbytes) == (
+        9,
+        ["shard-00000.arrow"],
+        sum(meta.shard_sizes),
+    )
     same(read_shard(meta.shard_paths[0]).cast(source.data.schema), source.data)
     assert [row["n"] for row in ArrowCache(tmp_path / "p", decode=False)][:3] == [1, None, None]
     content = json.loads((tmp_path / "p" / "_metadata.json").read_text())
@@ -51,7 +59,15 @@ def test_shards_and_metadata_are_those_of_any_cache(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_is_of_the_columns(tmp_path: Path) -> None:
-    write("arrow_cache", tmp_path, [batch("a"), batch("b", partition="q"), batch_of(rows("c"), [pa.field("n", pa.int8())], partition="r")])
+    write(
+        "arrow_cache",
+        tmp_path,
+        [
+            batch("a"),
+            batch("b", partition="q"),
+            batch_of(rows("c"), [pa.field("n", pa.int8())], partition="r"),
+        ],
+    )
     p, q, r = (read_sharded_cache_meta(tmp_path / name).schema_fingerprint for name in "pqr")
     assert p == q != r
 
@@ -104,7 +120,10 @@ def test_a_failure_leaves_the_version_before(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no more"):
         write("arrow_cache", tmp_path, failing())
     assert set(read("arrow_cache", tmp_path)["sample_id"].to_pylist()) == set("abc")
-    assert [sorted(os.listdir(folder)) for folder in (tmp_path, tmp_path / "p")] == [["p"], ["_metadata.json", "shard-00000.arrow"]]
+    assert [sorted(os.listdir(folder)) for folder in (tmp_path, tmp_path / "p")] == [
+        ["p"],
+        ["_metadata.json", "shard-00000.arrow"],
+    ]
 
 
 def test_a_flipped_byte_is_named_by_who_reads_images(tmp_path: Path) -> None:
@@ -127,7 +146,11 @@ def _with_schema(folder: Path, schema: pa.Schema) -> None:
     path = folder / "_metadata.json"
     content = json.loads(path.read_text())
     shards = [
-        Shard(*one) for one in zip(*(content[f"shard_{name}"] for name in ("filenames", "row_counts", "sizes", "digests")), strict=True)
+        Shard(*one)
+        for one in zip(
+            *(content[f"shard_{name}"] for name in ("filenames", "row_counts", "sizes", "digests")),
+            strict=True,
+        )
     ]
     path.write_text(metadata_text(meta_of(folder, schema, shards), 1))
 
@@ -136,7 +159,9 @@ def test_columns_that_are_not_those_of_the_shards_are_named(tmp_path: Path) -> N
     source = batch("abc").data
     write("arrow_cache", tmp_path, batch("abc"))
     _with_schema(tmp_path / "p", source.schema.set(source.num_columns - 1, pa.field("n", pa.string())))
-    with pytest.raises(ValueError, match=r"shard-00000\.arrow: damaged: its columns are not those that _metadata.json says"):
+    with pytest.raises(
+        ValueError, match=r"shard-00000\.arrow: damaged: its columns are not those that _metadata.json says"
+    ):
         read("arrow_cache", tmp_path)
     _with_schema(tmp_path / "p", source.schema.remove(1))
     with pytest.raises(ValueError, match="p: not interleaved data, column 'position' is missing"):
@@ -148,7 +173,10 @@ def test_a_schema_that_is_none_is_named(tmp_path: Path, text: object) -> None:
     write("arrow_cache", tmp_path, batch("abc"))
     path = tmp_path / "p" / "_metadata.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"arrow_schema": text}))
-    for kind_of_reader in (lambda: read("arrow_cache", tmp_path), lambda: derive("arrow_cache", str(tmp_path / "p"))):
+    for kind_of_reader in (
+        lambda: read("arrow_cache", tmp_path),
+        lambda: derive("arrow_cache", str(tmp_path / "p")),
+    ):
         with pytest.raises(ValueError, match="p/_metadata.json: "):
             kind_of_reader()
 
@@ -173,7 +201,9 @@ class TestObjectStore:
         assert len(self.names(folder)) == 2 and before not in self.names(folder)
         assert derive("arrow_cache", f"{folder}/p").digest == report.partitions[0].digest
 
-    def test_the_put_of_the_metadata_makes_it_the_cache(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_put_of_the_metadata_makes_it_the_cache(
+        self, folder: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         write("arrow_cache", folder, batch("abc"))
         fs, _ = fsspec.core.url_to_fs(folder)
         with monkeypatch.context() as patch, pytest.raises(OSError, match="cut off"):
@@ -190,7 +220,9 @@ class TestObjectStore:
         assert "shard-00000-0123456789ab.arrow" in self.names(folder)
         monkeypatch.setattr("mm_assets.formats.arrow_cache.remote.ABANDONED_SECONDS", -60)
         write("arrow_cache", folder, batch("abc"))
-        assert "shard-00000-0123456789ab.arrow" not in self.names(folder) and "theirs.arrow" in self.names(folder)
+        assert "shard-00000-0123456789ab.arrow" not in self.names(folder) and "theirs.arrow" in self.names(
+            folder
+        )
         assert len(self.names(folder)) == 3
 
 

@@ -36,7 +36,9 @@ def rows(name: str) -> list[dict[str, Any]]:
 def folder(tmp_path: Path) -> Path:
     """A storage root with two partitions; a folder that is no cache is beside them."""
     caches = tmp_path / "arrow_cache"
-    write("arrow_cache", caches, [batch_of(rows("one") + rows("two"), EXTRAS, partition="p")], materialize=False)
+    write(
+        "arrow_cache", caches, [batch_of(rows("one") + rows("two"), EXTRAS, partition="p")], materialize=False
+    )
     write("arrow_cache", caches, [batch_of(rows("three"), EXTRAS[:1], partition="a/b")], materialize=False)
     (tmp_path / "arrow_cache" / "other").mkdir()
     return tmp_path
@@ -47,20 +49,35 @@ def test_a_sample_is_its_items_in_order(folder: Path) -> None:
     assert list(sample) == ["sample_id", "items", "metadata"]
     assert sample["sample_id"] == "one"
     assert list(sample["metadata"]) == ["n", "j", "width"]
-    assert (sample["metadata"]["n"], sample["metadata"]["width"], sample["metadata"]["j"]["k"][0]) == (3, None, 1)
+    assert (sample["metadata"]["n"], sample["metadata"]["width"], sample["metadata"]["j"]["k"][0]) == (
+        3,
+        None,
+        1,
+    )
     none = {"metadata": {}}
     assert sample["items"] == [
         {"modality": "text", "position": 0, "content_type": "text/plain", "text": "text of one", **none},
         {"modality": "text", "position": 2, "content_type": None, "text": "below", **none},
-        {"modality": "image", "position": 2, "content_type": "image/png", "image": PICTURE + b"one", "metadata": {"width": 5}},
+        {
+            "modality": "image",
+            "position": 2,
+            "content_type": "image/png",
+            "image": PICTURE + b"one",
+            "metadata": {"width": 5},
+        },
         {"modality": "image", "position": 7, "content_type": None, "image": None, **none},
     ]
 
 
 def test_an_item_with_an_error_says_so(tmp_path: Path) -> None:
-    bad = [item("bad"), item("bad", 0, "image", binary_content=b"no picture", materialize_error="unreadable image: no")]
+    bad = [
+        item("bad"),
+        item("bad", 0, "image", binary_content=b"no picture", materialize_error="unreadable image: no"),
+    ]
     bad.append(item("bad", 1, text_content="t"))
-    write("arrow_cache", tmp_path / "arrow_cache", [batch_of(bad, partition="p")], on_materialize_error="warn")
+    write(
+        "arrow_cache", tmp_path / "arrow_cache", [batch_of(bad, partition="p")], on_materialize_error="warn"
+    )
     (sample,) = InterleavedArrowDataset(tmp_path)
     assert [item.get("error") for item in sample["items"]] == ["unreadable image: no", None]
 
@@ -79,7 +96,9 @@ def test_order_and_access(folder: Path) -> None:
 
 
 def test_a_storage_root_a_folder_of_caches_or_one(folder: Path) -> None:
-    assert len(InterleavedArrowDataset(folder)) == len(InterleavedArrowDataset(str(folder / "arrow_cache"))) == 3
+    assert (
+        len(InterleavedArrowDataset(folder)) == len(InterleavedArrowDataset(str(folder / "arrow_cache"))) == 3
+    )
     assert len(InterleavedArrowDataset(folder / "arrow_cache" / "p")) == 2
     with pytest.raises(FileNotFoundError, match="other: no cache here"):
         InterleavedArrowDataset(folder / "arrow_cache" / "other")
@@ -92,8 +111,14 @@ def test_a_storage_root_a_folder_of_caches_or_one(folder: Path) -> None:
 
 def test_a_sample_over_several_shards_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved_writer, "DEFAULT_SHARD_SIZE_BYTES", 1)
-    monkeypatch.setattr(interleaved_writer, "cut_by_bytes", lambda tables, _: (t.slice(i, 1) for t in tables for i in range(t.num_rows)))
-    write("arrow_cache", tmp_path, batch_of(rows("one") + rows("two"), EXTRAS, partition="p"), materialize=False)
+    monkeypatch.setattr(
+        interleaved_writer,
+        "cut_by_bytes",
+        lambda tables, _: (t.slice(i, 1) for t in tables for i in range(t.num_rows)),
+    )
+    write(
+        "arrow_cache", tmp_path, batch_of(rows("one") + rows("two"), EXTRAS, partition="p"), materialize=False
+    )
     dataset = InterleavedArrowDataset(tmp_path)
     assert [len(dataset[i]["items"]) for i in range(len(dataset))] == [4, 4]
     assert dataset[dataset.index("two")]["items"][0]["text"] == "text of two"
@@ -132,7 +157,9 @@ def test_what_is_sent_holds_no_rows(folder: Path) -> None:
 def test_a_shard_is_digested_once_and_damage_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digested = []
     real = verified.file_digest
-    monkeypatch.setattr(verified, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1])
+    monkeypatch.setattr(
+        verified, "file_digest", lambda path: (digested.append(path.parent.name), real(path))[1]
+    )
     dataset = InterleavedArrowDataset(folder)
     assert len(dataset) == 3
     assert digested == []
@@ -151,7 +178,12 @@ def test_a_shard_is_digested_once_and_damage_is_named(folder: Path, monkeypatch:
 def test_a_partition_that_is_replaced_is_never_mixed(folder: Path) -> None:
     opened, unopened = InterleavedArrowDataset(folder), InterleavedArrowDataset(folder)
     assert opened[1]["sample_id"] == "one"
-    write("arrow_cache", folder / "arrow_cache", [batch_of(rows("four"), EXTRAS, partition="p")], materialize=False)
+    write(
+        "arrow_cache",
+        folder / "arrow_cache",
+        [batch_of(rows("four"), EXTRAS, partition="p")],
+        materialize=False,
+    )
     assert _ids(opened) == ["three", "one", "two"]  # what is mapped stays
     with pytest.raises(ValueError, match="the cache was built anew since it was opened"):
         len(unopened)

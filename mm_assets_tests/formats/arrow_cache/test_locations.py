@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats import ArrowCache, InterleavedArrowDataset, read_shard, read_sharded_cache_meta, validate_sharded_cache
+from mm_assets.formats import (
+    ArrowCache,
+    InterleavedArrowDataset,
+    read_shard,
+    read_sharded_cache_meta,
+    validate_sharded_cache,
+)
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build
 from mm_assets_tests.formats.datasets import batch_of, item, write
 
@@ -27,9 +33,13 @@ def test_a_local_url_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(InterleavedArrowDataset(f"file://{tmp_path}/rows")) == 1
 
 
-@pytest.mark.parametrize("use", [build, read_sharded_cache_meta, ArrowCache, read_shard, InterleavedArrowDataset])
+@pytest.mark.parametrize(
+    "use", [build, read_sharded_cache_meta, ArrowCache, read_shard, InterleavedArrowDataset]
+)
 @pytest.mark.parametrize("url", ["s3://bucket/cache", "memory://cache"])
-def test_no_other_url_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[str], Any], url: str) -> None:
+def test_no_other_url_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: Callable[[str], Any], url: str
+) -> None:
     """A builder took one for a folder of this name."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"{url}: only local files can be mapped"):

@@ -27,7 +27,9 @@ print(meta.num_rows, peak() - base)
 @pytest.mark.parametrize(("batch", "huge"), [(16 << 20, 0), (4 << 20, 0), (4 << 20, 60 << 20)])
 def test_examples_of_300_kb(tmp_path: Path, batch: int, huge: int) -> None:
     arguments = [str(number) for number in (700, 300_000, batch, huge)]
-    out = subprocess.check_output([sys.executable, "-c", _CODE, str(tmp_path / "cache"), *arguments], text=True)
+    out = subprocess.check_output(
+        [sys.executable, "-c", _CODE, str(tmp_path / "cache"), *arguments], text=True
+    )
     rows, grown = map(int, out.split())
     assert rows == 700
     assert grown < 3 * batch + 2 * huge + (8 << 20), grown >> 20

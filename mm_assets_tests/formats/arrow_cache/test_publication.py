@@ -18,7 +18,12 @@ from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_m
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.shards import Shard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
-from mm_assets_tests.formats.arrow_cache.killing import FORKSERVER, build_and_die_at_event, build_and_die_at_row, run
+from mm_assets_tests.formats.arrow_cache.killing import (
+    FORKSERVER,
+    build_and_die_at_event,
+    build_and_die_at_row,
+    run,
+)
 
 KILLED = -9
 
@@ -60,7 +65,9 @@ def test_killed_before_each_step_of_the_publication(tmp_path: Path, rebuilt: boo
         ends.append(content(cache_dir)[0] if cache_dir.exists() else None)
         require_mended(cache_dir, ("first", 30) if rebuilt else None)
     old = "first" if rebuilt else None
-    assert {old, "new"} == set(ends) and ends == sorted(ends, key=lambda mark: mark == "new")  # one moment, and no way back
+    assert {old, "new"} == set(ends) and ends == sorted(
+        ends, key=lambda mark: mark == "new"
+    )  # one moment, and no way back
 
 
 def build_on_a_full_disk(cache_dir: Path, answers: Any) -> None:
@@ -108,7 +115,10 @@ def read_whole(cache_dir: Path) -> str:
 def test_builders_race_and_readers_always_find_a_whole_cache(tmp_path: Path) -> None:
     build(tmp_path / "cache")
     stop = FORKSERVER.Event()
-    processes = [FORKSERVER.Process(target=build_again_and_again, args=(tmp_path / "cache", worker, stop)) for worker in range(3)]
+    processes = [
+        FORKSERVER.Process(target=build_again_and_again, args=(tmp_path / "cache", worker, stop))
+        for worker in range(3)
+    ]
     for process in processes:
         process.start()
     reads = 0
@@ -129,7 +139,9 @@ def build_once(barrier: Any, cache_dir: Path, answers: Any) -> None:
 
 def test_the_first_of_equal_builders_stays(tmp_path: Path) -> None:
     barrier, answers = FORKSERVER.Barrier(4), FORKSERVER.Queue()
-    processes = [FORKSERVER.Process(target=build_once, args=(barrier, tmp_path / "cache", answers)) for _ in range(4)]
+    processes = [
+        FORKSERVER.Process(target=build_once, args=(barrier, tmp_path / "cache", answers)) for _ in range(4)
+    ]
     for process in processes:
         process.start()
     names = [answers.get(timeout=50) for _ in processes]
@@ -176,7 +188,9 @@ def test_a_reader_keeps_the_generation_it_has_mapped(tmp_path: Path) -> None:
         late[0]
 
 
-@pytest.mark.parametrize("read", [read_sharded_cache_meta, lambda folder: validate_sharded_cache(folder, FEATURES)])
+@pytest.mark.parametrize(
+    "read", [read_sharded_cache_meta, lambda folder: validate_sharded_cache(folder, FEATURES)]
+)
 def test_a_cache_that_is_replaced_while_it_is_checked_is_checked_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], ShardedCacheMeta]
 ) -> None:
@@ -212,7 +226,9 @@ def test_files_of_others_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_leftovers_of_another_machine_are_swept_when_they_are_a_week_old(tmp_path: Path, inside: bool) -> None:
+def test_leftovers_of_another_machine_are_swept_when_they_are_a_week_old(
+    tmp_path: Path, inside: bool
+) -> None:
     build(tmp_path / "cache")
     home = tmp_path / "cache" if inside else tmp_path
     marker, folder = home / ".cache.00000000-1-0123456789ab.tmp", home / ".0123456789ab.building"
@@ -232,7 +248,9 @@ def test_leftovers_of_another_machine_are_swept_when_they_are_a_week_old(tmp_pat
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
-def test_everything_is_on_disk_before_it_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuilt: bool) -> None:
+def test_everything_is_on_disk_before_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rebuilt: bool
+) -> None:
     if rebuilt:
         build(tmp_path / "cache")
     synced: list[str] = []

@@ -41,7 +41,9 @@ def test_rows_in_any_order(cache: ArrowCache) -> None:
     assert cache.take(order) == cache.__getitems__(order) == [EXPECTED[i] for i in order]
 
 
-def test_a_shard_is_opened_when_a_row_of_it_is_asked_for(cache: ArrowCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_is_opened_when_a_row_of_it_is_asked_for(
+    cache: ArrowCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[str] = []
     digest = verified.file_digest
     monkeypatch.setattr(verified, "file_digest", lambda path: read.append(path.name) or digest(path))
@@ -87,7 +89,9 @@ def read_rows(cache: ArrowCache, rows: Sequence[int], answers: Any) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("opened", [False, True])
-def test_workers_read_shards_that_are_open_in_the_parent_and_others(cache: ArrowCache, method: str, opened: bool) -> None:
+def test_workers_read_shards_that_are_open_in_the_parent_and_others(
+    cache: ArrowCache, method: str, opened: bool
+) -> None:
     if opened:
         cache.take(range(15))
     context: Any = multiprocessing.get_context(method)

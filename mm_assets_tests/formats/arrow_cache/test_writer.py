@@ -45,7 +45,9 @@ def batch_rows(shard: Path) -> list[int]:
 
 def test_shards_turn_over_when_their_batches_reach_the_size(tmp_path: Path) -> None:
     # A batch of ten rows has 120 bytes: nine of them reach 1024.
-    meta = write_sharded_arrow_cache(numbers(100), NUMBERS, tmp_path / "cache", shard_size_bytes=1024, batch_size=10)
+    meta = write_sharded_arrow_cache(
+        numbers(100), NUMBERS, tmp_path / "cache", shard_size_bytes=1024, batch_size=10
+    )
     assert meta.shard_filenames == ["shard-00000.arrow", "shard-00001.arrow"]
     assert (meta.num_rows, meta.num_shards, meta.shard_row_counts) == (100, 2, [90, 10])
     assert sorted(path.name for path in meta.cache_dir.iterdir()) == ["_metadata.json", *meta.shard_filenames]
@@ -54,12 +56,16 @@ def test_shards_turn_over_when_their_batches_reach_the_size(tmp_path: Path) -> N
 
 
 def test_no_shard_is_empty(tmp_path: Path) -> None:
-    meta = write_sharded_arrow_cache(numbers(20), NUMBERS, tmp_path / "cache", shard_size_bytes=1, batch_size=10)
+    meta = write_sharded_arrow_cache(
+        numbers(20), NUMBERS, tmp_path / "cache", shard_size_bytes=1, batch_size=10
+    )
     assert meta.shard_row_counts == [10, 10]
 
 
 def test_the_metadata_file(tmp_path: Path) -> None:
-    meta = write_sharded_arrow_cache(numbers(25), NUMBERS, tmp_path / "deep" / "cache", shard_size_bytes=100, batch_size=10)
+    meta = write_sharded_arrow_cache(
+        numbers(25), NUMBERS, tmp_path / "deep" / "cache", shard_size_bytes=100, batch_size=10
+    )
     content = json.loads((meta.cache_dir / "_metadata.json").read_text())
     assert content == {
         "cache_format_version": 1,
@@ -71,9 +77,16 @@ def test_the_metadata_file(tmp_path: Path) -> None:
         "shard_size_target_bytes": 100,
         "shard_sizes": [path.stat().st_size for path in meta.shard_paths],
         "shard_digests": meta.shard_digests,
-        "features": {"x": {"_type": "Value", "dtype": "int32"}, "label": {"_type": "ClassLabel", "names": ["a", "b"]}},
+        "features": {
+            "x": {"_type": "Value", "dtype": "int32"},
+            "label": {"_type": "ClassLabel", "names": ["a", "b"]},
+        },
     }
-    assert read_sharded_cache_meta(str(meta.cache_dir)) == meta == validate_sharded_cache(meta.cache_dir, NUMBERS)
+    assert (
+        read_sharded_cache_meta(str(meta.cache_dir))
+        == meta
+        == validate_sharded_cache(meta.cache_dir, NUMBERS)
+    )
 
 
 def test_no_examples_give_no_shards(tmp_path: Path) -> None:
@@ -98,13 +111,21 @@ def test_a_batch_ends_before_its_bytes_exceed_the_bound(tmp_path: Path) -> None:
     features = Features({"data": Image()})
     pairs = ((i, {"data": bytes(size)}) for i, size in enumerate(sizes))
     meta = write_sharded_arrow_cache(pairs, features, tmp_path / "cache", max_batch_bytes=1000)
-    assert batch_rows(meta.shard_paths[0]) == [2, 1, 1, 2, 1]  # the large one alone; what waits has a few bytes more than its data
+    assert batch_rows(meta.shard_paths[0]) == [
+        2,
+        1,
+        1,
+        2,
+        1,
+    ]  # the large one alone; what waits has a few bytes more than its data
 
 
 def test_the_bytes_of_views_count(tmp_path: Path) -> None:
     buffer = bytes(400_000)
     pairs = ((i, {"data": memoryview(buffer)[i:]}) for i in range(8))
-    meta = write_sharded_arrow_cache(pairs, Features({"data": Value("binary")}), tmp_path / "cache", max_batch_bytes=1_000_000)
+    meta = write_sharded_arrow_cache(
+        pairs, Features({"data": Value("binary")}), tmp_path / "cache", max_batch_bytes=1_000_000
+    )
     assert batch_rows(meta.shard_paths[0]) == [2] * 4
 
 
@@ -141,7 +162,9 @@ def test_missing_pictures_stay_null(tmp_path: Path, values: list[bytes | None]) 
     table = read_shard(meta.shard_paths[0])
     table.validate(full=True)
     assert table.to_pydict() == {"data": values, "number": [None] * len(values)}
-    assert list(ArrowCache(tmp_path / "cache", decode=False)) == [{"data": value, "number": None} for value in values]
+    assert list(ArrowCache(tmp_path / "cache", decode=False)) == [
+        {"data": value, "number": None} for value in values
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +182,9 @@ def test_missing_pictures_stay_null(tmp_path: Path, values: list[bytes | None]) 
         (None, "example 'bad': a mapping of fields was expected, not NoneType"),
     ],
 )
-def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Path, example: Any, message: str) -> None:
+def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(
+    tmp_path: Path, example: Any, message: str
+) -> None:
     pairs = [("good", {"x": 0, "label": 0}), ("bad", example), ("good", {"x": 0, "label": 0})]
     with pytest.raises(ValueError, match=message):
         write_sharded_arrow_cache(iter(pairs), NUMBERS, tmp_path / "cache")
@@ -169,23 +194,33 @@ def test_an_example_that_does_not_fit_is_named_and_nothing_is_left(tmp_path: Pat
 @pytest.mark.parametrize(
     ("items", "message"),
     [
-        ([{"x": 1, "label": 0}], "not dict: where examples have no keys, give enumerate(examples)"),  # of two fields: no pair
+        (
+            [{"x": 1, "label": 0}],
+            "not dict: where examples have no keys, give enumerate(examples)",
+        ),  # of two fields: no pair
         (iter([{"x": 1}]), "not dict: where examples have no keys, give enumerate(examples)"),
-        ([("key", {"x": 1, "label": 0}, "more")], "not tuple of 3: where examples have no keys, give enumerate(examples)"),
+        (
+            [("key", {"x": 1, "label": 0}, "more")],
+            "not tuple of 3: where examples have no keys, give enumerate(examples)",
+        ),
         (["ab"], "not str: where examples have no keys, give enumerate(examples)"),
         ({"key": {"x": 1, "label": 0}}, "not str: where examples have no keys, give enumerate(examples)"),
         (lambda: iter(()), "must be an iterable of (key, example) pairs, not function: call it"),
         (None, "must be an iterable of (key, example) pairs, not NoneType"),
     ],
 )
-def test_a_generator_without_keys_is_refused_with_what_to_give(tmp_path: Path, items: Any, message: str) -> None:
+def test_a_generator_without_keys_is_refused_with_what_to_give(
+    tmp_path: Path, items: Any, message: str
+) -> None:
     with pytest.raises(TypeError) as caught:
         write_sharded_arrow_cache(items, NUMBERS, tmp_path / "cache")
     assert str(caught.value).startswith("the generator must ") and str(caught.value).endswith(message)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("given", [{"x": Value("int32")}, {"x": "int32"}, pa.schema([("x", pa.int32())]), ["x"]])
+@pytest.mark.parametrize(
+    "given", [{"x": Value("int32")}, {"x": "int32"}, pa.schema([("x", pa.int32())]), ["x"]]
+)
 def test_features_of_another_kind_are_refused_wherever_they_are_given(tmp_path: Path, given: Any) -> None:
     write_sharded_arrow_cache([("key", {"x": 1, "label": 0})], NUMBERS, tmp_path / "cache")
     uses: list[Callable[[], object]] = [
@@ -195,7 +230,10 @@ def test_features_of_another_kind_are_refused_wherever_they_are_given(tmp_path: 
         lambda: cache_fingerprint("Pets", "1", "small", "train", features=given),
     ]
     for use in uses:
-        with pytest.raises(TypeError, match=re.escape('must be Features({"caption": Value("string"), ...}) of mm_assets.formats, not ')):
+        with pytest.raises(
+            TypeError,
+            match=re.escape('must be Features({"caption": Value("string"), ...}) of mm_assets.formats, not '),
+        ):
             use()
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
@@ -210,9 +248,19 @@ def test_a_picture_that_is_not_there_names_its_example(tmp_path: Path) -> None:
 def test_a_picture_that_cannot_be_saved_names_its_example(tmp_path: Path) -> None:
     photoshop = PILImage.new("RGB", (2, 2))
     photoshop.format = "PSD"  # Pillow reads these, but does not write them
-    for picture in (photoshop, PILImage.new("CMYK", (2, 2)), PILImage.new("F", (2, 2)), np.zeros((2, 2), np.float32)):
-        with pytest.raises(ValueError, match="example 'odd': field 'image': a picture of mode (RGB|CMYK|F) cannot be saved as (PSD|PNG)"):
-            write_sharded_arrow_cache([("odd", {"image": picture})], Features({"image": Image()}), tmp_path / "cache")
+    for picture in (
+        photoshop,
+        PILImage.new("CMYK", (2, 2)),
+        PILImage.new("F", (2, 2)),
+        np.zeros((2, 2), np.float32),
+    ):
+        with pytest.raises(
+            ValueError,
+            match="example 'odd': field 'image': a picture of mode (RGB|CMYK|F) cannot be saved as (PSD|PNG)",
+        ):
+            write_sharded_arrow_cache(
+                [("odd", {"image": picture})], Features({"image": Image()}), tmp_path / "cache"
+            )
 
 
 def test_a_generator_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -222,15 +270,22 @@ def test_a_generator_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
     for expected in ([], [tmp_path / "cache"]):
         with pytest.raises(RuntimeError, match="intentional") as caught:
-            write_sharded_arrow_cache(failing(), NUMBERS, tmp_path / "cache", shard_size_bytes=100, batch_size=3)
+            write_sharded_arrow_cache(
+                failing(), NUMBERS, tmp_path / "cache", shard_size_bytes=100, batch_size=3
+            )
         held = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        assert not any(str(tmp_path) in file for file in held), caught  # though the error still holds the writer
+        assert not any(str(tmp_path) in file for file in held), (
+            caught
+        )  # though the error still holds the writer
         assert list(tmp_path.iterdir()) == expected
         meta = write_sharded_arrow_cache(numbers(5), NUMBERS, tmp_path / "cache")
     assert sorted(path.name for path in meta.cache_dir.iterdir()) == ["_metadata.json", *meta.shard_filenames]
 
 
-@pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"shard_size_bytes": 0}, {"max_batch_bytes": 0}, {"max_batch_bytes": 1 << 31}])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": 0}, {"shard_size_bytes": 0}, {"max_batch_bytes": 0}, {"max_batch_bytes": 1 << 31}],
+)
 def test_sizes_that_make_no_sense(tmp_path: Path, arguments: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(arguments))):
         write_sharded_arrow_cache(numbers(1), NUMBERS, tmp_path / "cache", **arguments)  # type: ignore[arg-type]

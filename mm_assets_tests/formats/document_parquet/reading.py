@@ -1,4 +1,6 @@
-"""Read a Parquet file of documents with what is bad set aside; what must hold for every such reading is asserted here."""
+"""Read a Parquet file of documents with what is bad set aside; what must hold for every such reading is
+asserted here.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,14 @@ class Reading:
 
     def metadata(self, *columns: str) -> list[tuple[Any, ...]]:
         """These columns of the metadata rows; JSON text as the value it holds."""
-        encoded = {f.name for f in self.table.schema if (f.metadata or {}).get(b"mm_assets:encoding") == b"json"}
+        encoded = {
+            f.name for f in self.table.schema if (f.metadata or {}).get(b"mm_assets:encoding") == b"json"
+        }
         rows = [row for row in self.rows if row["position"] < 0]
-        return [tuple(json.loads(row[c]) if c in encoded and row[c] is not None else row[c] for c in columns) for row in rows]
+        return [
+            tuple(json.loads(row[c]) if c in encoded and row[c] is not None else row[c] for c in columns)
+            for row in rows
+        ]
 
 
 def _content(row: dict[str, Any]) -> Any:
@@ -49,27 +56,39 @@ def _content(row: dict[str, Any]) -> Any:
 
 def read_tolerantly(file: Path, max_batch_bytes: int | None = None, **options: Any) -> Reading:
     """One file, whose locators are relative to its folder."""
-    reader = InterleavedParquetReader(str(file), set_aside=True, relative_to=str(file.parent), max_batch_bytes=max_batch_bytes, **options)
+    reader = InterleavedParquetReader(
+        str(file), set_aside=True, relative_to=str(file.parent), max_batch_bytes=max_batch_bytes, **options
+    )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
     opened = list(stream.losses)
     batches = list(stream)
-    table = pa.concat_tables([b.data for b in batches]) if batches else pa.Table.from_batches([], stream.schema)
+    table = (
+        pa.concat_tables([b.data for b in batches]) if batches else pa.Table.from_batches([], stream.schema)
+    )
     assert table.schema.equals(stream.schema, check_metadata=True)
     assert stream.losses == opened, "known before the first batch"
     assert stream.items == table.num_rows + sum(loss.is_item for loss in stream.losses)
     layout_names = ("sample_id_field", "sample_id_prefix", "texts_field", "images_field")
     layout = RawLayout(**{name: value for name, value in options.items() if name in layout_names})
     limit = options.get("max_member_bytes", MAX_MEMBER_BYTES)
-    survey = survey_parquet(str(file), layout, file.name, Partition(partition.name, (str(file),)), max_member_bytes=limit)
+    survey = survey_parquet(
+        str(file), layout, file.name, Partition(partition.name, (str(file),)), max_member_bytes=limit
+    )
     if "taken_ids" not in options:
         assert list(survey.losses) == stream.losses
         assert sum(facts.items for facts in survey.samples) == table.num_rows
         assert sum(facts.images for facts in survey.samples) == table["modality"].to_pylist().count("image")
-        assert [facts.sample_id for facts in survey.samples] == list(dict.fromkeys(table["sample_id"].to_pylist()))
+        assert [facts.sample_id for facts in survey.samples] == list(
+            dict.fromkeys(table["sample_id"].to_pylist())
+        )
     (declared,) = survey.declared
     assert list(declared) == list(table.schema)[8:]
-    errors = {(r["sample_id"], r["position"], r["materialize_error"]) for r in table.to_pylist() if r["materialize_error"] is not None}
+    errors = {
+        (r["sample_id"], r["position"], r["materialize_error"])
+        for r in table.to_pylist()
+        if r["materialize_error"] is not None
+    }
     assert set(survey.unresolved) <= errors
     for loss in stream.losses:
         assert str(file.parent) not in f"{loss.reason}{loss.source_ref}", "no path of this machine"

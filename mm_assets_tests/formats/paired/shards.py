@@ -31,7 +31,9 @@ def write_pair(root: Path, **keys: Iterable[str]) -> dict[str, str]:
     return {modality: write_shard(root, modality, found) for modality, found in keys.items()}
 
 
-def write_shards(root: Path, count: int, per_shard: int = 3, modalities: Sequence[str] = ("images", "embeddings")) -> dict[str, str]:
+def write_shards(
+    root: Path, count: int, per_shard: int = 3, modalities: Sequence[str] = ("images", "embeddings")
+) -> dict[str, str]:
     """``count`` aligned shards of each modality; modalities to brace patterns."""
     for at in range(count):
         for modality in modalities:

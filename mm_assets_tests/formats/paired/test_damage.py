@@ -20,10 +20,16 @@ def test_a_tar_cut_anywhere_is_an_error(policy: str, scheme: str, tmp_path: Path
     path = Path(urls["embeddings"])
     whole = path.read_bytes()
     last = max(at for at in range(0, len(whole), 512) if whole[at : at + 512].strip(b"\0")) + 512
-    for end in range(0, last + 1024, 512):  # two zero blocks are the end of a tar, the padding behind them is not needed
+    for end in range(
+        0, last + 1024, 512
+    ):  # two zero blocks are the end of a tar, the padding behind them is not needed
         path.write_bytes(whole[:end])
         with pytest.raises(TarDamage, match=str(path)):
-            list(paired({"images": urls["images"], "embeddings": scheme + str(path)}, missing_key_policy=policy))
+            list(
+                paired(
+                    {"images": urls["images"], "embeddings": scheme + str(path)}, missing_key_policy=policy
+                )
+            )
     path.write_bytes(whole[: last + 1024])
     assert keys_of(paired(urls, missing_key_policy=policy)) == ["a", "b", "c"]
 
@@ -72,7 +78,11 @@ def test_a_survey_tells_of_damage_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "images" / "shard_0001.tar"
     path.write_bytes(path.read_bytes()[:512])
     reports = list(paired(urls).survey())
-    assert [(report.samples, report.error is None) for report in reports] == [(3, True), (0, False), (3, True)]
+    assert [(report.samples, report.error is None) for report in reports] == [
+        (3, True),
+        (0, False),
+        (3, True),
+    ]
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
@@ -109,7 +119,9 @@ def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc, which only Linux has")
+@pytest.mark.skipif(
+    not os.path.isdir("/proc/self/fd"), reason="descriptors are counted in /proc, which only Linux has"
+)
 def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     urls = write_shards(tmp_path, 2)
     urls["captions"] = "pipe:cat " + urls["embeddings"]

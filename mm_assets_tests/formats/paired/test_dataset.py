@@ -13,7 +13,14 @@ import pytest
 import webdataset as wds
 
 from mm_assets.formats import MultiModalWebDataset, PairedShardList, PairedTarExpander
-from mm_assets_tests.formats.paired.shards import keys_of, paired, payload, write_pair, write_pictures, write_shards
+from mm_assets_tests.formats.paired.shards import (
+    keys_of,
+    paired,
+    payload,
+    write_pair,
+    write_pictures,
+    write_shards,
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,11 @@ def test_batches_of_dicts(tmp_path: Path) -> None:
     assert isinstance(one["jpg"], list) and one["emb.npy"].shape == (3, 4)
     assert other["jpg"].shape == (1, 6, 4, 3)
     with pytest.raises(AssertionError, match="keys don't match"):
-        list(paired(write_pair(tmp_path / "x", images="ab", embeddings="a"), missing_key_policy="partial").batched(2))
+        list(
+            paired(
+                write_pair(tmp_path / "x", images="ab", embeddings="a"), missing_key_policy="partial"
+            ).batched(2)
+        )
 
 
 def test_the_fluent_methods(pictures: dict[str, str]) -> None:
@@ -97,8 +108,12 @@ def test_every_pass_has_the_same_samples(shards: dict[str, str]) -> None:
     assert list(ds) == first
 
 
-@pytest.mark.parametrize("arguments", [{"shardshuffle": 100, "seed": 42}, {"shardshuffle": 4, "detshuffle": True, "seed": 42}])
-def test_shards_are_shuffled_as_webdataset_shuffles_them(arguments: dict[str, int], shards: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [{"shardshuffle": 100, "seed": 42}, {"shardshuffle": 4, "detshuffle": True, "seed": 42}]
+)
+def test_shards_are_shuffled_as_webdataset_shuffles_them(
+    arguments: dict[str, int], shards: dict[str, str]
+) -> None:
     ours, theirs = MultiModalWebDataset(shards, **arguments), wds.WebDataset(shards["images"], **arguments)  # type: ignore[arg-type]
     for _ in range(3):
         samples = list(ours)
@@ -148,17 +163,23 @@ def split(shards: dict[str, str], node: int, worker: int, monkeypatch: pytest.Mo
     """Three passes as worker ``worker`` of 2 on node ``node`` of 2 sees them."""
     for name, value in {"RANK": node, "WORLD_SIZE": 2, "WORKER": worker, "NUM_WORKERS": 2}.items():
         monkeypatch.setenv(name, str(value))
-    ds = MultiModalWebDataset(shards, shardshuffle=100, detshuffle=True, seed=1, nodesplitter=wds.split_by_node)
+    ds = MultiModalWebDataset(
+        shards, shardshuffle=100, detshuffle=True, seed=1, nodesplitter=wds.split_by_node
+    )
     samples = [list(ds) for _ in range(3)]
     assert all(is_aligned(sample) for found in samples for sample in found)
     return [keys_of(found) for found in samples]
 
 
-def test_nodes_and_workers_see_each_sample_once(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_and_workers_see_each_sample_once(
+    shards: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = [split(shards, node, worker, monkeypatch) for node in range(2) for worker in range(2)]
     for epoch in zip(*parts, strict=True):
         assert [len(part) for part in epoch] == [9] * 4
-        assert sorted(key for part in epoch for key in part) == [f"s{shard:04d}_{n}" for shard in range(12) for n in range(3)]
+        assert sorted(key for part in epoch for key in part) == [
+            f"s{shard:04d}_{n}" for shard in range(12) for n in range(3)
+        ]
 
 
 def test_several_nodes_need_a_splitter(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +197,9 @@ def test_a_splitter_gets_whole_groups(shards: dict[str, str]) -> None:
     assert len(list(paired(shards, workersplitter=last_two))) == 6
 
 
-def test_a_worker_without_shards_is_an_error_unless_allowed(shards: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_shards_is_an_error_unless_allowed(
+    shards: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORKER", "12")
     monkeypatch.setenv("NUM_WORKERS", "13")
     with pytest.raises(ValueError, match="No samples found in dataset: fewer shards than workers"):
@@ -211,7 +234,9 @@ def test_a_dataset_can_be_pickled(shards: dict[str, str]) -> None:
     copy = pickle.loads(pickle.dumps(ds))  # noqa: S301 (made one line before)
     assert list(copy) == list(ds)
     code = "import pickle, sys; print(len(list(pickle.load(sys.stdin.buffer))))"
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(ds), capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(ds), capture_output=True, check=True
+    )
     assert done.stdout.split() == [b"36"]
 
 

@@ -33,7 +33,10 @@ def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
 
 
 def without_urls(samples: Any) -> list[dict[str, Any]]:
-    return [{key: value for key, value in sample.items() if not key.startswith("__") or key == "__key__"} for sample in samples]
+    return [
+        {key: value for key, value in sample.items() if not key.startswith("__") or key == "__key__"}
+        for sample in samples
+    ]
 
 
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
@@ -72,7 +75,9 @@ def test_equal_extensions_collide(tmp_path: Path) -> None:
     english = make_tar(tmp_path / "en" / "s.tar", [("a.json", b"{}"), ("a.txt", b"hello")])
     french = make_tar(tmp_path / "fr" / "s.tar", [("a.txt", b"bonjour")])
     modalities = {"captions_en": str(english), "captions_fr": str(french)}
-    with pytest.raises(ValueError, match="^extension key 'txt' from modality 'captions_fr' collides") as caught:
+    with pytest.raises(
+        ValueError, match="^extension key 'txt' from modality 'captions_fr' collides"
+    ) as caught:
         list(paired(modalities))
     assert str(french) in caught.value.__notes__[0]
 
@@ -82,34 +87,57 @@ def test_equal_extensions_collide(tmp_path: Path) -> None:
 
 def test_extensions_of_different_samples_do_not_collide(tmp_path: Path) -> None:
     one = make_tar(tmp_path / "1" / "s.tar", [("a.txt", b"1"), ("b.jpg", b"2"), ("x.png", b"3")])
-    two = make_tar(tmp_path / "2" / "s.tar", [("a.jpg", b"4"), ("b.txt", b"5"), ("y.png", b"6"), ("y.TXT", b"7")])
+    two = make_tar(
+        tmp_path / "2" / "s.tar", [("a.jpg", b"4"), ("b.txt", b"5"), ("y.png", b"6"), ("y.TXT", b"7")]
+    )
     modalities = {"one": str(one), "two": str(two)}
     assert keys_of(paired(modalities, missing_key_policy="partial")) == ["a", "b", "x", "y"]
 
 
 def test_samples_that_are_skipped_do_not_collide(tmp_path: Path) -> None:
-    txt = [str(make_tar(tmp_path / name / "s.tar", [(f"a.{name}", b""), ("b.txt", b"")])) for name in ("json", "txt")]
+    txt = [
+        str(make_tar(tmp_path / name / "s.tar", [(f"a.{name}", b""), ("b.txt", b"")]))
+        for name in ("json", "txt")
+    ]
     jpg = make_tar(tmp_path / "jpg" / "s.tar", [("a.jpg", b"")])
     assert keys_of(paired({"one": txt[0], "two": txt[1], "three": str(jpg)})) == ["a"]
 
 
 def test_rename_files_sees_all_names_and_select_files_the_new_ones(tmp_path: Path) -> None:
-    images = make_tar(tmp_path / "img" / "s.tar", [("img/1.jpg", b"1"), ("img/1.cls", b"no"), ("img/2.jpg", b"2")])
+    images = make_tar(
+        tmp_path / "img" / "s.tar", [("img/1.jpg", b"1"), ("img/1.cls", b"no"), ("img/2.jpg", b"2")]
+    )
     captions = make_tar(tmp_path / "txt" / "s.tar", [("txt/2.txt", b"two"), ("txt/1.txt", b"one")])
     modalities = {"images": str(images), "captions": str(captions)}
 
-    with pytest.raises(ValueError, match=r"No samples found in dataset: all 1 shard groups.* no key in common \(rename_files"):
+    with pytest.raises(
+        ValueError, match=r"No samples found in dataset: all 1 shard groups.* no key in common \(rename_files"
+    ):
         list(paired(modalities))
-    ds = paired(modalities, rename_files=lambda name: name.partition("/")[2], select_files=lambda name: name in ("1.jpg", "1.txt"))
+    ds = paired(
+        modalities,
+        rename_files=lambda name: name.partition("/")[2],
+        select_files=lambda name: name in ("1.jpg", "1.txt"),
+    )
     assert without_urls(ds) == [{"__key__": "1", "jpg": b"1", "txt": b"one"}]
-    ds = paired(modalities, rename_files=lambda name: name.partition("/")[2], select_files={"images": lambda name: name.endswith("jpg")})
-    assert without_urls(ds) == [{"__key__": "1", "jpg": b"1", "txt": b"one"}, {"__key__": "2", "jpg": b"2", "txt": b"two"}]
+    ds = paired(
+        modalities,
+        rename_files=lambda name: name.partition("/")[2],
+        select_files={"images": lambda name: name.endswith("jpg")},
+    )
+    assert without_urls(ds) == [
+        {"__key__": "1", "jpg": b"1", "txt": b"one"},
+        {"__key__": "2", "jpg": b"2", "txt": b"two"},
+    ]
 
 
 def test_a_function_for_no_modality_is_refused(tmp_path: Path) -> None:
     urls = write_pair(tmp_path, images="a", embeddings="a")
     for argument in ("rename_files", "select_files"):
-        with pytest.raises(ValueError, match=r"functions for \['captions'\], which are none of the modalities \['images', 'embeddings'\]"):
+        with pytest.raises(
+            ValueError,
+            match=r"functions for \['captions'\], which are none of the modalities \['images', 'embeddings'\]",
+        ):
             list(paired(urls, **{argument: {"images": str, "captions": str}}))
 
 
@@ -118,10 +146,14 @@ def test_a_key_that_has_an_extension_twice_is_refused(names: tuple[str, ...], tm
     path = make_tar(tmp_path / "s.tar", [(name, b"") for name in names])
     with pytest.raises(ValueError, match="duplicate file name in tar file: key 'a' has 'jpg' twice"):
         list(paired({"s": str(path)}))
-    assert keys_of(paired({"s": str(path)}, select_files=lambda name: name != "a.jpg", empty_check=False)) in (["b"], ["a"])
+    assert keys_of(
+        paired({"s": str(path)}, select_files=lambda name: name != "a.jpg", empty_check=False)
+    ) in (["b"], ["a"])
 
 
-@pytest.mark.parametrize("extension", ["__key__", "__url__", "__url_s__", "__local_path__", "__bad__", "__BAD__"])
+@pytest.mark.parametrize(
+    "extension", ["__key__", "__url__", "__url_s__", "__local_path__", "__bad__", "__BAD__"]
+)
 def test_a_member_cannot_take_the_place_of_metadata(extension: str, tmp_path: Path) -> None:
     path = make_tar(tmp_path / "s.tar", [("a.jpg", b""), (f"a.{extension}", b"/etc/passwd")])
     with pytest.raises(ValueError, match="webdataset keeps names like"):
@@ -129,7 +161,12 @@ def test_a_member_cannot_take_the_place_of_metadata(extension: str, tmp_path: Pa
 
 
 def test_links_inside_the_tar_are_followed(tmp_path: Path) -> None:
-    path = special(tmp_path / "s.tar", link("b.jpg", "a.jpg", tarfile.LNKTYPE), link("c.jpg", "b.jpg", tarfile.SYMTYPE), a__jpg=b"1")
+    path = special(
+        tmp_path / "s.tar",
+        link("b.jpg", "a.jpg", tarfile.LNKTYPE),
+        link("c.jpg", "b.jpg", tarfile.SYMTYPE),
+        a__jpg=b"1",
+    )
     assert [sample["jpg"] for sample in paired({"s": path})] == [b"1"] * 3
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from mm_assets.formats import PairedShardList, PairedTarExpander
 from mm_assets.formats.paired import expander
-from mm_assets_tests.formats.paired.shards import EXTENSIONS, keys_of, paired, payload, write_pair, write_shard
+from mm_assets_tests.formats.paired.shards import (
+    EXTENSIONS,
+    keys_of,
+    paired,
+    payload,
+    write_pair,
+    write_shard,
+)
 
 
 def sample(urls: dict[str, str], key: str, *modalities: str) -> dict[str, Any]:
@@ -50,7 +57,9 @@ def test_partial_yields_what_there_is(tmp_path: Path) -> None:
         ("", "x", "images=None, embeddings='x'"),
     ],
 )
-def test_error_says_where_the_modalities_stand(images: str, embeddings: str, stands: str, tmp_path: Path) -> None:
+def test_error_says_where_the_modalities_stand(
+    images: str, embeddings: str, stands: str, tmp_path: Path
+) -> None:
     urls = write_pair(tmp_path, images=images, embeddings=embeddings)
     found = []
     with pytest.raises(ValueError, match="^key mismatch across modalities: " + stands):
@@ -82,9 +91,13 @@ def test_an_unknown_policy_is_refused() -> None:
         PairedTarExpander(missing_key_policy="drop")  # type: ignore[arg-type]
 
 
-def test_what_skip_skipped_can_be_asked_for_and_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_skip_skipped_can_be_asked_for_and_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     images = [write_shard(tmp_path, "images", keys, f"s_{n}") for n, keys in enumerate(["abc", "de", "f"])]
-    embeddings = [write_shard(tmp_path, "embeddings", keys, f"s_{n}") for n, keys in enumerate(["acy", "de", "g"])]
+    embeddings = [
+        write_shard(tmp_path, "embeddings", keys, f"s_{n}") for n, keys in enumerate(["acy", "de", "g"])
+    ]
     ds = paired({"images": images, "embeddings": embeddings})
     next(iter(ds))
     assert len(caplog.records) == 1  # a pass that ends early has warned of what it came to
@@ -101,7 +114,9 @@ def test_what_skip_skipped_can_be_asked_for_and_is_logged(tmp_path: Path, caplog
     assert (third.keys, third.incomplete, third.samples) == (2, 2, 0)
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.WARNING]
-    assert caplog.messages[0].endswith("4 keys, of which 2 are not in all modalities; not in images: 1 ('y'); not in embeddings: 1 ('b')")
+    assert caplog.messages[0].endswith(
+        "4 keys, of which 2 are not in all modalities; not in images: 1 ('y'); not in embeddings: 1 ('b')"
+    )
     assert "they have no key in common" in caplog.messages[1]
     caplog.clear()
     assert ds.decode().reports is ds.reports
@@ -125,7 +140,9 @@ def test_kept_names_are_bounded_and_counts_are_not(tmp_path: Path, monkeypatch: 
     embeddings = [write_shard(tmp_path, "embeddings", "cde", f"s_{n}") for n in range(3)]
     ds = paired({"images": images, "embeddings": embeddings})
     list(ds)
-    told = [{name: (keys.count, keys.first) for name, keys in report.missing.items()} for report in ds.reports]
+    told = [
+        {name: (keys.count, keys.first) for name, keys in report.missing.items()} for report in ds.reports
+    ]
     assert told == [
         {"images": (1, ["e"]), "embeddings": (2, ["a", "b"])},
         {"images": (1, []), "embeddings": (2, [])},
@@ -136,7 +153,9 @@ def test_kept_names_are_bounded_and_counts_are_not(tmp_path: Path, monkeypatch: 
 
 def test_each_mismatched_group_goes_to_the_handler(tmp_path: Path) -> None:
     images = [write_shard(tmp_path, "images", keys, f"s_{n}") for n, keys in enumerate(["ab", "cd", "ef"])]
-    embeddings = [write_shard(tmp_path, "embeddings", keys, f"s_{n}") for n, keys in enumerate(["ab", "c", "ef"])]
+    embeddings = [
+        write_shard(tmp_path, "embeddings", keys, f"s_{n}") for n, keys in enumerate(["ab", "c", "ef"])
+    ]
     errors: list[Exception] = []
 
     def go_on(error: Exception) -> bool:
@@ -145,19 +164,25 @@ def test_each_mismatched_group_goes_to_the_handler(tmp_path: Path) -> None:
 
     ds = paired({"images": images, "embeddings": embeddings}, missing_key_policy="error", handler=go_on)
     assert keys_of(ds) == ["a", "b", "e", "f"]
-    assert [str(error).partition(";")[0] for error in errors] == ["key mismatch across modalities: images='d', embeddings=None"]
+    assert [str(error).partition(";")[0] for error in errors] == [
+        "key mismatch across modalities: images='d', embeddings=None"
+    ]
     assert [report.error is None for report in ds.reports] == [True, False, True]
     assert ds.reports[1].samples == 0
 
 
-KEYS = st.lists(st.sampled_from([f"{folder}{n}" for folder in ("", "x/", "é ") for n in range(6)]), unique=True)
+KEYS = st.lists(
+    st.sampled_from([f"{folder}{n}" for folder in ("", "x/", "é ") for n in range(6)]), unique=True
+)
 
 
 @settings(max_examples=200)
 @given(keys=st.lists(KEYS, min_size=1, max_size=3), policy=st.sampled_from(["skip", "partial", "error"]))
 def test_any_keys_in_any_order_join_like_dicts(keys: list[list[str]], policy: str) -> None:
     names = list(EXTENSIONS)[: len(keys)]
-    tables = {name: {key: payload(name, key) for key in found} for name, found in zip(names, keys, strict=True)}
+    tables = {
+        name: {key: payload(name, key) for key in found} for name, found in zip(names, keys, strict=True)
+    }
     every = list(dict.fromkeys(key for found in keys for key in found))
     common = [key for key in every if all(key in table for table in tables.values())]
     with tempfile.TemporaryDirectory() as folder:
@@ -169,9 +194,18 @@ def test_any_keys_in_any_order_join_like_dicts(keys: list[list[str]], policy: st
             return
         stage = PairedTarExpander(missing_key_policy=policy)  # type: ignore[arg-type]
         found = list(stage(shards))
-    assert found == [sample(urls, key, *(name for name in names if key in tables[name])) for key in (common if policy == "skip" else every)]
+    assert found == [
+        sample(urls, key, *(name for name in names if key in tables[name]))
+        for key in (common if policy == "skip" else every)
+    ]
     (report,) = stage.reports
-    assert (report.keys, report.incomplete, report.samples) == (len(every), len(every) - len(common), len(found))
+    assert (report.keys, report.incomplete, report.samples) == (
+        len(every),
+        len(every) - len(common),
+        len(found),
+    )
     assert {name: missing.first for name, missing in report.missing.items()} == {
-        name: lacking for name, table in tables.items() if (lacking := [key for key in every if key not in table])
+        name: lacking
+        for name, table in tables.items()
+        if (lacking := [key for key in every if key not in table])
     }

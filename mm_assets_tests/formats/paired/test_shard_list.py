@@ -18,15 +18,22 @@ def test_the_nth_urls_are_a_group() -> None:
     groups = list(shards)
 
     assert len(shards) == len(groups) == 100
-    assert groups[42] == {"urls": {"images": "/data/images/shard_0042.tar", "embeddings": "/data/embeddings/shard_0042.tar"}}
+    assert groups[42] == {
+        "urls": {"images": "/data/images/shard_0042.tar", "embeddings": "/data/embeddings/shard_0042.tar"}
+    }
     assert list(shards) == groups
 
 
 def test_a_seed_shuffles_as_webdataset_does_and_keeps_pairs() -> None:
     groups = list(PairedShardList({"images": IMAGES, "embeddings": EMBEDDINGS}, seed=42))
 
-    assert [group["urls"]["images"] for group in groups] == [shard["url"] for shard in wds.SimpleShardList(IMAGES, seed=42)]
-    assert all(urls["images"].replace("images", "embeddings") == urls["embeddings"] for urls in (group["urls"] for group in groups))
+    assert [group["urls"]["images"] for group in groups] == [
+        shard["url"] for shard in wds.SimpleShardList(IMAGES, seed=42)
+    ]
+    assert all(
+        urls["images"].replace("images", "embeddings") == urls["embeddings"]
+        for urls in (group["urls"] for group in groups)
+    )
     assert groups != list(PairedShardList({"images": IMAGES, "embeddings": EMBEDDINGS}, seed=43))
 
 
@@ -52,7 +59,11 @@ def test_urls_of_a_list_are_taken_as_they_are() -> None:
 
 
 def test_braces_in_a_pipe() -> None:
-    groups = list(PairedShardList({"a": "pipe:aws s3 cp s3://b/a/s_{00..02}.tar -", "b": "https://x.org/b/s_{00..02}.tar"}))
+    groups = list(
+        PairedShardList(
+            {"a": "pipe:aws s3 cp s3://b/a/s_{00..02}.tar -", "b": "https://x.org/b/s_{00..02}.tar"}
+        )
+    )
     assert groups[2] == {"urls": {"a": "pipe:aws s3 cp s3://b/a/s_02.tar -", "b": "https://x.org/b/s_02.tar"}}
 
 
@@ -61,7 +72,9 @@ def test_different_numbers_of_shards_are_refused() -> None:
         PairedShardList({"images": IMAGES, "embeddings": ["a.tar", "b.tar"]})
 
 
-@pytest.mark.parametrize(("modalities", "message"), [({}, "no modalities"), ({"a": [], "b": []}, "no shards")])
+@pytest.mark.parametrize(
+    ("modalities", "message"), [({}, "no modalities"), ({"a": [], "b": []}, "no shards")]
+)
 def test_nothing_is_refused(modalities: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PairedShardList(modalities)
@@ -74,8 +87,12 @@ def test_a_group_can_be_changed_without_changing_the_next_pass() -> None:
 
 
 def test_different_names_warn_once() -> None:
-    with pytest.warns(UserWarning, match=r"names differ in 2 of 3 pairs; the first is a='/a/s_0.tar', b='/b/s_2.tar'") as caught:
-        shards = PairedShardList({"a": [f"/a/s_{n}.tar" for n in (0, 1, 2)], "b": [f"/b/s_{n}.tar" for n in (2, 1, 0)]})
+    with pytest.warns(
+        UserWarning, match=r"names differ in 2 of 3 pairs; the first is a='/a/s_0.tar', b='/b/s_2.tar'"
+    ) as caught:
+        shards = PairedShardList(
+            {"a": [f"/a/s_{n}.tar" for n in (0, 1, 2)], "b": [f"/b/s_{n}.tar" for n in (2, 1, 0)]}
+        )
         list(shards)
         list(shards)
     assert len(caught) == 1
@@ -97,7 +114,13 @@ def test_equal_names_do_not_warn() -> None:
 
 @pytest.mark.parametrize(
     ("url", "name"),
-    [("/a.tar/b.tar", "b"), ("s3://b/x.tar.gz", "x"), ("no_suffix", "no_suffix"), ("/a/no_suffix/", "no_suffix"), ("a/s.1.tar", "s.1")],
+    [
+        ("/a.tar/b.tar", "b"),
+        ("s3://b/x.tar.gz", "x"),
+        ("no_suffix", "no_suffix"),
+        ("/a/no_suffix/", "no_suffix"),
+        ("a/s.1.tar", "s.1"),
+    ],
 )
 def test_shard_name(url: str, name: str) -> None:
     assert shard_name(url) == name

@@ -37,16 +37,24 @@ def test_pipes(tmp_path: Path) -> None:
 
 
 def test_a_pipe_beside_a_file(urls: dict[str, str]) -> None:
-    assert keys_of(paired({"images": urls["images"], "embeddings": f"pipe:cat {urls['embeddings']}"})) == ["a", "b", "c"]
+    assert keys_of(paired({"images": urls["images"], "embeddings": f"pipe:cat {urls['embeddings']}"})) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
-@pytest.mark.parametrize("command", ["cat {} && exit 3", "cat {} && exec >&- && sleep 0.5 && exit 3", "cat {}.absent"])
+@pytest.mark.parametrize(
+    "command", ["cat {} && exit 3", "cat {} && exec >&- && sleep 0.5 && exit 3", "cat {}.absent"]
+)
 def test_a_command_that_fails_is_an_error(command: str, urls: dict[str, str]) -> None:
     """Also after it has given a whole tar, and after its output has ended."""
     piped = "pipe:" + command.format(urls["embeddings"])
     with pytest.raises(OSError, match="exit"):
         list(paired({"images": urls["images"], "embeddings": [piped]}))
-    ds = paired({"images": urls["images"], "embeddings": [piped]}, handler=wds.ignore_and_continue, empty_check=False)
+    ds = paired(
+        {"images": urls["images"], "embeddings": [piped]}, handler=wds.ignore_and_continue, empty_check=False
+    )
     assert list(ds) == []
 
 
@@ -60,7 +68,11 @@ def test_schemes_of_webdataset(urls: dict[str, str], monkeypatch: pytest.MonkeyP
         return io.BytesIO(Path(urls[url.split("/")[2]]).read_bytes())
 
     monkeypatch.setitem(gopen_schemes, "store", open_store)
-    assert keys_of(paired({"images": "store://images/s.tar", "embeddings": "store://embeddings/s.tar"})) == ["a", "b", "c"]
+    assert keys_of(paired({"images": "store://images/s.tar", "embeddings": "store://embeddings/s.tar"})) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_webdatasets_rewriting(urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

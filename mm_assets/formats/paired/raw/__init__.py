@@ -1,1 +1,3 @@
-"""Raw shards whose modalities are separate tars: merged into one tar when they are opened, as the file system ``paired://``."""
+"""Raw shards whose modalities are separate tars: merged into one tar when they are opened, as the file system
+``paired://``.
+"""

@@ -31,7 +31,8 @@ _POLICY = "missing key policy"  # no name of a modality: it has spaces
 class PairedAddress:
     """Where each modality's tars lie, and what becomes of a key that some of them lack.
 
-    A location is a folder or URL prefix, or a pattern of file names (``*``, braces) in one. Tars are paired by their names without suffix.
+    A location is a folder or URL prefix, or a pattern of file names (``*``, braces) in one. Tars are paired
+    by their names without suffix.
     """
 
     locations: Mapping[str, str]
@@ -39,13 +40,19 @@ class PairedAddress:
 
     def __post_init__(self) -> None:
         if self.missing_key_policy not in MISSING_KEY_POLICIES:
-            raise ValueError(f"the policy for missing keys is one of {', '.join(MISSING_KEY_POLICIES)}, not {self.missing_key_policy!r}")
+            raise ValueError(
+                f"the policy for missing keys is one of {', '.join(MISSING_KEY_POLICIES)}, not {self.missing_key_policy!r}"
+            )
         if len(self.locations) < 2:
-            raise ValueError(f"paired shards have at least two modalities, not {', '.join(self.locations) or 'none'}")
+            raise ValueError(
+                f"paired shards have at least two modalities, not {', '.join(self.locations) or 'none'}"
+            )
         for name, location in self.locations.items():
             folder, _ = _split(location)
             if _PATTERN.search(folder):
-                raise ValueError(f"modality {name!r}: {location}: only the file's name can be a pattern, not its folder")
+                raise ValueError(
+                    f"modality {name!r}: {location}: only the file's name can be a pattern, not its folder"
+                )
 
     @property
     def url(self) -> str:
@@ -72,12 +79,17 @@ class PairedAddress:
         return dict(sorted(found.items()))
 
     def passed_over(self) -> list[str]:
-        """A line for each modality with tars that are packed in a way that is not read, and for each folder in which nobody looks."""
+        """A line for each modality with tars that are packed in a way that is not read, and for each folder
+        in which nobody looks.
+        """
         lines: list[str] = []
         for modality, location in self.locations.items():
             folder, chosen = _split(location)
             entries = _entries(folder)
-            lines += packed_line(location, [join(folder, name) for name, is_folder in entries if name in chosen and not is_folder])
+            lines += packed_line(
+                location,
+                [join(folder, name) for name, is_folder in entries if name in chosen and not is_folder],
+            )
             if chosen == _ALL:
                 below = [name for name, is_folder in entries if is_folder and not is_beside(name)]
                 hint = f"not read: below the folder of modality {modality!r}; move its tars up into that"
@@ -86,7 +98,11 @@ class PairedAddress:
 
     def parts(self, stem: str) -> dict[str, list[str]]:
         """The tars of one name by modality, without a look at all others."""
-        return {modality: files for modality, location in self.locations.items() if (files := _tars_called(stem, location))}
+        return {
+            modality: files
+            for modality, location in self.locations.items()
+            if (files := _tars_called(stem, location))
+        }
 
 
 def modality_of(item: str) -> tuple[str, str] | None:
@@ -121,7 +137,9 @@ class _Chosen:
     patterns: tuple[str, ...] = ()
 
     def __contains__(self, name: str) -> bool:
-        return not name.startswith(".") and (name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns))
+        return not name.startswith(".") and (
+            name in self.names or any(fnmatchcase(name, pattern) for pattern in self.patterns)
+        )
 
 
 _ALL = _Chosen(patterns=("*",))
@@ -150,7 +168,10 @@ def _tars(location: str) -> dict[str, list[str]]:
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
-    """Names in a folder or below a URL prefix as they are now, sorted, and whether each is a folder. Raises ``FileNotFoundError``."""
+    """Names in a folder or below a URL prefix as they are now, sorted, and whether each is a folder.
+
+    Raises ``FileNotFoundError``.
+    """
     fs, path = filesystem(folder)
     fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
     try:
@@ -158,8 +179,12 @@ def _entries(folder: str) -> list[tuple[str, bool]]:
             found = fs.ls(path, detail=True)
     except FileNotFoundError as error:
         raise absent(folder, fs, path, "folder") from error
-    below = [info for info in found if info["name"].rstrip("/") != path.rstrip("/")]  # a store may list the prefix itself
-    return sorted((info["name"].rstrip("/").rpartition("/")[2], info["type"] == "directory") for info in below)
+    below = [
+        info for info in found if info["name"].rstrip("/") != path.rstrip("/")
+    ]  # a store may list the prefix itself
+    return sorted(
+        (info["name"].rstrip("/").rpartition("/")[2], info["type"] == "directory") for info in below
+    )
 
 
 def _tars_called(stem: str, location: str) -> list[str]:

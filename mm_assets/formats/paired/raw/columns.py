@@ -17,8 +17,8 @@ from mm_assets.interleaved.schema_text import schema_to_text
 
 
 class Columns:
-    """JSON fields get the type that holds the values of all samples. Arrays have their own; of several the widest of one kind that holds
-    all, else the column is JSON text.
+    """JSON fields get the type that holds the values of all samples. Arrays have their own; of several the
+    widest of one kind that holds all, else the column is JSON text.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,10 @@ class Columns:
     def declared(self) -> tuple[pa.Schema, str]:
         """The schema, and as text; it is settled when first asked for."""
         if self._declared is None:
-            fields = [json_field(name) if name == SOURCE else tally.field(name) for name, tally in self._tallies.items()]
+            fields = [
+                json_field(name) if name == SOURCE else tally.field(name)
+                for name, tally in self._tallies.items()
+            ]
             fields = [field for field in fields if field.name not in self._typed]
             fields += [self._field(name, types) for name, types in self._typed.items()]
             schema = pa.schema(fields)
@@ -51,7 +54,10 @@ class Columns:
         return json_field(name) if widest is None or not pa.types.is_null(beside) else pa.field(name, widest)
 
     def encoded(self, content: Content, key: str) -> dict[str, Any]:
-        """The values of a sample as its json has them. Raises `SampleError` for bytes where other samples have other values."""
+        """The values of a sample as its json has them.
+
+        Raises `SampleError` for bytes where other samples have other values.
+        """
         schema, _ = self.declared()
         values: dict[str, Any] = {}
         for name, value in content.fields.items():
@@ -60,7 +66,9 @@ class Columns:
         for name, array in content.typed.items():
             column = schema.field(name)
             if is_json(column) and pa.types.is_large_binary(array.type):
-                raise SampleError(BAD_LAYOUT, f"sample {key!r}: column {name!r} is bytes, in others of the shard it is not")
+                raise SampleError(
+                    BAD_LAYOUT, f"sample {key!r}: column {name!r} is bytes, in others of the shard it is not"
+                )
             if is_json(column):
                 array = build_column(json_codec.encode(array, pa.field(name, array.type)), column)
             else:

@@ -15,14 +15,21 @@ import numpy as np
 import pyarrow as pa
 
 from mm_assets.formats.paired.raw.parts import Found
-from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, MAX_JSON_BYTES, MAX_POSITION, SAMPLE_ID, SOURCE
+from mm_assets.formats.webdataset.layout import (
+    DEFAULT_IMAGE_EXTENSIONS,
+    MAX_JSON_BYTES,
+    MAX_POSITION,
+    SAMPLE_ID,
+    SOURCE,
+)
 from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.interleaved.faults import BAD_LAYOUT, DANGLING_REFERENCE, NOT_UTF8, UNREADABLE_MEMBER
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 _POSITION = re.compile(r"(\d{1,18})\.\w+", re.ASCII)
 _TEXT_EXTENSIONS = ("txt", "text")
-# Of a member that becomes a column's value: it travels inside the sample's json, an array as a list of numbers.
+# Of a member that becomes a column's value: it travels inside the sample's json, an array as a list of
+# numbers.
 _MAX_COLUMN_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 4 << 20
 _MAX_AXES = 8
@@ -30,10 +37,11 @@ _MAX_AXES = 8
 
 @dataclass
 class Content:
-    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as arrays of one value.
+    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as
+    arrays of one value.
 
-    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json says. ``refs`` are the
-    locators of all these members, by the name of the column.
+    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json
+    says. ``refs`` are the locators of all these members, by the name of the column.
     """
 
     texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
@@ -46,14 +54,20 @@ class Content:
     _names: set[str] = field(default_factory=set)
 
     def add_field(self, name: str, value: Any, member: Found) -> None:
-        """Raises `SampleError` for a second value of a name, and for an array or bytes under a name that every sample has."""
+        """Raises `SampleError` for a second value of a name, and for an array or bytes under a name that
+        every sample has.
+        """
         where = member.where
         if name in self._names:
-            raise SampleError(BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too")
+            raise SampleError(
+                BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too"
+            )
         self._names.add(name)
         is_reserved = name in RESERVED_COLUMNS or name == SOURCE
         if is_reserved and isinstance(value, pa.Array):
-            raise SampleError(BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own")
+            raise SampleError(
+                BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own"
+            )
         if name == SAMPLE_ID and isinstance(value, str):
             self.sample_id = value
             return
@@ -66,7 +80,9 @@ class Content:
             self.fields[name] = value
 
     def keep_refs(self) -> None:
-        """Keep, in the column for what rows cannot say, where columns come from that are not of the member which the metadata row names."""
+        """Keep, in the column for what rows cannot say, where columns come from that are not of the member
+        which the metadata row names.
+        """
         if others := {name: json.loads(ref) for name, ref in self.refs.items() if ref != self.ref}:
             self.fields.setdefault(SOURCE, {})["members"] = others
 
@@ -93,7 +109,9 @@ def _take(content: Content, one: Found, seen: set[tuple[str, str]], items: list[
     if one.member.broken is not None:
         raise SampleError(UNREADABLE_MEMBER, f"{one.where}: {one.member.broken}")
     if (one.part.modality, one.extension) in seen:
-        raise SampleError(DANGLING_REFERENCE, f"ambiguous: {one.where}: the tar has this extension of the key twice")
+        raise SampleError(
+            DANGLING_REFERENCE, f"ambiguous: {one.where}: the tar has this extension of the key twice"
+        )
     seen.add((one.part.modality, one.extension))
     if one.suffix in (*DEFAULT_IMAGE_EXTENSIONS, *_TEXT_EXTENSIONS):
         items.append(one)
@@ -135,7 +153,8 @@ def _add_column(content: Content, one: Found) -> None:
 def _array(data: bytes, where: str) -> pa.Array:
     """One value: the array as nested lists of its own number type.
 
-    Raises `SampleError` for pickled objects, for a shape that its bytes do not fill or go beyond, and for more axes than formats take.
+    Raises `SampleError` for pickled objects, for a shape that its bytes do not fill or go beyond, and for
+    more axes than formats take.
     """
     file = io.BytesIO(data)
     try:
@@ -170,10 +189,15 @@ def _positions(items: Sequence[Found]) -> list[int]:
             if number is None:
                 number, free = free, free + 1
             if number >= MAX_POSITION:
-                raise SampleError(BAD_LAYOUT, f"{item.where}: position {number}, of at most {MAX_POSITION - 1}")
+                raise SampleError(
+                    BAD_LAYOUT, f"{item.where}: position {number}, of at most {MAX_POSITION - 1}"
+                )
             place = item.suffix in DEFAULT_IMAGE_EXTENSIONS, number
             if place in taken:
-                raise SampleError(BAD_LAYOUT, f"{item.where}: a second {'image' if place[0] else 'text'} at position {number}")
+                raise SampleError(
+                    BAD_LAYOUT,
+                    f"{item.where}: a second {'image' if place[0] else 'text'} at position {number}",
+                )
         taken.add(place)
         positions.append(number)
     return positions

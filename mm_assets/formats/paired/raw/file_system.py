@@ -24,9 +24,11 @@ _REVISION = "2"  # of what a merged tar says of its parts: what was made of an o
 
 
 class PairedFileSystem(AbstractFileSystem):
-    """``paired://ADDRESS`` is a folder with ``NAME.tar`` for each name that a modality has: the merged tar, made when it is opened.
+    """``paired://ADDRESS`` is a folder with ``NAME.tar`` for each name that a modality has: the merged tar,
+    made when it is opened.
 
-    ``paired://ADDRESS/MODALITY/FILE`` is a modality's own tar, which locators name. See `PairedAddress` and `merge`.
+    ``paired://ADDRESS/MODALITY/FILE`` is a modality's own tar, which locators name. See `PairedAddress` and
+    `merge`.
     """
 
     protocol = PROTOCOL
@@ -37,7 +39,10 @@ class PairedFileSystem(AbstractFileSystem):
             info = self.info(path)
             return [info if detail else info["name"]]
         token = self._strip_protocol(path)
-        infos = [self._merged_info(f"{token}/{stem}{_SUFFIX}", address, parts) for stem, parts in address.names().items()]
+        infos = [
+            self._merged_info(f"{token}/{stem}{_SUFFIX}", address, parts)
+            for stem, parts in address.names().items()
+        ]
         return infos if detail else [info["name"] for info in infos]
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
@@ -71,13 +76,18 @@ class PairedFileSystem(AbstractFileSystem):
         raise FileNotFoundError(f"{name}: no tar of this name")
 
     def _parts(self, address: PairedAddress, name: str) -> dict[str, str]:
-        """The one tar of each modality. Raises ``FileNotFoundError`` where there is none, ``ValueError`` where there are several."""
+        """The one tar of each modality.
+
+        Raises ``FileNotFoundError`` where there is none, ``ValueError`` where there are several.
+        """
         parts = self._tars(address, name)
         for modality, files in parts.items():
             if len(files) > 1:
                 names = ", ".join(os.path.basename(file) for file in files)
                 stem = name.removesuffix(_SUFFIX)
-                raise ValueError(f"several tars of modality {modality!r} are called {stem!r}, rename all but one: {names}")
+                raise ValueError(
+                    f"several tars of modality {modality!r} are called {stem!r}, rename all but one: {names}"
+                )
         return {modality: files[0] for modality, files in parts.items()}
 
     def _tars(self, address: PairedAddress, name: str) -> dict[str, list[str]]:
@@ -88,18 +98,33 @@ class PairedFileSystem(AbstractFileSystem):
                 raise FileNotFoundError(f"{location}: no tar {stem!r} of modality {modality!r}")
         return parts
 
-    def _merged_info(self, path: str, address: PairedAddress, parts: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    def _merged_info(
+        self, path: str, address: PairedAddress, parts: Mapping[str, Sequence[str]]
+    ) -> dict[str, Any]:
         files = [file for of_modality in parts.values() for file in of_modality]
         stamps = remote_stamps([file for file in files if is_remote(file)])
         stamps |= {file: local_stamp(local_path(file)) for file in files if not is_remote(file)}
-        said = [_REVISION, address.missing_key_policy, *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some)]
-        # About: the merged tar has other headers, and json of its own. What is gone is missed when the tar is opened, alone.
+        said = [
+            _REVISION,
+            address.missing_key_policy,
+            *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some),
+        ]
+        # About: the merged tar has other headers, and json of its own. What is gone is missed when the tar is
+        # opened, alone.
         size = sum(size_of(file) for file in files if stamps[file] != MISSING)
-        return {"name": path, "size": size, "type": "file", "ETag": hashlib.sha256("\n".join(said).encode()).hexdigest()[:32]}
+        return {
+            "name": path,
+            "size": size,
+            "type": "file",
+            "ETag": hashlib.sha256("\n".join(said).encode()).hexdigest()[:32],
+        }
 
 
 def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[bytes]:
-    """The merged tar as an open temporary file without a name. Raises `TarDamage` for a packed tar that is damaged."""
+    """The merged tar as an open temporary file without a name.
+
+    Raises `TarDamage` for a packed tar that is damaged.
+    """
     with ExitStack() as stack:
         parts = []
         for modality in address.locations:  # in the order in which they were given

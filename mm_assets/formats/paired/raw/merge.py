@@ -32,11 +32,13 @@ from mm_assets.interleaved.source_ref import build_source_ref
 def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_policy: str) -> None:
     """Write one sample for each key of any part, in the order of the first part.
 
-    Image members become image items, ``.txt`` text items, at the positions that their extensions state (``0.jpg``), or in the order of the
-    parts. The fields of ``.json`` and the values of ``.npy``, ``.cls`` and all other members become columns of the metadata row.
-    A key that a part lacks: ``skip`` gives a sample that readers refuse and account for (as does what cannot be read), ``partial`` gives
-    what there is, ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members without a key are
-    told by members of no sample. Memory: one sample's json and arrays; images go from file to file.
+    Image members become image items, ``.txt`` text items, at the positions that their extensions state
+    (``0.jpg``), or in the order of the parts. The fields of ``.json`` and the values of ``.npy``, ``.cls``
+    and all other members become columns of the metadata row. A key that a part lacks: ``skip`` gives a sample
+    that readers refuse and account for (as does what cannot be read), ``partial`` gives what there is,
+    ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members
+    without a key are told by members of no sample. Memory: one sample's json and arrays; images go from file
+    to file.
     """
     keys = members_by_key(parts)
     if missing_key_policy == "error":
@@ -52,7 +54,10 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
             try:
                 content = _content(key, parts, found, missing_key_policy)
                 payload = _payload(key, stem, content, columns)
-                members = [(f"{stem}.{at}.{image.suffix}", image.range) for at, image in sorted(content.images.items())]
+                members = [
+                    (f"{stem}.{at}.{image.suffix}", image.range)
+                    for at, image in sorted(content.images.items())
+                ]
             except SampleError as error:
                 reason = f"{error} (its members: {', '.join(one.where for one in found)})"
                 payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
@@ -65,8 +70,14 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
                 payload = _refusal(place, kind, str(stretch.damage), ref)
                 tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
             for unpaired in members_without_key(part):
-                told = {"where": f"{part.name}: {unpaired.name}", "ref": unpaired.ref, "reason": unpaired.reason}
-                tar.write_sample([(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())])
+                told = {
+                    "where": f"{part.name}: {unpaired.name}",
+                    "ref": unpaired.ref,
+                    "reason": unpaired.reason,
+                }
+                tar.write_sample(
+                    [(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())]
+                )
 
 
 def _content(key: str, parts: Sequence[Part], found: Sequence[Found], missing_key_policy: str) -> Content:
@@ -87,7 +98,9 @@ def _missing(parts: Sequence[Part], found: Sequence[Found]) -> list[Part]:
 def _refuse_mismatch(parts: Sequence[Part], keys: Mapping[str, Sequence[Found]]) -> None:
     for key, found in keys.items():
         if lacking := _missing(parts, found):
-            raise ValueError(f"key mismatch across modalities: {key!r} is in {found[0].part.name}, not in {lacking[0].name}")
+            raise ValueError(
+                f"key mismatch across modalities: {key!r} is in {found[0].part.name}, not in {lacking[0].name}"
+            )
 
 
 def _refuse_missing(key: str, parts: Sequence[Part], found: Sequence[Found]) -> None:

@@ -12,7 +12,8 @@ from mm_assets.formats.webdataset.tar_write import FileRange
 from mm_assets.interleaved.faults import OVERSIZED_MEMBER
 from mm_assets.interleaved.source_ref import build_source_ref
 
-# webdataset's rule, up to the first dot of the file's name; but a hidden file has no key (there "a/.b" is of key "a/").
+# webdataset's rule, up to the first dot of the file's name; but a hidden file has no key (there "a/.b" is of
+# key "a/").
 _KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]+)", re.DOTALL)
 
 

@@ -1,4 +1,6 @@
-"""Tars of one modality each, for paired raw shards: pictures, texts with fields, and embeddings of the same keys."""
+"""Tars of one modality each, for paired raw shards: pictures, texts with fields, and embeddings of the same
+keys.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def images_of(keys: Sequence[str]) -> Members:
 
 def texts_of(keys: Sequence[str]) -> Members:
     """A text and a json a key, keys in reverse order."""
-    texts = [((f"{key}.1.txt", f"text of {key}".encode()), (f"{key}.json", {"lang": "en", "words": 3})) for key in reversed(keys)]
+    texts = [
+        ((f"{key}.1.txt", f"text of {key}".encode()), (f"{key}.json", {"lang": "en", "words": 3}))
+        for key in reversed(keys)
+    ]
     return [member for pair in texts for member in pair]
 
 

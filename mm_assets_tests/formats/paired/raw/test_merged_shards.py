@@ -37,7 +37,13 @@ def merged(folder: Path, parts: dict[str, list[tuple[str, Any]]], policy: str = 
     """Rows, schema and losses of one paired shard ``x`` of these parts."""
     locations = RawLocations(make_modalities(folder, {"x": parts}), missing_keys=policy)
     (shard,) = locations.shards().values()
-    reader = reader_for("webdataset", [shard.uri], set_aside=True, relative_to=relative_root(locations.roots()), roots=locations.roots())
+    reader = reader_for(
+        "webdataset",
+        [shard.uri],
+        set_aside=True,
+        relative_to=relative_root(locations.roots()),
+        roots=locations.roots(),
+    )
     stream = reader.open(reader.partitions()[0])
     table = pa.concat_tables([batch.data for batch in stream]) if stream.items else None
     return ([] if table is None else table.to_pylist()), stream.schema, list(stream.losses)
@@ -45,13 +51,28 @@ def merged(folder: Path, parts: dict[str, list[tuple[str, Any]]], policy: str = 
 
 def test_positions_are_those_stated_and_others_follow_in_the_order_of_the_parts(tmp_path: Path) -> None:
     parts: dict[str, list[tuple[str, Any]]] = {
-        "images": [("a.3.png", PNG), ("a.0.png", PNG), ("b.one.png", PNG), ("b.two.png", PNG), ("c.0.png", PNG)],
-        "texts": [("c.0.txt", b"same place"), ("b.txt", b"behind"), ("a.7.txt", b"last"), ("d.txt", b"behind 9")],
+        "images": [
+            ("a.3.png", PNG),
+            ("a.0.png", PNG),
+            ("b.one.png", PNG),
+            ("b.two.png", PNG),
+            ("c.0.png", PNG),
+        ],
+        "texts": [
+            ("c.0.txt", b"same place"),
+            ("b.txt", b"behind"),
+            ("a.7.txt", b"last"),
+            ("d.txt", b"behind 9"),
+        ],
         "more": [("d.9.png", PNG), ("d.x.png", PNG)],
     }
     rows, _, losses = merged(tmp_path, parts, "partial")
     assert losses == []
-    assert [(row["sample_id"], row["position"], row["text_content"]) for row in rows if row["modality"] != "metadata"] == [
+    assert [
+        (row["sample_id"], row["position"], row["text_content"])
+        for row in rows
+        if row["modality"] != "metadata"
+    ] == [
         *(("a", 0, None), ("a", 3, None), ("a", 7, "last")),
         *(("b", 0, None), ("b", 1, None), ("b", 2, "behind")),
         *(("c", 0, "same place"), ("c", 0, None)),
@@ -73,7 +94,9 @@ def test_positions_are_those_stated_and_others_follow_in_the_order_of_the_parts(
     ],
     ids=["float32", "float16", "matrix", "big-endian", "number", "bool", "empty rows", "nan"],
 )
-def test_arrays_are_columns_of_their_own_type(tmp_path: Path, array: np.ndarray[Any, Any], type_: pa.DataType) -> None:
+def test_arrays_are_columns_of_their_own_type(
+    tmp_path: Path, array: np.ndarray[Any, Any], type_: pa.DataType
+) -> None:
     rows, schema, losses = merged(tmp_path, {"images": [("a.png", PNG)], "emb": [("a.npy", npy(array))]})
     assert (losses, schema.field("emb").type) == ([], type_)
     assert repr(rows[0]["emb"]) == repr(array.tolist())
@@ -90,7 +113,12 @@ def test_other_members_are_columns(tmp_path: Path) -> None:
     rows, schema, losses = merged(tmp_path, parts)
     assert losses == []
     row = rows[0]
-    assert (row["cls"], row["mp3"], json.loads(row["x"]), row["z"]) == (12, b"\x00sound", [1, {"y": None}], 1.5)
+    assert (row["cls"], row["mp3"], json.loads(row["x"]), row["z"]) == (
+        12,
+        b"\x00sound",
+        [1, {"y": None}],
+        1.5,
+    )
     assert (schema.field("cls").type, schema.field("mp3").type) == (pa.int64(), pa.large_binary())
     assert (row["sample_id"], json.loads(row["_source"])["fields"]) == ("other", {"position": 7})
 
@@ -99,7 +127,13 @@ def test_of_every_column_it_is_kept_where_it_comes_from(tmp_path: Path) -> None:
     """The metadata row names the json, else the first such member; ``_source`` has the others, by column."""
     parts: dict[str, list[tuple[str, Any]]] = {
         "images": [("a.png", PNG), ("b.png", PNG), ("c.png", PNG)],
-        "more": [("a.cls", b"12"), ("a.json", {"x": 1, "sample_id": "A"}), ("a.meta.json", {"y": 2}), ("b.cls", b"3"), ("c.cls", b"4")],
+        "more": [
+            ("a.cls", b"12"),
+            ("a.json", {"x": 1, "sample_id": "A"}),
+            ("a.meta.json", {"y": 2}),
+            ("b.cls", b"3"),
+            ("c.cls", b"4"),
+        ],
         "emb": [("a.npy", npy([1.5])), ("b.npy", npy([2.5])), ("b.mp3", b"sound"), ("c.txt", b"no column")],
     }
     rows, _, losses = merged(tmp_path, parts)
@@ -113,11 +147,22 @@ def test_of_every_column_it_is_kept_where_it_comes_from(tmp_path: Path) -> None:
     found = {}
     for row in rows:
         if row["modality"] == "metadata":
-            own, others = json.loads(row["source_ref"]), (json.loads(row["_source"]) if row["_source"] else {}).get("members", {})
-            found[row["sample_id"]] = (own["member"], {column: (ref["path"], ref["member"]) for column, ref in others.items()})
-            assert [bytes_at(ref) for column, ref in others.items() if column == "mp3"] == [b"sound"] * ("mp3" in others)
+            own, others = (
+                json.loads(row["source_ref"]),
+                (json.loads(row["_source"]) if row["_source"] else {}).get("members", {}),
+            )
+            found[row["sample_id"]] = (
+                own["member"],
+                {column: (ref["path"], ref["member"]) for column, ref in others.items()},
+            )
+            assert [bytes_at(ref) for column, ref in others.items() if column == "mp3"] == [b"sound"] * (
+                "mp3" in others
+            )
     assert found == {
-        "A": ("a.meta.json", {"cls": ("more/x.tar", "a.cls"), "x": ("more/x.tar", "a.json"), "emb": ("emb/x.tar", "a.npy")}),
+        "A": (
+            "a.meta.json",
+            {"cls": ("more/x.tar", "a.cls"), "x": ("more/x.tar", "a.json"), "emb": ("emb/x.tar", "a.npy")},
+        ),
         "b": ("b.cls", {"emb": ("emb/x.tar", "b.npy"), "mp3": ("emb/x.tar", "b.mp3")}),
         "c": ("c.cls", {}),
     }
@@ -129,23 +174,50 @@ def test_of_every_column_it_is_kept_where_it_comes_from(tmp_path: Path) -> None:
         ([("a.png", PNG)], [("b.txt", b"x")], "missing_modality", "no member of key 'a' in more/x.tar"),
         ([("a.png", PNG)], [("a.json", b"[]")], "not_an_object", "more/x.tar: a.json"),
         ([("a.png", PNG)], [("a.cls", b"twelve")], "bad_layout", "no class number"),
-        ([("a.png", PNG), ("a.json", {"n": 1})], [("a.json", {"n": 2})], "bad_layout", "has the field 'n', too"),
+        (
+            [("a.png", PNG), ("a.json", {"n": 1})],
+            [("a.json", {"n": 2})],
+            "bad_layout",
+            "has the field 'n', too",
+        ),
         ([("a.png", PNG), ("a.png", PNG)], [("a.txt", b"x")], "dangling_reference", "twice"),
-        ([("a.png", PNG)], [("a.npy", npy(np.array([{}], object), allow_pickle=True))], "bad_layout", "no array that can be read"),
+        (
+            [("a.png", PNG)],
+            [("a.npy", npy(np.array([{}], object), allow_pickle=True))],
+            "bad_layout",
+            "no array that can be read",
+        ),
         ([("a.png", PNG)], [("a.npy", npy(np.zeros(3))[:-4])], "bad_layout", "no array that can be read"),
         ([("a.png", PNG)], [("a.npy", npy(np.array([1j])))], "bad_layout", "no array that can be read"),
         ([("a.png", PNG)], [("a.npy", npy(np.zeros(3)) + b"more")], "bad_layout", "4 bytes behind the array"),
         ([("a.png", PNG)], [("a.npy", npy(np.zeros((1,) * 9)))], "bad_layout", "an array of 9 axes"),
-        ([("a.png", PNG)], [("a.npy", HEADER + b"{'descr': '<f8', 'shape': (3,\n")], "bad_layout", "no array that can be read"),
+        (
+            [("a.png", PNG)],
+            [("a.npy", HEADER + b"{'descr': '<f8', 'shape': (3,\n")],
+            "bad_layout",
+            "no array that can be read",
+        ),
         ([("a.png", PNG)], [("a.npy", npy(np.zeros(600_000)))], "oversized_member", "bytes, at most 4194304"),
         ([("a.png", PNG)], [("a.sample_id.npy", npy(np.zeros(1)))], "bad_layout", "a column of its own"),
         ([("a.png", PNG)], [("a.source_ref", b"x")], "bad_layout", "a column of its own"),
-        ([("a.3.png", PNG), ("a.3.jpg", PNG)], [("a.txt", b"x")], "bad_layout", "a second image at position 3"),
+        (
+            [("a.3.png", PNG), ("a.3.jpg", PNG)],
+            [("a.txt", b"x")],
+            "bad_layout",
+            "a second image at position 3",
+        ),
         ([("a.0.png", PNG)], [("a.1000000.txt", b"x")], "bad_layout", "position 1000000, of at most 999999"),
-        ([("a.png", PNG)], [("a.json", {"sample_id": "1"}), ("a.b.json", {"sample_id": "2"})], "bad_layout", "the field 'sample_id', too"),
+        (
+            [("a.png", PNG)],
+            [("a.json", {"sample_id": "1"}), ("a.b.json", {"sample_id": "2"})],
+            "bad_layout",
+            "the field 'sample_id', too",
+        ),
     ],
 )
-def test_what_contradicts_itself_is_accounted_for(tmp_path: Path, images: Any, more: Any, kind: str, says: str) -> None:
+def test_what_contradicts_itself_is_accounted_for(
+    tmp_path: Path, images: Any, more: Any, kind: str, says: str
+) -> None:
     fine = [("ok.json", {"n": 1}), ("ok.png", PNG)]
     rows, _, losses = merged(tmp_path, {"images": [*fine, *images], "more": [("ok.txt", b"x"), *more]})
     assert {row["sample_id"] for row in rows} == {"ok"}
@@ -166,25 +238,42 @@ def test_what_contradicts_itself_is_accounted_for(tmp_path: Path, images: Any, m
     ],
     ids=["floats", "integers", "ranks", "kinds", "beyond int64"],
 )
-def test_arrays_of_several_types_share_a_column_that_holds_all(tmp_path: Path, arrays: list[np.ndarray[Any, Any]], type_: Any) -> None:
+def test_arrays_of_several_types_share_a_column_that_holds_all(
+    tmp_path: Path, arrays: list[np.ndarray[Any, Any]], type_: Any
+) -> None:
     keys = [f"k{number}" for number in range(len(arrays))]
-    parts = {"images": [(f"{key}.png", PNG) for key in keys], "emb": [(f"{key}.npy", npy(a)) for key, a in zip(keys, arrays, strict=True)]}
+    parts = {
+        "images": [(f"{key}.png", PNG) for key in keys],
+        "emb": [(f"{key}.npy", npy(a)) for key, a in zip(keys, arrays, strict=True)],
+    }
     rows, schema, losses = merged(tmp_path, parts)
     values = [row["emb"] for row in rows if row["modality"] == "metadata"]
     assert losses == []
     assert is_json(schema.field("emb")) if type_ is JSON else schema.field("emb").type == type_
-    assert [json.loads(value) if type_ is JSON else value for value in values] == [array.tolist() for array in arrays]
+    assert [json.loads(value) if type_ is JSON else value for value in values] == [
+        array.tolist() for array in arrays
+    ]
 
 
 def test_a_sample_that_is_refused_has_no_say_in_types(tmp_path: Path) -> None:
-    parts = {"images": [("a.png", PNG)], "emb": [("lone.npy", npy(np.zeros((2, 2)))), ("a.npy", npy(np.zeros(2)))]}
+    parts = {
+        "images": [("a.png", PNG)],
+        "emb": [("lone.npy", npy(np.zeros((2, 2)))), ("a.npy", npy(np.zeros(2)))],
+    }
     rows, schema, (loss,) = merged(tmp_path, parts)
-    assert (loss.sample_id, loss.kind, schema.field("emb").type) == ("lone", "missing_modality", pa.list_(pa.float64()))
+    assert (loss.sample_id, loss.kind, schema.field("emb").type) == (
+        "lone",
+        "missing_modality",
+        pa.list_(pa.float64()),
+    )
     assert rows[0]["emb"] == [0, 0]
 
 
 def test_null_beside_an_array(tmp_path: Path) -> None:
-    parts = {"images": [("a.png", PNG), ("b.png", PNG)], "more": [("a.json", {"e": None}), ("b.e.npy", npy(np.zeros(1)))]}
+    parts = {
+        "images": [("a.png", PNG), ("b.png", PNG)],
+        "more": [("a.json", {"e": None}), ("b.e.npy", npy(np.zeros(1)))],
+    }
     rows, schema, losses = merged(tmp_path, parts)
     assert (losses, schema.field("e").type) == ([], pa.list_(pa.float64()))
     assert [row["e"] for row in rows if row["modality"] == "metadata"] == [None, [0]]
@@ -212,7 +301,10 @@ def test_strictly_read_a_refused_sample_is_an_error(tmp_path: Path) -> None:
 
 def test_members_without_a_key_are_told(tmp_path: Path) -> None:
     """By the tar of their modality and their own names, as the bytes of that tar; devices, too."""
-    parts = {"images": [("a.png", PNG), ("README", b"hello"), (".hidden", b"x"), ("n" * 200, b"long")], "texts": [("a.txt", b"x")]}
+    parts = {
+        "images": [("a.png", PNG), ("README", b"hello"), (".hidden", b"x"), ("n" * 200, b"long")],
+        "texts": [("a.txt", b"x")],
+    }
     locations = RawLocations(make_modalities(tmp_path, {"x": parts}))
     with tarfile.open(tmp_path / "texts" / "x.tar", "a") as tar:
         device = tarfile.TarInfo("a.device")
@@ -223,11 +315,20 @@ def test_members_without_a_key_are_told(tmp_path: Path) -> None:
     stream = reader.open(reader.partitions()[0])
     assert [batch.data.num_rows for batch in stream] == [3]
     told = stream.notes[shard.uri]["unreferenced_members"]
-    assert sorted(told) == ["images/x.tar: .hidden", "images/x.tar: README", f"images/x.tar: {'n' * 200}", "texts/x.tar: a.device"]
+    assert sorted(told) == [
+        "images/x.tar: .hidden",
+        "images/x.tar: README",
+        f"images/x.tar: {'n' * 200}",
+        "texts/x.tar: a.device",
+    ]
     survey = survey_tar(shard.uri, reader.layout, "x.tar", max_member_bytes=1 << 20)
     assert sorted(survey.unreferenced) == sorted(told)
 
-    strays = {ref["member"]: (ref, loss.reason) for loss in stream.notes[shard.uri]["strays"] if (ref := json.loads(loss.source_ref))}
+    strays = {
+        ref["member"]: (ref, loss.reason)
+        for loss in stream.notes[shard.uri]["strays"]
+        if (ref := json.loads(loss.source_ref))
+    }
     assert {ref["path"] for ref, _ in strays.values()} == {"images/x.tar", "texts/x.tar"}
     for name, data in parts["images"][1:]:
         ref, reason = strays[name]
@@ -257,7 +358,9 @@ def test_locators_lead_to_the_tars_themselves(tmp_path: Path) -> None:
     at = table.schema.get_field_index("binary_content")
     bare = table.set_column(at, table.schema.field(at), pa.nulls(table.num_rows, pa.large_binary()))
     assert materialize_table(bare, locations.roots()).equals(table)
-    for row in table.filter(pa.array([m != "metadata" for m in table.column("modality").to_pylist()])).to_pylist():
+    for row in table.filter(
+        pa.array([m != "metadata" for m in table.column("modality").to_pylist()])
+    ).to_pylist():
         ref = json.loads(row["source_ref"])
         with open(tmp_path / ref["path"], "rb") as file:
             file.seek(ref["byte_offset"])
@@ -278,8 +381,13 @@ def test_parts_may_be_packed_or_remote(tmp_path: Path) -> None:
         rows = [row for batch in reader_for("webdataset", [shard.uri]) for row in batch.data.to_pylist()]
         assert [row["binary_content"] or row["text_content"] for row in rows] == [None, PNG, "text"]
         before = shard.version
-        fs.pipe("/paired-parts/x.tar", make_tar(tmp_path / "x.tar", [("a.png", PNG + bytes(20_000))]).read_bytes())
-        assert RawLocations(f"images=memory://paired-parts texts={tmp_path / 't'}").shards()["x"].version != before
+        fs.pipe(
+            "/paired-parts/x.tar", make_tar(tmp_path / "x.tar", [("a.png", PNG + bytes(20_000))]).read_bytes()
+        )
+        assert (
+            RawLocations(f"images=memory://paired-parts texts={tmp_path / 't'}").shards()["x"].version
+            != before
+        )
     finally:
         fs.rm("/paired-parts", recursive=True)
 
@@ -293,13 +401,21 @@ def test_the_merged_tar_is_one_that_every_client_reads(tmp_path: Path) -> None:
 
 
 def test_names_are_paired_and_patterns_choose(tmp_path: Path) -> None:
-    shards = {name: {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]} for name in ("s_0", "s_1", "s_2", "other")}
+    shards = {
+        name: {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]}
+        for name in ("s_0", "s_1", "s_2", "other")
+    }
     make_modalities(tmp_path, shards)
     (tmp_path / "texts" / "notes.md").write_text("no tar")
     assert set(RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()) == set(shards)
-    chosen = RawLocations(f"'images={tmp_path}/images/s_*.tar' 'texts={tmp_path}/texts/s_{{0..1}}.tar'").shards()
+    chosen = RawLocations(
+        f"'images={tmp_path}/images/s_*.tar' 'texts={tmp_path}/texts/s_{{0..1}}.tar'"
+    ).shards()
     assert sorted(chosen) == ["s_0", "s_1", "s_2"]
-    with pytest.raises(FileNotFoundError, match="no tar 's_2' of modality 'texts'"), fsspec.open(chosen["s_2"].uri, "rb"):
+    with (
+        pytest.raises(FileNotFoundError, match="no tar 's_2' of modality 'texts'"),
+        fsspec.open(chosen["s_2"].uri, "rb"),
+    ):
         pass
 
 
@@ -338,19 +454,29 @@ def test_folders_below_that_of_a_modality_are_named(tmp_path: Path) -> None:
     listing = RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()
     assert list(listing) == ["s_0"]
     hint = "not read: below the folder of modality {!r}; move its tars up into that"
-    told = [f"{tmp_path}/{name}: {hint.format(name.partition('/')[0])}" for name in ("images/train", "texts/odd.tar")]
+    told = [
+        f"{tmp_path}/{name}: {hint.format(name.partition('/')[0])}"
+        for name in ("images/train", "texts/odd.tar")
+    ]
     assert list(listing.unmatched) == told
-    assert RawLocations(f"images={tmp_path}/images/s_*.tar texts={tmp_path}/texts/s_0.tar").shards().unmatched == ()
+    assert (
+        RawLocations(f"images={tmp_path}/images/s_*.tar texts={tmp_path}/texts/s_0.tar").shards().unmatched
+        == ()
+    )
 
 
 def test_names_of_a_long_list_are_found_among_many_files(tmp_path: Path) -> None:
     """Each name is looked up, not compared with all others: those would be ten milliard comparisons."""
     for number in range(0, 100_000, 1000):
         make_modalities(tmp_path, {f"s_{number:05d}": {"images": [], "texts": []}})
-    address = PairedAddress({"images": f"{tmp_path}/images/s_{{00000..99999}}.tar", "texts": str(tmp_path / "texts")})
+    address = PairedAddress(
+        {"images": f"{tmp_path}/images/s_{{00000..99999}}.tar", "texts": str(tmp_path / "texts")}
+    )
     names = address.names()
     assert len(names) == 100_000
-    assert [name for name, parts in names.items() if len(parts) == 2] == [f"s_{number:05d}" for number in range(0, 100_000, 1000)]
+    assert [name for name, parts in names.items() if len(parts) == 2] == [
+        f"s_{number:05d}" for number in range(0, 100_000, 1000)
+    ]
     assert address.parts("s_01000").keys() == {"images", "texts"}
 
 
@@ -358,7 +484,10 @@ def test_two_tars_of_one_name_are_refused(tmp_path: Path) -> None:
     make_modalities(tmp_path, {"x": {"images": [("k.png", PNG)], "texts": [("k.txt", b"x")]}})
     (tmp_path / "texts" / "x.tgz").write_bytes(b"")
     (shard,) = RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards().values()
-    with pytest.raises(ValueError, match=r"several tars of modality 'texts' are called 'x', rename all but one: x\.tar, x\.tgz"):
+    with pytest.raises(
+        ValueError,
+        match=r"several tars of modality 'texts' are called 'x', rename all but one: x\.tar, x\.tgz",
+    ):
         fsspec.open(shard.uri, "rb").open()
 
 
@@ -367,9 +496,11 @@ def test_a_link_that_leads_nowhere_costs_its_own_name(tmp_path: Path) -> None:
     (tmp_path / "texts" / "z.tar").symlink_to("gone")
     shards = RawLocations(f"images={tmp_path}/images texts={tmp_path}/texts").shards()
     assert sorted(shards) == ["x", "z"]
-    assert [row["modality"] for batch in reader_for("webdataset", [shards["x"].uri]) for row in batch.data.to_pylist()] == [
-        *("metadata", "image", "text")
-    ]
+    assert [
+        row["modality"]
+        for batch in reader_for("webdataset", [shards["x"].uri])
+        for row in batch.data.to_pylist()
+    ] == [*("metadata", "image", "text")]
 
 
 def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path) -> None:
