@@ -13,8 +13,8 @@ import pytest
 
 from mm_assets.formats.registry import reader_for
 from mm_assets_tests.cli.commands import visible
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads
 from mm_assets_tests.formats.test_raw_shards import tiff_of
 from mm_assets_tests.formats.test_round_trip import same

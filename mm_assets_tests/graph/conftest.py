@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets.io_managers import workers
 from mm_assets.workers import WorkerPool
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
 
 

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, read_sharded_cache_meta
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
