@@ -1,5 +1,5 @@
-"""A deployment per test, and worker processes that all of them share: starting some for every run would take
-most of the time.
+"""A deployment per test. Worker processes and one finished deployment are shared, and the event log is in
+memory: a run on SQLite files costs four times as much, and `test_check_states` reads those.
 """
 
 import json
@@ -10,35 +10,20 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers import workers
-from mm_assets.workers import WorkerPool
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
-
-
-class _SharedPool(WorkerPool):
-    """Its workers outlive the runs; an interrupted `map` ends them as ever."""
-
-    def close(self) -> None:
-        if self._mapping:
-            super().close()
+from mm_assets_tests.warm_workers import warm_workers
 
 
 @pytest.fixture(scope="package", autouse=True)
 def shared_workers() -> Iterator[None]:
-    pools: dict[int, _SharedPool] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            workers, "WorkerPool", lambda processes: pools.setdefault(processes, _SharedPool(processes))
-        )
+    with warm_workers():
         yield
-    for pool in pools.values():
-        WorkerPool.close(pool)
 
 
 @pytest.fixture
 def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Deployment]]:
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("dagster_home"))) as instance:
 
         def make(raw: str | None = None, storage: str | None = None, **environment: str) -> Deployment:
             return Deployment(
@@ -70,7 +55,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     write_tar(folder / "raw" / "p.tar", {**documents, "a.png": picture(0)[1], "b.png": picture(3)[1]})
     write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
     bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
         deployment = Deployment(
             str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds}
         )

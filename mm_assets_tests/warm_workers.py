@@ -1,0 +1,38 @@
+"""Worker processes that runs and commands of many tests share: to start some for each would take most of the
+time.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mm_assets.workers import WorkerPool
+
+
+class _WarmPool(WorkerPool):
+    """A pool whose workers outlive its users; an interrupted `map` ends them as ever."""
+
+    def close(self) -> None:
+        if self._mapping:
+            super().close()
+
+
+@contextmanager
+def warm_workers() -> Iterator[None]:
+    """Give whoever asks for a pool in this process the same workers, until the end of the block."""
+    pools: dict[int, _WarmPool] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mm_assets.workers", "mm_assets.io_managers.workers"):
+            if name in sys.modules:
+                patch.setattr(
+                    sys.modules[name],
+                    "WorkerPool",
+                    lambda processes: pools.setdefault(processes, _WarmPool(processes)),
+                )
+        yield
+    for pool in pools.values():
+        WorkerPool.close(pool)
