@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import environment, interrupt, only_line, run
+from mm_assets_tests.cli.commands import environment, interrupt, only_line, run_process
 from mm_assets_tests.cli.test_lines import STILLBORN
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -159,7 +159,7 @@ def test_settings_that_cannot_work_are_one_line(tmp_path: Path, variables: dict[
     given = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
     given |= {name: value.format(folder=tmp_path) for name, value in variables.items()}
     for module in ("mm_assets.demo", *(["mm_assets.demo.home"] if "MM_WORKERS" in variables else [])):
-        assert only_line(run(module=module, env=given, cwd=tmp_path, as_user=True)).startswith(
+        assert only_line(run_process(module=module, env=given, cwd=tmp_path, as_user=True)).startswith(
             line.format(folder=tmp_path)
         )
 

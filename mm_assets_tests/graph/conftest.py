@@ -3,8 +3,8 @@ memory: a run on SQLite files costs four times as much, and `test_check_states` 
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
@@ -24,19 +24,34 @@ def shared_workers() -> Iterator[None]:
 @pytest.fixture
 def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Deployment]]:
     with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("dagster_home"))) as instance:
-
-        def make(raw: str | None = None, storage: str | None = None, **environment: str) -> Deployment:
-            return Deployment(
-                raw or str(tmp_path / "raw"),
-                storage or str(tmp_path / "storage"),
-                instance,
-                {"MM_WORKERS": "2", **environment},
-            )
-
-        yield make
+        yield partial(_deployment, tmp_path, instance)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def deploy_on_disk(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Deployment]]:
+    """With the databases that a user's `dagster dev` has."""
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance:
+        yield partial(_deployment, tmp_path, instance)
+
+
+def _deployment(
+    folder: Path,
+    instance: dg.DagsterInstance,
+    raw: str | None = None,
+    storage: str | None = None,
+    **environment: str,
+) -> Deployment:
+    return Deployment(
+        raw or str(folder / "raw"),
+        storage or str(folder / "storage"),
+        instance,
+        {"MM_WORKERS": "2", **environment},
+    )
+
+
+@pytest.fixture(scope="package")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two shards through the whole graph; each test takes a copy of the outputs."""
     folder = tmp_path_factory.mktemp("made")
@@ -67,5 +82,4 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def copied(made: Deployment, tmp_path: Path) -> Deployment:
-    shutil.copytree(made.storage, tmp_path / "storage")
-    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)
+    return made.copied(tmp_path)

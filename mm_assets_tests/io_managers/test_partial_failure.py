@@ -198,7 +198,9 @@ def test_gate_repeated_alone_still_fails(deployment_on_disk: Toy, monkeypatch: p
         assert third.success
 
 
-def test_multiprocess_executor_gives_the_same(deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiprocess_executor_gives_the_same(
+    deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slower, and with a pool for every step, but right: a step knows of the one before from the event log
     alone.
     """
