@@ -4,6 +4,7 @@ time.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +24,19 @@ class _WarmPool(WorkerPool):
 
 @contextmanager
 def warm_workers() -> Iterator[None]:
-    """Give whoever asks for a pool in this process the same workers, until the end of the block."""
-    pools: dict[int, _WarmPool] = {}
+    """Give whoever asks for a pool in this process the same workers, until the end of the block.
+
+    Workers keep the working directory in which they were started, so each directory has its own.
+    """
+    pools: dict[tuple[int, str], _WarmPool] = {}
+
+    def pool(processes: int) -> _WarmPool:
+        return pools.setdefault((processes, os.getcwd()), _WarmPool(processes))
+
     with pytest.MonkeyPatch.context() as patch:
         for name in ("mm_assets.workers", "mm_assets.io_managers.workers"):
             if name in sys.modules:
-                patch.setattr(
-                    sys.modules[name],
-                    "WorkerPool",
-                    lambda processes: pools.setdefault(processes, _WarmPool(processes)),
-                )
+                patch.setattr(sys.modules[name], "WorkerPool", pool)
         yield
-    for pool in pools.values():
-        WorkerPool.close(pool)
+    for used in pools.values():
+        WorkerPool.close(used)
