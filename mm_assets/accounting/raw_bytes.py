@@ -17,9 +17,9 @@ from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
-from mm_assets.formats.webdataset import tar_header
-from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_header import TarDamage
+from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header
+from mm_assets.formats.tar.header import size_of as member_size
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 
 Item = TypeVar("Item")
 
@@ -30,7 +30,6 @@ BATCH_BYTES = 16 << 20
 
 Fetch = Callable[[Sequence[Request]], list[bytes | str]]
 
-_HEADER = tar_header.BLOCK
 _UNPACKABLE = "the gzip file is damaged before these bytes"
 _CHANGED = "the source has changed: no member of this size lies there any more"
 _NO_ROW = "the source has changed: it has no such row any more"
@@ -142,7 +141,7 @@ class RawFiles:
             size = min(size, MAX_STRETCH_BYTES)
             if size <= 0:
                 return "nothing follows: the file ends here"
-        if place.is_member and place.offset < _HEADER:
+        if place.is_member and place.offset < BLOCK:
             return _CHANGED
         return Place(place.source, place.offset, size, place.is_member, place.is_stretch)
 
@@ -194,7 +193,7 @@ def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> It
 
 def _fill(fetch: Fetch, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]) -> None:
     for batch in in_batches(wanted, lambda item: item[1].size or 0):
-        before = [_HEADER if place.is_member else 0 for _, place in batch]
+        before = [BLOCK if place.is_member else 0 for _, place in batch]
         requests = [
             (None, p.offset - skip, (p.size or 0) + skip) for (_, p), skip in zip(batch, before, strict=True)
         ]
@@ -227,9 +226,9 @@ def _payload(data: memoryview, is_member: bool) -> memoryview | str:
     """
     if not is_member:
         return data
-    header, data = bytes(data[:_HEADER]), data[_HEADER:]
+    header, data = bytes(data[:BLOCK]), data[BLOCK:]
     try:
-        tar_header.check_header(header, "", 0)
-        return data if tar_header.size_of(header, "", 0) == len(data) else _CHANGED
+        check_header(header, "", 0)
+        return data if member_size(header, "", 0) == len(data) else _CHANGED
     except TarDamage:
         return _CHANGED

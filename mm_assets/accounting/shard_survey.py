@@ -20,7 +20,7 @@ from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.webdataset.layout import RawLayout
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.faults import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import FieldTally
 from mm_assets.interleaved.losses import Loss

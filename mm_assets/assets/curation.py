@@ -3,13 +3,13 @@
 from mm_assets.checks.row_checks import BALANCED, ROW_CHECKS
 from mm_assets.filters.aspect_ratio import SCORES
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.io_managers.findings import IMAGES_DECODE
+from mm_assets.io_managers.check_results import IMAGES_DECODE
 from mm_assets.io_managers.quarantine import RAW
 from mm_assets.io_managers.scores import DIMENSIONS_AGREE
 from mm_assets.io_managers.sharded import ShardCheck, sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
-from mm_assets.resources.filter_bounds import FilterBounds
-from mm_assets.resources.image_looks import ImageLooks
+from mm_assets.resources.filter_thresholds import FilterBounds
+from mm_assets.resources.image_validation import ImageLooks
 
 
 @sharded(

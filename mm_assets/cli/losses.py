@@ -27,8 +27,8 @@ def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> No
     One that lost nothing has none, and none any more.
     """
     from mm_assets.accounting.ledger import items_table, publish_losses
+    from mm_assets.formats.keys import partition_filename
     from mm_assets.formats.storage import join
-    from mm_assets.formats.webdataset.keys import partition_filename
 
     for report in reports:
         output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)

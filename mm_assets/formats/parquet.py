@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.listing import Paths
 from mm_assets.formats.parquet_source import open_source
 from mm_assets.formats.parquet_types import REFUSALS, refused_column, stored_schema

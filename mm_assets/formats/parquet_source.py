@@ -14,7 +14,7 @@ from mm_assets.formats.document_parquet.source import DocumentSource
 from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.parquet_file import checked, open_parquet
 from mm_assets.formats.parquet_items import PER_READ, ParquetSource
-from mm_assets.formats.parquet_set_aside import SetAsideSource
+from mm_assets.formats.parquet_quarantine import SetAsideSource
 from mm_assets.formats.parquet_types import VERSION
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from pydantic import Field
 
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import is_remote, join, local_path
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.planned_jobs import Task
 from mm_assets.io_managers.shards import Done, Job
-from mm_assets.io_managers.tasks import Task
 
 
 def cache_shard(job: Job) -> Done:

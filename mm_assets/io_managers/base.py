@@ -33,14 +33,14 @@ from pydantic import Field
 
 from mm_assets.accounting import records
 from mm_assets.accounting.file_digests import shards_with_problems
-from mm_assets.accounting.proof import damaged_shards
+from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
 from mm_assets.formats.error_lines import error_line, told_in_words
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
 from mm_assets.io_managers import events
+from mm_assets.io_managers.planned_jobs import Task, done_before, is_intact
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Done, Job, Plan, Shard, ShardSet, digest
-from mm_assets.io_managers.tasks import Task, done_before, is_intact
 from mm_assets.io_managers.workers import Workers
 
 # Name of the check that fails a run of which shards are missing.

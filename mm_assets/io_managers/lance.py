@@ -8,13 +8,13 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.file_digests import FILES
-from mm_assets.accounting.proof import damaged_shards
+from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
+from mm_assets.io_managers.planned_jobs import Task
 from mm_assets.io_managers.shards import Done, Job
-from mm_assets.io_managers.tasks import Task
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
 from mm_assets.formats.storage import join
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.check_log import CheckLog
+from mm_assets.io_managers.planned_jobs import Task
 from mm_assets.io_managers.raw_gate import GATE_CHECKS, Examined, RawGate, unreadable
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.shard_checks import specs_by_shard
 from mm_assets.io_managers.shards import Check, Done, Job, Plan
-from mm_assets.io_managers.tasks import Task
 
 
 def ingest_shard(job: Job) -> Done:
@@ -28,7 +28,7 @@ def ingest_shard(job: Job) -> Done:
     """
     from mm_assets.accounting.contract import Published
     from mm_assets.accounting.file_digests import FILES, digest_files
-    from mm_assets.accounting.surveys import SurveyStore
+    from mm_assets.accounting.survey_store import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
     from mm_assets.formats.raw_reader import RawReader
     from mm_assets.interleaved.faults import DUPLICATE_ID

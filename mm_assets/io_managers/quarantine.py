@@ -9,13 +9,13 @@ from pydantic import Field
 
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.formats.tables import UnreadableFile
-from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.io_managers.planned_jobs import Task
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Check, Done, Job, Plan, digest
-from mm_assets.io_managers.tasks import Task
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"

@@ -14,7 +14,7 @@ from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import ShardSurvey, findings
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
 from mm_assets.formats.webdataset.layout import (
@@ -151,7 +151,7 @@ class RawGate(dg.ConfigurableResource[Any]):
     def _surveys(
         self, store: SurveyStore, shards: Sequence[Shard]
     ) -> tuple[dict[str, ShardSurvey], dict[str, str]]:
-        from mm_assets.io_managers.surveying import SurveyJob, digest_of_layout, survey_raw_shard
+        from mm_assets.io_managers.survey_job import SurveyJob, digest_of_layout, survey_raw_shard
 
         layout = self.layout()
         by = digest_of_layout(layout)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
 
@@ -28,7 +28,7 @@ def score_shard(job: Job) -> Done:
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
     from mm_assets.formats.tables import publish_table
-    from mm_assets.io_managers.findings import ledger_balance
+    from mm_assets.io_managers.check_results import ledger_balance
     from mm_assets.io_managers.shard_work import column_schema, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))

@@ -17,7 +17,7 @@ from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.storage import NoRegularFile
-from mm_assets.formats.webdataset.tar_header import TarDamage
+from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
@@ -25,7 +25,7 @@ from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets.interleaved.schema_text import schema_to_text
 from mm_assets.interleaved.steps import ROWS_CHANGED
-from mm_assets.io_managers.findings import (
+from mm_assets.io_managers.check_results import (
     images_decode,
     ledger_balance,
     materialization_errors,

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.proof import Proofs, ShardProof, damaged_shards
+from mm_assets.accounting.proof_store import Proofs, ShardProof, damaged_shards
 from mm_assets.accounting.sealed_json import unseal
 
 

@@ -13,7 +13,7 @@ from mm_assets.accounting import sample_ids
 from mm_assets.accounting.contract import Published
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import merge_files
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 
 

@@ -25,7 +25,7 @@ from mm_assets.accounting.shard_survey import (
     merge_files,
     survey_shard,
 )
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.file_survey import FileSurvey, SampleFacts
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_reader import RawReader

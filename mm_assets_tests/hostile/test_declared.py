@@ -19,7 +19,7 @@ from mm_assets.accounting.shard_survey import ShardSurvey, merge_files
 from mm_assets.formats.conversion import plan_conversions
 from mm_assets.formats.registry import FORMATS, writer_for
 from mm_assets.formats.webdataset.rows import MISFITS
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, json_codec
 from mm_assets.interleaved.json_values import JSON_ENCODING, is_json
 from mm_assets_tests.formats.datasets import read, write

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mm_assets.formats.images.tiff import split_frame
+from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset import blobs
 from mm_assets.formats.webdataset.resolve import Content
 from mm_assets.formats.webdataset.rows import Row
-from mm_assets.formats.webdataset.tar_scan import scan
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
 

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mm_assets.formats import storage
-from mm_assets.formats.webdataset.card import declares, front_matter, readme
-from mm_assets.formats.webdataset.dataset_files import (
+from mm_assets.formats.tar.scan import TarDamage, scan
+from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.webdataset.client_indexes import (
     PartitionFacts,
     energon_dataset,
     energon_info,
@@ -29,9 +30,8 @@ from mm_assets.formats.webdataset.dataset_files import (
     union_columns,
     wids_index,
 )
+from mm_assets.formats.webdataset.hf_card import declares, front_matter, readme
 from mm_assets.formats.webdataset.tar_folder import TarFolder
-from mm_assets.formats.webdataset.tar_scan import TarDamage, scan
-from mm_assets.formats.webdataset.tar_write import TarWriter
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import item, table_of, write

@@ -20,7 +20,7 @@ from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.images.tiff_ifd import as_view, iter_directories, read_header
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.faults import DUPLICATE_ID
 from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
@@ -139,7 +139,7 @@ def test_a_tiff_of_several_samples_is_counted_once(tmp_path: Path, monkeypatch: 
         counted.append(offset)
         return count_frames(fd, offset, size)
 
-    monkeypatch.setattr("mm_assets.formats.webdataset.survey.count_frames", count)
+    monkeypatch.setattr("mm_assets.formats.webdataset.tar_survey.count_frames", count)
     jsons: Sequence[tuple[str, Any]] = [(f"{n}.json", {"images": ["s.tiff"] * n}) for n in (2, 3, 4)]
     found = survey(make_tar(tmp_path / "x.tar", [("s.tiff", tiff_of(3)), *jsons]))
     assert found.frame_counts == (("s.tiff", 3, 2), ("s.tiff", 3, 4))

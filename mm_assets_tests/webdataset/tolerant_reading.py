@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.losses import Loss
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import Part
-from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.source import Place
 from mm_assets.accounting.canonical.types import retyped
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.unify import unify_schemas

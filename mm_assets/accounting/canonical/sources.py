@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.source import Place
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mm_assets.accounting.canonical.derive import Derived
-from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.source import Place
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import (
     Difference,

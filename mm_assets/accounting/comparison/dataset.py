@@ -10,7 +10,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.derive import Derived, Tally
-from mm_assets.accounting.canonical.place import Place
+from mm_assets.accounting.canonical.source import Place
 from mm_assets.accounting.canonical.types import changes, retyped
 from mm_assets.accounting.comparison.row_index import RowIndex
 from mm_assets.interleaved.digest import ContentDigest, row_digests

@@ -18,7 +18,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     read_sharded_cache_meta,
 )
 from mm_assets.formats.arrow_cache.shards import Shard
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.rows import build_rows
 from mm_assets.formats.document_parquet.scan import DocumentScan

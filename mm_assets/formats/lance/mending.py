@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from mm_assets.formats.lance.conflicts import until_no_conflict
 from mm_assets.formats.lance.damage import has_sound_indexes, unreadable_fragments
 from mm_assets.formats.lance.indexes import rebuild
 from mm_assets.formats.lance.ownership import taking_out
-from mm_assets.formats.lance.retries import until_no_conflict
 from mm_assets.formats.lance.table import LanceTable
 
 

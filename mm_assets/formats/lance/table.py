@@ -12,18 +12,18 @@ import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance import evolution
+from mm_assets.formats.lance.conflicts import Overtaken, until_no_conflict
 from mm_assets.formats.lance.damage import opened
-from mm_assets.formats.lance.facts import PartitionFacts, facts_of
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
 from mm_assets.formats.lance.location import Location, each
+from mm_assets.formats.lance.orphan_rows import Stray, find_strays, partitions_with_values, rows_by_fragment
 from mm_assets.formats.lance.ownership import taking_out
+from mm_assets.formats.lance.partition_stats import PartitionFacts, facts_of
 from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
-from mm_assets.formats.lance.retries import Overtaken, until_no_conflict
 from mm_assets.formats.lance.snapshot import SETS, Snapshot
 from mm_assets.formats.lance.storage_types import from_storage_schema
-from mm_assets.formats.lance.strays import Stray, find_strays, partitions_with_values, rows_by_fragment
 
 Result = TypeVar("Result")
 

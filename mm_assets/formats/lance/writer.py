@@ -10,18 +10,18 @@ import pyarrow as pa
 
 from mm_assets.formats.error_lines import error_line, told_in_words
 from mm_assets.formats.error_places import located
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.lance.evolution import plan_schema
-from mm_assets.formats.lance.facts import PartitionFacts
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.mending import MendingTable
 from mm_assets.formats.lance.names import with_original_names, with_stored_names
+from mm_assets.formats.lance.orphan_rows import Stray
+from mm_assets.formats.lance.partition_stats import PartitionFacts
 from mm_assets.formats.lance.reader import LanceSource, lance_options
 from mm_assets.formats.lance.refusal import PartitionsRefused
 from mm_assets.formats.lance.storage_types import to_storage_schema
-from mm_assets.formats.lance.strays import Stray
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.storage import StorageOptions, join
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.digest import ContentDigest
 

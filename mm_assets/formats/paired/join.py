@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from mm_assets.formats.paired.tar_samples import Payload, TarSamples
-from mm_assets.formats.webdataset.tar_header import damage
+from mm_assets.formats.paired.tar_index import Payload, TarSamples
+from mm_assets.formats.tar.header import damage
 
 Sample = dict[str, Any]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import RawLayout, extension, is_own_layout, sample_stem
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.resolve import Content, Resolved, frame_member, lookup
-from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
 from mm_assets.interleaved.faults import DANGLING_REFERENCE
 
 CAPTION = "caption"  # json field with the text, where no member has it

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mm_assets.formats.tar.scan import Ambiguous, Member, TarIndex
 from mm_assets.formats.webdataset.layout import TIFF_EXTENSIONS, RawLayout, extension
-from mm_assets.formats.webdataset.tar_scan import Ambiguous, Member, TarIndex
 
 
 @dataclass(frozen=True, slots=True)

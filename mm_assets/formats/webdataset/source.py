@@ -9,14 +9,14 @@ import pyarrow as pa
 from mm_assets.formats.reader import FileSource
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.blobs import BlobBuilder
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import RawLayout
+from mm_assets.formats.webdataset.mint1t_sample import member_ref
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.raw_sample import member_ref
 from mm_assets.formats.webdataset.rows import MISFITS, Sample, SchemaTally, build_table, misfit
 from mm_assets.formats.webdataset.tar_samples import TarSamples
-from mm_assets.formats.webdataset.tar_scan import Member
 from mm_assets.interleaved.faults import BAD_LAYOUT, UNREFERENCED_FRAME
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user

@@ -14,8 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_assets.formats import storage
-from mm_assets.formats.webdataset.card import declares, front_matter, readme
-from mm_assets.formats.webdataset.dataset_files import (
+from mm_assets.formats.folder_files import FolderFiles
+from mm_assets.formats.tar.spool import local_tar
+from mm_assets.formats.tar.writer import END_BLOCKS
+from mm_assets.formats.webdataset.client_indexes import (
     PartitionFacts,
     energon_dataset,
     energon_info,
@@ -24,10 +26,8 @@ from mm_assets.formats.webdataset.dataset_files import (
     union_columns,
     wids_index,
 )
-from mm_assets.formats.webdataset.folder_files import FolderFiles
-from mm_assets.formats.webdataset.spool import local_tar
-from mm_assets.formats.webdataset.tar_facts import measure, stated_columns
-from mm_assets.formats.webdataset.tar_write import END_BLOCKS
+from mm_assets.formats.webdataset.hf_card import declares, front_matter, readme
+from mm_assets.formats.webdataset.tar_stats import measure, stated_columns
 
 _AT_ONCE = 256  # index files of tars held in memory
 _OWN = (

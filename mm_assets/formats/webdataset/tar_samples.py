@@ -14,6 +14,17 @@ from typing import Any
 from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.tar.scan import (
+    Member,
+    Skipped,
+    Stretch,
+    TarDamage,
+    TarIndex,
+    read_members,
+    salvage,
+    scan,
+)
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.declared_types import SLOT
 from mm_assets.formats.webdataset.layout import (
     MAX_FIELDS,
@@ -24,22 +35,11 @@ from mm_assets.formats.webdataset.layout import (
     is_own_layout,
     sample_stem,
 )
-from mm_assets.formats.webdataset.own_sample import decode_own
+from mm_assets.formats.webdataset.mint1t_sample import RawDecoder, member_ref
+from mm_assets.formats.webdataset.native_sample import decode_own
 from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
-from mm_assets.formats.webdataset.raw_sample import RawDecoder, member_ref
 from mm_assets.formats.webdataset.rows import Sample, misfit
-from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import (
-    Member,
-    Skipped,
-    Stretch,
-    TarDamage,
-    TarIndex,
-    read_members,
-    salvage,
-    scan,
-)
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
     DAMAGED_TAR,

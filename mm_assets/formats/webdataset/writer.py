@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from mm_assets.formats.storage import StagedFile, StorageOptions, remove
-from mm_assets.formats.webdataset.dataset_files import PartitionFacts, hf_type, parse_pairs
+from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.webdataset.client_indexes import PartitionFacts, hf_type, parse_pairs
 from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.webdataset.tar_folder import TarFolder
-from mm_assets.formats.webdataset.tar_write import TarWriter
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 
 

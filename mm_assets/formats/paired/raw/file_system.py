@@ -16,8 +16,8 @@ from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, stem_o
 from mm_assets.formats.paired.raw.merge import merge
 from mm_assets.formats.paired.raw.parts import Part
 from mm_assets.formats.storage import is_remote, local_path, open_binary, size_of
-from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import salvage
+from mm_assets.formats.tar.scan import salvage
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 
 _SUFFIX = ".tar"
 _REVISION = "2"  # of what a merged tar says of its parts: what was made of an older one is made anew

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mm_assets.formats.keys import sample_key
 from mm_assets.formats.paired.raw.columns import Columns
 from mm_assets.formats.paired.raw.content import Content, content_of
 from mm_assets.formats.paired.raw.parts import Found, Part, members_by_key, members_without_key
-from mm_assets.formats.webdataset.keys import sample_key
+from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGE_MEMBERS,
@@ -23,7 +24,6 @@ from mm_assets.formats.webdataset.layout import (
     UNPAIRED,
 )
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.tar_write import FileRange, TarWriter
 from mm_assets.interleaved.faults import DAMAGED_TAR, MISSING_MODALITY, TRUNCATED_TAR
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref

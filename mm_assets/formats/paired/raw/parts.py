@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mm_assets.formats.tar.scan import Member, TarIndex, read_members
+from mm_assets.formats.tar.writer import FileRange
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.tar_scan import Member, TarIndex, read_members
-from mm_assets.formats.webdataset.tar_write import FileRange
 from mm_assets.interleaved.faults import OVERSIZED_MEMBER
 from mm_assets.interleaved.source_ref import build_source_ref
 

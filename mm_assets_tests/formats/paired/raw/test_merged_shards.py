@@ -19,7 +19,7 @@ from mm_assets.formats.paired.raw.address import PairedAddress, modality_of, par
 from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.paired.raw.modalities import make_modalities, npy, png

@@ -6,7 +6,7 @@ import os
 import re
 from functools import cached_property
 
-from mm_assets.formats.webdataset.tar_header import (
+from mm_assets.formats.tar.header import (
     BLOCK,
     EXTENDED_KINDS,
     Extended,

@@ -9,11 +9,11 @@ from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.blobs import lost_frame, surplus_reference
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.rows import Sample, SchemaTally
 from mm_assets.formats.webdataset.tar_samples import TarSamples
-from mm_assets.formats.webdataset.tar_scan import Member
 
 
 def survey_tar(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from webdataset.tariterators import base_plus_ext
 
-from mm_assets.formats.webdataset.tar_scan import scan
+from mm_assets.formats.tar.scan import scan
 
 SelectFiles = Callable[[str], bool]
 RenameFiles = Callable[[str], str]

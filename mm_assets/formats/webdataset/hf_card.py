@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from mm_assets.formats.webdataset.dataset_files import (
+from mm_assets.formats.webdataset.client_indexes import (
     PartitionFacts,
     union_columns,
     union_feature,

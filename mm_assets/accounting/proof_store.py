@@ -16,8 +16,8 @@ from typing import Any
 
 from mm_assets import __version__
 from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import StorageOptions, exists, filesystem, join, open_binary, staged
-from mm_assets.formats.webdataset.keys import partition_filename
 
 FORMAT = 3
 SUMMARY = "proof.json"

@@ -15,7 +15,7 @@ from mm_assets.accounting.canonical.index_files import folder_problems, has_inde
 from mm_assets.accounting.canonical.webdataset import tar_offsets
 from mm_assets.accounting.comparison import Place, compare
 from mm_assets.accounting.ledger import Ledger
-from mm_assets.accounting.proof import ShardProof
+from mm_assets.accounting.proof_store import ShardProof
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.storage import size_of
 from mm_assets.interleaved.schema_text import schema_from_text

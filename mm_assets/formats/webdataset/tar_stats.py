@@ -8,11 +8,11 @@ from itertools import groupby
 
 import pyarrow as pa
 
-from mm_assets.formats.webdataset.dataset_files import PartitionFacts, hf_type, parse_pairs
+from mm_assets.formats.tar.header import TarDamage
+from mm_assets.formats.tar.scan import scan
+from mm_assets.formats.tar.writer import idx_bytes
+from mm_assets.formats.webdataset.client_indexes import PartitionFacts, hf_type, parse_pairs
 from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
-from mm_assets.formats.webdataset.tar_header import TarDamage
-from mm_assets.formats.webdataset.tar_scan import scan
-from mm_assets.formats.webdataset.tar_write import idx_bytes
 from mm_assets.interleaved.schema_text import schema_from_text
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from
-from mm_assets.accounting.proof import Proofs, ShardProof
+from mm_assets.accounting.proof_store import Proofs, ShardProof
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
 from mm_assets.accounting.shard_columns import is_same_type
 from mm_assets.formats.storage import exists
@@ -61,7 +61,7 @@ class Prover(dg.ConfigurableResource[Any]):
         the storage tells that it landed once. Without a record nobody knows what was written: such a shard is
         not proven.
         """
-        from mm_assets.io_managers.proving import ProofJob, prove_shard
+        from mm_assets.io_managers.proof_job import ProofJob, prove_shard
 
         asset, output = question.asset, BY_ASSET[question.asset]
         evidence = self._evidence(asset) if question.is_whole else {}
@@ -181,7 +181,7 @@ class Prover(dg.ConfigurableResource[Any]):
         )
 
     def _job(self, asset: str, key: str, records: Mapping[str, Mapping[str, ShardRecord]]) -> Any:
-        from mm_assets.io_managers.proving import Output, ProofJob
+        from mm_assets.io_managers.proof_job import Output, ProofJob
 
         def output(name: str) -> Output:
             return Output(name, BY_ASSET[name].kind, records[name][key].uri)

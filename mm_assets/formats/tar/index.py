@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mm_assets.formats.webdataset.tar_header import TarDamage
+from mm_assets.formats.tar.header import TarDamage
 
 
 class Member(NamedTuple):

@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from mm_assets.formats.images.probe import CONTENT_TYPES
+from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import (
     MAX_POSITION,
     METADATA_TYPE,
@@ -22,7 +23,6 @@ from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
 from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
-from mm_assets.formats.webdataset.tar_scan import Member, TarIndex
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS

@@ -9,7 +9,7 @@ import os
 import posixpath
 from collections.abc import Sequence
 
-from mm_assets.formats.webdataset.tar_header import (
+from mm_assets.formats.tar.header import (
     BLOCK,
     EXTENDED_KINDS,
     Extended,
@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.tar_header import (
     padded,
     size_of,
 )
-from mm_assets.formats.webdataset.tar_index import (
+from mm_assets.formats.tar.index import (
     Ambiguous,
     Member,
     Skipped,
@@ -30,7 +30,7 @@ from mm_assets.formats.webdataset.tar_index import (
     by_name,
     follow_links,
 )
-from mm_assets.formats.webdataset.tar_resume import Resumption
+from mm_assets.formats.tar.recovery import Resumption
 
 __all__ = [
     "Ambiguous",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.webdataset.declared_types import read_declared
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -23,11 +24,10 @@ from mm_assets.formats.webdataset.layout import (
     TEXTS,
     sample_stem,
 )
+from mm_assets.formats.webdataset.mint1t_sample import RawDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.payload import SampleError, naming
-from mm_assets.formats.webdataset.raw_sample import RawDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
-from mm_assets.formats.webdataset.tar_scan import Member
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
