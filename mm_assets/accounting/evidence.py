@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.outputs import BY_ASSET, made_from
 from mm_assets.accounting.records import ShardRecords
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.storage import StorageOptions, filesystem, join
-from mm_assets.formats.webdataset.keys import partition_filename
 from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 # Below the root, each with a folder an asset and a file a shard; and what a file there tells.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
 from mm_assets.accounting.lookup import Rows, in_arrow_cache, in_lance, in_parquet, in_tar
 from mm_assets.accounting.outputs import CACHE, CURATED, FILTERED, LANCE, OUTPUTS, TARS, Output
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.storage import StorageOptions, exists, join
 from mm_assets.interleaved.schema import MODALITIES
 

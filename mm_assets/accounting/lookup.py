@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
+from mm_assets.formats.keys import sample_key
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, open_binary, regular_file
-from mm_assets.formats.webdataset.keys import sample_key
-from mm_assets.formats.webdataset.tar_header import BLOCK
-from mm_assets.formats.webdataset.tar_write import END_BLOCKS
+from mm_assets.formats.tar.header import BLOCK
+from mm_assets.formats.tar.writer import END_BLOCKS
 
 Rows = list[dict[str, Any]]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
-from mm_assets.formats.webdataset.keys import partition_filename
 
 
 @dataclass(frozen=True)

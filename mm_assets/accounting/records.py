@@ -19,8 +19,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.temporary_files import temporary_name
-from mm_assets.formats.webdataset.keys import partition_filename
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 
 _LEAST_IDS = 1 << 16  # looked up at once
 

@@ -1,6 +1,6 @@
 """The checks that every asset made of interleaved rows carries."""
 
-from mm_assets.io_managers.findings import LEDGER_BALANCE, MATERIALIZATION_ERRORS, SCHEMA_ALIGNMENT
+from mm_assets.io_managers.check_results import LEDGER_BALANCE, MATERIALIZATION_ERRORS, SCHEMA_ALIGNMENT
 from mm_assets.io_managers.sharded import ShardCheck
 
 BALANCED = ShardCheck(

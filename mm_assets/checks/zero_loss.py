@@ -8,7 +8,7 @@ import dagster as dg
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.io_managers import events
-from mm_assets.io_managers.prover import ZERO_LOSS, Prover, Question
+from mm_assets.io_managers.proof_resource import ZERO_LOSS, Prover, Question
 from mm_assets.io_managers.shard_checks import report_shards, specs_by_shard
 from mm_assets.io_managers.shards import Check
 from mm_assets.partitions import SHARDS

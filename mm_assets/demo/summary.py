@@ -13,7 +13,7 @@ from mm_assets.accounting.outputs import CURATED, OUTPUTS
 from mm_assets.demo.problems import problem_lines
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
-from mm_assets.io_managers.prover import ZERO_LOSS
+from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 
 _NAMED = 5  # shards in a line

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.tar.scan import Member, TarDamage, TarIndex, scan
+from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.resolve import lookup
-from mm_assets.formats.webdataset.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.tar_scan import Member, TarDamage, TarIndex, scan
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 

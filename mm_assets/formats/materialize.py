@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.cutting import Sizes, cut_rows, row_bytes
+from mm_assets.formats.batching import Sizes, cut_rows, row_bytes
 from mm_assets.formats.fetching import Fetcher, FetchError, open_fetcher
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import sniff

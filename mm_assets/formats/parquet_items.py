@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, column_chunks, read_batches, rows_within
 from mm_assets.formats.parquet_types import original_schema, restore

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import StorageOptions, is_remote, size_of
-from mm_assets.formats.webdataset.keys import partition_filename
 
 _UNITS = {
     "": 1,

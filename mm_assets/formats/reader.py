@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.cutting import cut_rows, row_bytes
+from mm_assets.formats.batching import cut_rows, row_bytes
 from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
@@ -15,14 +16,14 @@ import pyarrow as pa
 from mm_assets.formats.absent_content import absent_content
 from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.materialize import materialize_parts
-from mm_assets.formats.origins import at_once
+from mm_assets.formats.origins import Note, at_once
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
 from mm_assets.formats.storage import StorageOptions, exists, join, lasting
-from mm_assets.formats.tally import Tally
-from mm_assets.formats.webdataset.keys import partition_filename
+from mm_assets.formats.tally import RowTally
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.policies import apply_policy, check_policy, with_errors
@@ -164,9 +165,7 @@ class InterleavedWriter(ABC):
         reports: list[PartitionReport] = []
         for stream in streams:
             note = existing.note_of(stream.partition)
-            reports.append(
-                writer.write_partition(stream, None if note is None else lambda _, note=note: note.write())
-            )  # type: ignore[misc]
+            reports.append(writer.write_partition(stream, partial(_write_note, note)))
         writer.finish(reports)
         existing.note_landed([report.partition for report in reports])
         return WriteReport(self.path, tuple(reports))
@@ -192,7 +191,7 @@ class InterleavedWriter(ABC):
             sink = self._open_sink(stream.partition, schema, stream.files)
         except (ValueError, TypeError) as error:
             raise _located(error, ", ".join(stream.files[:3])) from error
-        tally = Tally(stream.schema, schema)
+        tally = RowTally(stream.schema, schema)
         try:
             sink.write(self._tables(stream, schema, tally))
             report = tally.report(stream, schema, left_out)
@@ -207,7 +206,7 @@ class InterleavedWriter(ABC):
     def finish(self, reports: Sequence[PartitionReport]) -> None:  # noqa: B027 (most formats have nothing to do)
         """Bring dataset-level files up to date; once per chunk, in one process."""
 
-    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: Tally) -> Iterator[pa.Table]:
+    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: RowTally) -> Iterator[pa.Table]:
         for batch in stream:
             for table in self._fetched(batch):
                 table = self._prepare(table, ", ".join(batch.source_files[:3]), tally)
@@ -224,7 +223,7 @@ class InterleavedWriter(ABC):
             return
         yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
 
-    def _prepare(self, table: pa.Table, source: str, tally: Tally) -> pa.Table:
+    def _prepare(self, table: pa.Table, source: str, tally: RowTally) -> pa.Table:
         absent = absent_content(table)
         tally.changed += len(absent)
         outcome = apply_policy(with_errors(table, absent), self.on_materialize_error, source)
@@ -251,6 +250,11 @@ class InterleavedWriter(ABC):
             return self.target, tuple(name for name in found.names if name not in self.target.names)
         declared = set(self.target.names)
         return pa.schema([*self.target, *(f for f in found if f.name not in declared)]), ()
+
+
+def _write_note(note: Note | None, _report: PartitionReport) -> None:
+    if note is not None:
+        note.write()
 
 
 def _located(error: ValueError | TypeError, source: str) -> ValueError | TypeError:

@@ -12,7 +12,7 @@ from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_columns import Need
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.test_sample_ids import store_of

@@ -16,7 +16,7 @@ import pytest
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.accounting.sealed_json import unseal
 from mm_assets.definitions import build_definitions
-from mm_assets.io_managers import proving
+from mm_assets.io_managers import proof_job
 from mm_assets_tests.graph.deployment import Deployment, write_tar
 
 Deploy = Callable[..., Deployment]
@@ -179,7 +179,7 @@ def test_a_proof_that_could_not_be_done_is_no_proof(
     copied: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that dies over a shard leaves a verdict of today, not the one of yesterday."""
-    monkeypatch.setattr(proving, "prove_shard", _die)
+    monkeypatch.setattr(proof_job, "prove_shard", _die)
     success, found, proof = prove(copied)
     assert not success
     assert set(found) == {output.asset for output in OUTPUTS}

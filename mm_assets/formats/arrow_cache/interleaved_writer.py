@@ -14,7 +14,7 @@ from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, meta_of
 from mm_assets.formats.arrow_cache.remote import RemoteGeneration
 from mm_assets.formats.arrow_cache.shards import ShardWriter
 from mm_assets.formats.arrow_cache.writer import DEFAULT_BATCH_BYTES, DEFAULT_SHARD_SIZE_BYTES
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.parquet_types import SCHEMA_VERSION, SHARD, VERSION
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path

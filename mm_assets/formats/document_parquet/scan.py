@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.formats.batching import row_bytes
 from mm_assets.formats.column_integers import ColumnIntegers
-from mm_assets.formats.cutting import row_bytes
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.items import Items, Numbers, items_of, lengths_beyond
 from mm_assets.formats.parquet_rows import row_name

@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.formats.cutting import Sizes, row_bytes
+from mm_assets.formats.batching import Sizes, row_bytes
 from mm_assets.formats.parquet_file import ROWS_AT_ONCE, read_batches
 from mm_assets.formats.reader import ShardError
-from mm_assets.formats.webdataset.spool import unpacked_limit
+from mm_assets.formats.tar.spool import unpacked_limit
 
 MAX_ROW_BYTES = 1 << 30  # a row is in memory as a whole
 _MAX_PACKED = 64 << 20  # bytes of a column in a row group, up to which its dictionary is looked into

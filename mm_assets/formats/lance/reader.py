@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.cutting import cut_by_bytes
+from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env

@@ -13,7 +13,7 @@ from mm_assets.formats.paired.join import JoinedTars, Sample
 from mm_assets.formats.paired.report import GroupReport, Names
 from mm_assets.formats.paired.shard_files import open_shards
 from mm_assets.formats.paired.shard_list import ShardGroup
-from mm_assets.formats.paired.tar_samples import RenameFiles, SelectFiles, index_samples
+from mm_assets.formats.paired.tar_index import RenameFiles, SelectFiles, index_samples
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 from webdataset.gopen import gopen, gopen_schemes, rewrite_url
 
 from mm_assets.formats.storage import open_binary
-from mm_assets.formats.webdataset.spool import local_tar, plain_descriptor, unpacked_limit
+from mm_assets.formats.tar.spool import local_tar, plain_descriptor, unpacked_limit
 
 
 @contextmanager

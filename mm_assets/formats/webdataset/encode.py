@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
-from mm_assets.formats.webdataset.keys import sample_key
+from mm_assets.formats.keys import sample_key
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGE_MEMBERS,

@@ -49,7 +49,7 @@ LISTS = [
           Sample(images={1: None}, faults={1: "dangling reference: no member name: ''"})),
 ]  # fmt: skip
 
-SHORT = {"settings": {"mm_assets.formats.webdataset.raw_sample.MAX_POSITION": 5}}
+SHORT = {"settings": {"mm_assets.formats.webdataset.mint1t_sample.MAX_POSITION": 5}}
 
 LONG = [
     Case("list-too-long-for-any-tar", [document(images=[None] * 1_000_001)],

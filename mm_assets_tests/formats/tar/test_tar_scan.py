@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.webdataset.spool import local_tar
-from mm_assets.formats.webdataset.tar_scan import Ambiguous, Member, TarDamage, TarIndex, read_members, scan
+from mm_assets.formats.tar.scan import Ambiguous, Member, TarDamage, TarIndex, read_members, scan
+from mm_assets.formats.tar.spool import local_tar
 
 PAYLOADS = [bytes([65 + i]) * size for i, size in enumerate((700, 512, 0, 1, 513, 1024, 3000, 40))]
 NAMES = [f"doc-{i:03d}.{i}.jpg" for i in range(len(PAYLOADS))]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.webdataset import tar_write
-from mm_assets.formats.webdataset.tar_scan import TarDamage, scan
-from mm_assets.formats.webdataset.tar_write import TarWriter
+from mm_assets.formats.tar import writer as tar_writer
+from mm_assets.formats.tar.scan import TarDamage, scan
+from mm_assets.formats.tar.writer import TarWriter
 
 SAMPLES = [
     [("a.0.jpg", b"x" * 700), ("a.json", b"{}")],
@@ -134,7 +134,7 @@ def test_members_of_8_gib_are_refused(tmp_path: Path) -> None:
     huge = memoryview(pa.foreign_buffer(1, 8 << 30))  # never read: sizes are checked first
     with TarWriter(tmp_path / "t.tar") as writer, pytest.raises(ValueError, match="smaller than 8589934592"):
         writer.write_sample([("a.0.jpg", huge)])
-    assert tar_write._header("a", (8 << 30) - 1)[124:136] == b"77777777777\0"
+    assert tar_writer._header("a", (8 << 30) - 1)[124:136] == b"77777777777\0"
 
 
 def test_partial_writes_and_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.images.tiff_ifd import as_view, iter_directories, read_header
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.faults import DUPLICATE_ID
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.test_tiff import SEEDS, many_tiny_directories
@@ -139,7 +139,7 @@ def test_a_tiff_of_several_samples_is_counted_once(tmp_path: Path, monkeypatch: 
         counted.append(offset)
         return count_frames(fd, offset, size)
 
-    monkeypatch.setattr("mm_assets.formats.webdataset.survey.count_frames", count)
+    monkeypatch.setattr("mm_assets.formats.webdataset.tar_survey.count_frames", count)
     jsons: Sequence[tuple[str, Any]] = [(f"{n}.json", {"images": ["s.tiff"] * n}) for n in (2, 3, 4)]
     found = survey(make_tar(tmp_path / "x.tar", [("s.tiff", tiff_of(3)), *jsons]))
     assert found.frame_counts == (("s.tiff", 3, 2), ("s.tiff", 3, 4))
@@ -174,7 +174,7 @@ def test_no_image_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(os, "pread", counting)
     monkeypatch.setattr(os, "preadv", counting_v)
-    assert survey(shard).samples == (SampleFacts("a", "a.json", 512, 21, 2, 1),)
+    assert survey(shard).samples == (SurveyedSample("a", "a.json", 512, 21, 2, 1),)
     assert read < 20_000
 
 

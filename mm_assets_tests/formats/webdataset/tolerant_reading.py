@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
-from mm_assets.formats.webdataset.survey import survey_tar
+from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.losses import Loss
 
@@ -46,7 +46,9 @@ def read_tolerantly(shard: Path, **options: Any) -> Reading:
 
 
 def _read(shard: Path, options: dict[str, Any]) -> Reading:
-    reader = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent), **options)
+    reader = InterleavedWebdatasetReader(
+        str(shard), quarantine_errors=True, relative_to=str(shard.parent), **options
+    )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
     opened = list(stream.losses)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.accounting.shard_survey import ShardSurvey, layout_digest, survey_shard
-from mm_assets.accounting.surveys import SurveyStore
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 

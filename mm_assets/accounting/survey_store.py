@@ -17,14 +17,14 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from mm_assets.accounting import survey_format
+from mm_assets.accounting import survey_codec
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.landed import LandedOutputs
+from mm_assets.accounting.published_outputs import LandedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
+from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
 from mm_assets.formats.tables import UNREADABLE
-from mm_assets.formats.webdataset.keys import partition_filename
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class SurveyStore:
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file of the same bytes is left as it is."""
         with staged(self._uri(partition, _SURVEY), self._options) as file:
-            survey_format.write_survey(file.path, partition, survey)
+            survey_codec.write_survey(file.path, partition, survey)
             file.publish()
 
     def read(
@@ -64,20 +64,20 @@ class SurveyStore:
         """The survey of a raw shard; None if there is none, or only one of another version or layout (where
         they are given).
         """
-        for _, survey in self._read([partition], _SURVEY, survey_format.read_survey):
+        for _, survey in self._read([partition], _SURVEY, survey_codec.read_survey):
             if version in (None, survey.version) and layout in (None, survey.layout):
                 return survey
         return None
 
     def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
         """The columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
-        return dict(self._read(partitions, _SURVEY, survey_format.read_columns))
+        return dict(self._read(partitions, _SURVEY, survey_codec.read_columns))
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """The ids of the readable samples of each surveyed shard among ``partitions``, a few shards in memory
         at a time.
         """
-        return self._read(partitions, _SURVEY, survey_format.read_sample_ids)
+        return self._read(partitions, _SURVEY, survey_codec.read_sample_ids)
 
     def partitions(self) -> list[str]:
         """The partitions that have a survey, sorted; whether their raw shards still exist is not known here."""
@@ -90,7 +90,7 @@ class SurveyStore:
         hashed = {
             f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")
         }  # their keys are in the files alone
-        stated = self._parsed(hashed, lambda _, data: survey_format.stated_partition(data))
+        stated = self._parsed(hashed, lambda _, data: survey_codec.stated_partition(data))
         return sorted(
             [
                 *(unquote(stem) for stem in stems if not stem.startswith("=")),
@@ -105,24 +105,24 @@ class SurveyStore:
             self._uri(partition, _PUBLISHED),
         )
         with staged(ids_uri, self._options) as file:
-            survey_format.write_published_ids(file.path, partition, sample_ids)
+            survey_codec.write_published_ids(file.path, partition, sample_ids)
             file.publish()
         with staged(published_uri, self._options) as file:
-            survey_format.write_published(file.path, partition, published)
+            survey_codec.write_published(file.path, partition, published)
             file.publish()
         return [ids_uri, published_uri]
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
         """What the outputs of ``landed`` partitions were made with."""
         landed = set(landed)
-        noted = dict(self._read(landed, _PUBLISHED, survey_format.read_published))
+        noted = dict(self._read(landed, _PUBLISHED, survey_codec.read_published))
         return noted | dict(self._outputs.published(landed - noted.keys()))
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """The sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
         missing = set(landed)
         paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(missing)}
-        for key, ids in self._parsed(paths, survey_format.read_published_ids):
+        for key, ids in self._parsed(paths, survey_codec.read_published_ids):
             missing.remove(key)
             yield key, ids
         yield from self._outputs.sample_ids(missing)

@@ -12,7 +12,7 @@ from typing import IO
 
 from mm_assets.formats.error_places import TEMPORARY_FILES, located
 from mm_assets.formats.storage import regular_file
-from mm_assets.formats.webdataset.tar_header import TarDamage, damage
+from mm_assets.formats.tar.header import TarDamage, damage
 
 _BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
 _INFLATE_STEP = 1 << 16  # fed to zlib at a time: at each gzip member's end zlib copies what is left of a step
