@@ -26,8 +26,8 @@ _POWERS = "-dac_override,-dac_read_search"
 _AS_A_USER = ["setpriv", f"--bounding-set={_POWERS}", f"--inh-caps={_POWERS}"]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run ``mm-assets`` in this process, without its settings, on files in place of its streams.
+def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run ``mm-assets`` in this process, with these settings alone, on files in place of its streams.
 
     It is a second faster than `run_process`, and shares the workers of other commands. What a worker prints
     is not seen.
@@ -38,7 +38,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         tempfile.TemporaryFile() as err,
         _in_place_of(1, "stdout", out),
         _in_place_of(2, "stderr", err),
-        patch.dict(os.environ, environment(), clear=True),
+        patch.dict(os.environ, environment(**settings), clear=True),
         _plain_warnings(),
     ):
         try:

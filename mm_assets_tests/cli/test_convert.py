@@ -21,8 +21,8 @@ from mm_assets_tests.formats.test_round_trip import same
 PNG = picture(0)[1]
 
 
-def ok(*arguments: object) -> str:
-    return fine(run(*arguments))
+def ok(*arguments: object, **settings: str) -> str:
+    return fine(run(*arguments, **settings))
 
 
 def fine(done: subprocess.CompletedProcess[str]) -> str:

@@ -64,7 +64,7 @@ def test_a_cache_without_its_metadata_is_told(raw: Path, tmp_path: Path) -> None
 
 
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(raw: Path, tmp_path: Path) -> None:
-    done = run("convert", raw / "a.tar", tmp_path / "out", "--to", "parquet", "--fields", "lnag")
+    done = run_process("convert", raw / "a.tar", tmp_path / "out", "--to", "parquet", "--fields", "lnag")
     assert done.returncode == 0
     assert (
         done.stderr

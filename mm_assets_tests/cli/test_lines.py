@@ -216,7 +216,7 @@ def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(
 
 def test_fields_that_are_not_found_are_told_with_their_file(raw: Path, tmp_path: Path) -> None:
     for kind in ("parquet", "lance"):  # the second looks at all schemas beforehand
-        done = run("convert", raw, tmp_path / kind, "--to", kind, "--fields", "url,gone")
+        done = run_process("convert", raw, tmp_path / kind, "--to", kind, "--fields", "url,gone")
         assert done.returncode == 0
         told = [
             f"mm-assets: warning: {raw}/web-0000{n}.tar: fields not found, filled with null: gone"
