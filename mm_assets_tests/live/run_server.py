@@ -19,7 +19,7 @@ import dagster as dg
 
 from mm_assets.io_managers.base import LANDED
 from mm_assets.workers import WorkerFailure, WorkerPool
-from mm_assets_tests.kept_connections import kept_connections
+from mm_assets_tests.kept_engines import kept_engines
 
 
 def serve() -> None:
@@ -35,7 +35,7 @@ def serve() -> None:
     job = defs.resolve_job_def("all_assets")
     with (
         contextlib.redirect_stdout(sys.stderr),
-        kept_connections(),
+        kept_engines(),
         dg.DagsterInstance.get() as instance,
         _deaths() as died,
     ):
