@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.storage import StorageOptions, open_binary, staged
+from mm_assets.interleaved.errors import MmAssetsError
 
 # What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged
 # Parquet.
@@ -23,7 +24,7 @@ UNREADABLE = (
 )
 
 
-class UnreadableFile(ValueError):
+class UnreadableFile(MmAssetsError, ValueError):
     """A file is there, and is not what was written; the message names it."""
 
 

@@ -182,3 +182,24 @@ def _file_key(partition: str) -> str:
     """Injective: ``quote`` never gives a name that starts with ``=``, and no ``@``."""
     key = quote(partition, safe="")
     return key if len(key) <= _LONGEST_NAME else "=" + hashlib.sha256(partition.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class LancePartitionStats:
+    """One partition of one version of a table.
+
+    ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process
+    died before it could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no
+    others; they are empty when there are no such fragments: compaction merged or rewrote some, or rows were
+    deleted by hand. ``is_whole`` tells the latter: whether all rows are there, in whichever fragments.
+    """
+
+    partition: str
+    rows: int
+    samples: int
+    nbytes: int
+    digest: str
+    set_id: str
+    version: int | None
+    fragment_ids: tuple[int, ...]
+    is_whole: bool

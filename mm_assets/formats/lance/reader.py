@@ -13,8 +13,7 @@ from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env
-from mm_assets.formats.lance.names import with_original_names
-from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
+from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema, with_original_names
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names

@@ -14,13 +14,12 @@ from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.mending import MendingTable
-from mm_assets.formats.lance.names import with_original_names, with_stored_names
 from mm_assets.formats.lance.orphan_rows import OrphanRows
-from mm_assets.formats.lance.partition_stats import LancePartitionStats
+from mm_assets.formats.lance.partitions import LancePartitionStats
 from mm_assets.formats.lance.reader import LanceSource, lance_options
-from mm_assets.formats.lance.refusal import PartitionsRefused
-from mm_assets.formats.lance.storage_types import to_storage_schema
+from mm_assets.formats.lance.storage_types import to_storage_schema, with_original_names, with_stored_names
 from mm_assets.formats.partitions import Partition
+from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.digest import ContentDigest
