@@ -3,7 +3,7 @@ readers and writers do.
 """
 
 from mm_assets.accounting.canonical.derive import derive
-from mm_assets.accounting.canonical.digest_tally import Derived
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.source import READERS, CanonicalSource
 
-__all__ = ["READERS", "CanonicalSource", "Derived", "derive"]
+__all__ = ["READERS", "Derived", "CanonicalSource", "derive"]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.digest_tally import Derived, DigestTally
+from mm_assets.accounting.canonical.derived import Derived
+from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.types import retyped
+from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.unify import unify_schemas
 
 
 def derive(
@@ -45,3 +50,44 @@ def _keep_freed_memory() -> None:
     cost more than reading.
     """
     bytes(16 << 20)
+
+
+class DigestTally:
+    """Counts rows as they come."""
+
+    def __init__(self) -> None:
+        self.schemas: list[pa.Schema] = []
+        self.digest = ContentDigest()
+        self.rows = self.samples = 0
+        self._counts: Counter[str] = Counter()  # by modality
+        self._last: str | None = None  # sample id: a sample may go on in the next table
+
+    def observe(self, table: pa.Table) -> None:
+        """Add the rows of a table, in the types it has."""
+        self.add(RowPart(table))
+
+    def add(self, part: RowPart) -> None:
+        """Add rows as they are read."""
+        table, schema = part.table, part.schema
+        if not any(schema.equals(known, check_metadata=True) for known in self.schemas):
+            self.schemas.append(schema)
+        if table.num_rows == 0:
+            return
+        self.digest.observe(table, part.values())
+        self.rows += table.num_rows
+        ids = table.column("sample_id").to_pylist()
+        self.samples += sum(1 for _ in groupby(ids)) - (ids[0] == self._last)
+        self._last = ids[-1]
+        self._counts.update(table.column("modality").to_pylist())
+
+    def derived(self) -> Derived:
+        """What has been seen so far."""
+        schema = unify_schemas(self.schemas) if self.schemas else pa.schema([])
+        return Derived(
+            self.rows,
+            self.samples,
+            self._counts["image"],
+            self._counts["text"],
+            self.digest.hexdigest(),
+            schema,
+        )

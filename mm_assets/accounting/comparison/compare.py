@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mm_assets.accounting.canonical.digest_tally import Derived
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import (
