@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
-from mm_assets.formats.tables import UnreadableFile, read_small_table
+from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.faults import unreadable_image

@@ -10,8 +10,8 @@ from pydantic import Field
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.parquet_file import UnreadableFile
 from mm_assets.formats.storage import join
-from mm_assets.formats.tables import UnreadableFile
 from mm_assets.io_managers.planned_jobs import PlannedJob
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.reports import ShardReports
