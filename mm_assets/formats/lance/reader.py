@@ -37,10 +37,10 @@ class InterleavedLanceReader(InterleavedReader):
         for uri in self._tables():
             table = LanceTable(uri, lance_options(uri, self.storage_options))
             version = self.read_kwargs.get("version")
-            facts = table.partitions() if version is None else {}
-            if facts and all(part.fragment_ids or part.rows == 0 for part in facts.values()):
+            stats = table.partitions() if version is None else {}
+            if stats and all(part.fragment_ids or part.rows == 0 for part in stats.values()):
                 version = table.dataset().version
-                parts = [f for f in facts.values() if f.rows]
+                parts = [f for f in stats.values() if f.rows]
                 partitions.extend(Partition(f.partition, (uri,), f.fragment_ids, version) for f in parts)
             else:
                 partitions.append(Partition(partition_name(uri, ""), (uri,), (), version))

@@ -156,16 +156,16 @@ class InterleavedLanceWriter(InterleavedWriter):
         table.take_out_unreadable(digests)
         table.mend_indexes(digests)
         known = [
-            facts for facts in table.partitions().values() if facts.digest == digests.get(facts.partition)
+            stats for stats in table.partitions().values() if stats.digest == digests.get(stats.partition)
         ]
         return {
-            facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest
+            stats.partition for stats in known if stats.fragment_ids and self._digest(stats) != stats.digest
         }
 
-    def _digest(self, facts: LancePartitionStats) -> str | None:
+    def _digest(self, stats: LancePartitionStats) -> str | None:
         """The digest of the rows that a partition has now; None where they cannot be read."""
         found = ContentDigest()
-        partition = Partition(facts.partition, (self.table_uri,), facts.fragment_ids)
+        partition = Partition(stats.partition, (self.table_uri,), stats.fragment_ids)
         try:
             source = LanceSource(self.table_uri, partition, self.storage_options, {})
             for table in source.tables(source.schema.names, _BYTES_AT_ONCE):
