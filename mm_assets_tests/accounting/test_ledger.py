@@ -27,19 +27,11 @@ from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets_tests.accounting.losses import BAD_JSON
 from mm_assets_tests.formats.datasets import item, table_of
 
 REF = build_source_ref("sub/x.tar", "a.1.tiff", 1536, 812, 2)
 FILTERED = Loss("a", 1, "image", "filtered", "aspect_ratio", "wider than max_ratio", 3.5, "1..2", REF)
-BAD_JSON = Loss(
-    "b",
-    -1,
-    "metadata",
-    "quarantined",
-    "bad_json",
-    "not JSON: line 1",
-    source_ref=build_source_ref("x.tar", "b.json", 512, 9),
-)
 WITH_IT = Loss("c", 0, "text", "quarantined", "incomplete_sample", "its sample has an error", is_cause=False)
 STRETCH = Loss(
     None,

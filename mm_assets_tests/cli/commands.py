@@ -150,3 +150,31 @@ def visible(folder: Path) -> list[str]:
 
 def _text(argument: object) -> str:
     return argument if isinstance(argument, str) else str(argument)
+
+
+def ok(*arguments: object, **settings: str) -> str:
+    return fine(run(*arguments, **settings))
+
+
+def fine(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def refused(*arguments: object, code: int = 1) -> str:
+    """Fails without a traceback; gives the line that says why."""
+    done = run(*arguments)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("usage:", " "))]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("mm-assets")
+    return lines[0]
+
+
+# What a worker does before its own code runs.
+STILLBORN = """
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    {}
+"""

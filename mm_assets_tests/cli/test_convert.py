@@ -4,52 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.cli.commands import run, run_process, visible
+from mm_assets_tests.cli.commands import fine, ok, refused, run, run_process, visible
+from mm_assets_tests.cli.documents import PNG, document
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads
-from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.formats.test_round_trip import same
-
-PNG = picture(0)[1]
-
-
-def ok(*arguments: object, **settings: str) -> str:
-    return fine(run(*arguments, **settings))
-
-
-def fine(done: subprocess.CompletedProcess[str]) -> str:
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return done.stdout
-
-
-def refused(*arguments: object, code: int = 1) -> str:
-    """Fails without a traceback; gives the line that says why."""
-    done = run(*arguments)
-    assert done.returncode == code, done
-    assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("usage:", " "))]
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("mm-assets")
-    return lines[0]
-
-
-def document(name: str, **fields: Any) -> list[tuple[str, Any]]:
-    payload = {
-        "texts": [f"text of {name}", None],
-        "images": [None, f"{name}.png"],
-        "lang": ["en"],
-        "url": f"https://x/{name}",
-        **fields,
-    }
-    return [(f"{name}.json", payload), (f"{name}.png", PNG)]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.cli import main
-from mm_assets_tests.cli.test_convert_ledger import convert, lists
-from mm_assets_tests.cli.test_explain import sample
+from mm_assets_tests.cli.documents import sample
+from mm_assets_tests.cli.lost_items import convert, lists
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
 

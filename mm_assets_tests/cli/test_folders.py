@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets_tests.cli.commands import only_line, run, run_process
-from mm_assets_tests.cli.test_convert import document
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.raw_tars import make_tar
 

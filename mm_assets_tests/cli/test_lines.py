@@ -16,6 +16,7 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.cli.commands import (
     REPOSITORY,
+    STILLBORN,
     environment,
     interrupt,
     lines,
@@ -26,12 +27,6 @@ from mm_assets_tests.cli.commands import (
 from mm_assets_tests.formats.raw_tars import make_tar
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
-# What a worker does before its own code runs.
-STILLBORN = """
-import os, sys
-if "--multiprocessing-fork" in sys.orig_argv:
-    {}
-"""
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.cli.test_convert import document, ok, refused, run
+from mm_assets_tests.cli.commands import ok, refused, run
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import FORMATS, read
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_listing import special
+from mm_assets_tests.formats.special_files import special
 
 
 @pytest.fixture

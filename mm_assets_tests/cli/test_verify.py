@@ -21,10 +21,10 @@ from mm_assets.demo.shards import make_shards
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
+from mm_assets_tests.formats.any_tables import tables
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import tables
 
 PNG = picture(0)[1]
 OTHER = PNG[:60] + b"other" + PNG[60:]

@@ -12,8 +12,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import environment, interrupt, only_line, run_process
-from mm_assets_tests.cli.test_lines import STILLBORN
+from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
 from mm_assets_tests.formats.raw_tars import make_tar
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from mm_assets.formats.registry import writer_for
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.nested_types import nulls
 from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.formats.test_round_trip import same
 
 
 class Celsius(pa.ExtensionType):

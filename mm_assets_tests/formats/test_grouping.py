@@ -21,10 +21,10 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
 from mm_assets.interleaved.samples import group_samples
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]
 N = pa.field("n", pa.int64())

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.interleaved import InterleavedParquetReader
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.parquet_of_others import CURATOR, PICTURES, curator, curator_rows
-from mm_assets_tests.formats.test_round_trip import same
 
 GOOD = curator_rows("good", "t", PICTURES[0], url="u")
 URL = pa.field("url", pa.large_string())

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
-from mm_assets_tests.graph.test_accounting import PNG, samples
+from mm_assets_tests.graph.samples import PNG, samples
 
 Change = Callable[[bytes], bytes]
 

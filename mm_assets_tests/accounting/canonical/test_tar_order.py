@@ -13,8 +13,7 @@ import pytest
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.json_values import json_field
-from mm_assets_tests.accounting.canonical.test_canonical import PNG, rewrite
-from mm_assets_tests.accounting.canonical.test_tar_digest import write_tar
+from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar
 from mm_assets_tests.formats.datasets import item, table_of
 
 FIELDS = [pa.field("w", pa.int64()), json_field("_source")]

@@ -19,8 +19,8 @@ from mm_assets.interleaved.faults import fault_of
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.odd_samples import through_all
 from mm_assets_tests.formats.parquet_of_others import IMAGE, PICTURES, documents, image, interleaved
-from mm_assets_tests.formats.test_raw_shards import through_all
 
 P0, P1 = PICTURES[:2]
 TEXTS = (pa.list_(pa.string()), [["t"]])

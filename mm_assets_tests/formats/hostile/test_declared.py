@@ -22,11 +22,11 @@ from mm_assets.formats.webdataset.rows import MISFITS
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, json_codec
 from mm_assets.interleaved.json_values import JSON_ENCODING, is_json
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import read, write
 from mm_assets_tests.formats.hostile.cases_layout import own
 from mm_assets_tests.formats.hostile.outcomes import neighbour
 from mm_assets_tests.formats.hostile.shards import Entry, document, tar
-from mm_assets_tests.formats.test_round_trip import same, tables
 from mm_assets_tests.interleaved.arrow_values import arrow_types, json_values, values_of
 
 TYPES = arrow_types | st.sampled_from(

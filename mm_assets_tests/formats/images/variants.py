@@ -143,3 +143,10 @@ def jpeg_with_size(width: int, height: int, **options: Any) -> bytes:
     at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
     data[at + 5 : at + 9] = struct.pack(">HH", height, width)
     return bytes(data)
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[271] = "maker"
+    exif[274] = orientation
+    return exif

@@ -22,9 +22,9 @@ from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.tar.test_tar_scan import END, header, pax, record
-from mm_assets_tests.formats.test_raw_shards import tiff_of
+from mm_assets_tests.formats.tar.raw_headers import END, header, pax, record
 from mm_assets_tests.formats.webdataset.tolerant_reading import Reading, read_tolerantly
 
 LONG = "long/" + "x" * 150
