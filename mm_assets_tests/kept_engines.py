@@ -1,5 +1,5 @@
-"""Dagster's SQLite event log with engines that are kept: it makes one for each statement, and an engine that is new
-has to compile what it has compiled before. What lies on the disk is the same.
+"""Dagster's SQLite event log with engines that are kept: it makes one for each statement, and an engine that
+is new has to compile what it has compiled before. What lies on the disk is the same.
 """
 
 from __future__ import annotations

@@ -73,10 +73,23 @@ def test_every_loss_is_one_row(root: str) -> None:
     assert found.schema.equals(ITEMS_SCHEMA)
     first, second, third, fourth = found.to_pylist()
     assert first == {
-        "asset": "filtered_parquet", "partition": "train/a.b", "sample_id": "a", "position": 1, "modality": "image", "outcome": "filtered",
-        "kind": "aspect_ratio", "reason": "wider than max_ratio", "score": 3.5, "threshold": "1..2", "is_cause": True,
-        "source": "sub/x.tar", "member": "a.1.tiff", "byte_offset": 1536, "byte_size": 812, "frame_index": 2,
-    }  # fmt: skip
+        "asset": "filtered_parquet",
+        "partition": "train/a.b",
+        "sample_id": "a",
+        "position": 1,
+        "modality": "image",
+        "outcome": "filtered",
+        "kind": "aspect_ratio",
+        "reason": "wider than max_ratio",
+        "score": 3.5,
+        "threshold": "1..2",
+        "is_cause": True,
+        "source": "sub/x.tar",
+        "member": "a.1.tiff",
+        "byte_offset": 1536,
+        "byte_size": 812,
+        "frame_index": 2,
+    }
     assert [second[n] for n in ("member", "byte_offset", "score", "threshold", "frame_index")] == [
         "b.json",
         512,

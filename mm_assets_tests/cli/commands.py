@@ -1,5 +1,5 @@
-"""Commands as a user runs them: in this process, with what they print, or in one of their own, with the user's
-permissions, locale and terminal.
+"""Commands as a user runs them: in this process, with what they print, or in one of their own, with the
+user's permissions, locale and terminal.
 """
 
 from __future__ import annotations

@@ -169,7 +169,10 @@ def test_parquet_beside_tars_is_passed_over_with_a_word(tmp_path: Path, raw: Pat
     for source in (raw, raw / "*"):
         done = run("convert", source, tmp_path / "out", "--to", "parquet")
         assert done.returncode == 0
-        told = f"{source}: 1 Parquet file beside tars passed over, such as part-00000.parquet; name *.parquet to read them"
+        told = (
+            f"{source}: 1 Parquet file beside tars passed over, such as part-00000.parquet; name "
+            f"*.parquet to read them"
+        )
         assert done.stderr == f"mm-assets: warning: {told}\n"
     assert visible(tmp_path / "out") == ["a.parquet", "sub%2Fb.parquet"]
 
@@ -236,8 +239,8 @@ def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     write("parquet", tmp_path / "in", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
     assert (
-        f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, which this project wrote"
-        in message
+        f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, "
+        f"which this project wrote" in message
     )
     write("lance", tmp_path / "in2", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in2", tmp_path / "out", "--to", "parquet", "--texts-field", "x")

@@ -70,15 +70,22 @@ ALL_KEPT = ["kept"] * len(ASSETS)
 def test_every_item_from_its_shard_to_every_output(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = explain(capsys, "two", root)
     assert shards == {
-        "a": (shards["a"][0], {
-            (-1, "metadata", "two.json"): ALL_KEPT,
-            (0, "text", "two.json"): ALL_KEPT,
-            (1, "image", "two.1.png"): ALL_KEPT,
-            (2, "image", "two.2.png"): [
-                "kept", "filtered by aspect_ratio: wider than max_ratio (score 3.5, asked for 1..2)", "absent", "absent", "absent",
-            ],
-        }),
-    }  # fmt: skip
+        "a": (
+            shards["a"][0],
+            {
+                (-1, "metadata", "two.json"): ALL_KEPT,
+                (0, "text", "two.json"): ALL_KEPT,
+                (1, "image", "two.1.png"): ALL_KEPT,
+                (2, "image", "two.2.png"): [
+                    "kept",
+                    "filtered by aspect_ratio: wider than max_ratio (score 3.5, asked for 1..2)",
+                    "absent",
+                    "absent",
+                    "absent",
+                ],
+            },
+        ),
+    }
     source = re.fullmatch(r"a\.tar: two\.json @(\d+)\+(\d+)", shards["a"][0])
     assert source is not None
     start, size = map(int, source.groups())

@@ -29,7 +29,8 @@ def test_an_output_beside_data_of_another_format(raw: Path, tmp_path: Path) -> N
     assert done.returncode == 0
     assert (
         done.stderr
-        == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files of one\n"
+        == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files "
+        f"of one\n"
     )
     assert run("convert", raw, out, "--to", "parquet").stderr == done.stderr.replace("parquet", "lance")
     assert "holds lance and parquet" in only_line(run("inspect", out))

@@ -338,7 +338,10 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
         "lance",
     ]
     variables = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
-    restored = "import signal, os, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    restored = (
+        "import signal, os, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], "
+        "sys.argv[1:])"
+    )
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", restored, *command],
         env=variables,
@@ -363,7 +366,8 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
         ),
         (
             "os.kill(os.getpid(), 9)",
-            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does when memory",
+            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does "
+            "when memory",
         ),
     ],
 )

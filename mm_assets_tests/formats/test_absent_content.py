@@ -45,8 +45,15 @@ ABSENT: dict[str, tuple[dict[str, Any], str]] = {
         "a text row without text",
     ),
 }
-UNUSABLE = {"{}": "missing path", "": "missing path", '{"path": ""}': "missing path", "junk": "Expecting value", '{"path": 5}': "no string",
-            '{"path": "a", "byte_offset": -1}': "no number of bytes", "[1]": "must be a JSON object"}  # fmt: skip
+UNUSABLE = {
+    "{}": "missing path",
+    "": "missing path",
+    '{"path": ""}': "missing path",
+    "junk": "Expecting value",
+    '{"path": 5}': "no string",
+    '{"path": "a", "byte_offset": -1}': "no number of bytes",
+    "[1]": "must be a JSON object",
+}
 
 
 def sample(*rows: dict[str, Any]) -> list[dict[str, Any]]:
@@ -172,8 +179,8 @@ def test_convert(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(arguments) == 1
     out = capsys.readouterr()
     assert (
-        "a.parquet: sample 's', position 1: missing content: an image without bytes and without a locator (and 1 more"
-        in out.err
+        "a.parquet: sample 's', position 1: missing content: an image without bytes and without a "
+        "locator (and 1 more" in out.err
     )
     assert main([*arguments, "--on-materialize-error", "drop_sample", "--max-loss", "1"]) == 0
     assert "quarantined: 4 items (incomplete_sample 2, missing_content 2)" in capsys.readouterr().out

@@ -198,7 +198,8 @@ class TestPackedTars:
         )
         found = expand(str(tmp_path), TAR_SUFFIXES)
         assert found.passed_over == [
-            f"{tmp_path}: 2 tars, the first of them {tmp_path}/x/b.tar.xz, packed in a way that is not read: pack with gzip, or not at all"
+            f"{tmp_path}: 2 tars, the first of them {tmp_path}/x/b.tar.xz, packed in a way that is "
+            f"not read: pack with gzip, or not at all"
         ]
         assert (
             expand(str(tmp_path), (".tar.gz",)).passed_over == []
@@ -230,7 +231,8 @@ class TestPackedTars:
         touch(tmp_path, "texts/b.tar.xz")
         text = f"images={tmp_path}/images texts={tmp_path}/texts"
         assert RawLocations(text).shards().unmatched == (
-            f"{tmp_path}/texts/b.tar.xz: a tar packed in a way that is not read: pack with gzip, or not at all",
+            f"{tmp_path}/texts/b.tar.xz: a tar packed in a way that is not read: pack with gzip, or "
+            f"not at all",
         )
 
     def test_behind_a_url(self, tmp_path: Path) -> None:

@@ -74,9 +74,24 @@ def test_types_of_columns(tmp_path: Path) -> None:
 
 
 FIELDS = st.sampled_from(
-    ["a", "b", "ü", "x.y", "position", "modality", "sample_id", "_source", "_row_extra", "_mm_assets", "_row_errors",
-     "image_members", "pi", "pt", "id"]
-)  # fmt: skip
+    [
+        "a",
+        "b",
+        "ü",
+        "x.y",
+        "position",
+        "modality",
+        "sample_id",
+        "_source",
+        "_row_extra",
+        "_mm_assets",
+        "_row_errors",
+        "image_members",
+        "pi",
+        "pt",
+        "id",
+    ]
+)
 TOKENS = st.sampled_from([None, "0.png", "s.png", "s0.0.png", "s1.0.png", "missing.png", "", 5, "page_1"])
 LISTS = (
     st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
@@ -128,9 +143,16 @@ def test_any_json_is_told_again(
 
 def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
     lists = {
-        "rows": [1, 2], "positions": [1, None, 2], "nulls": [None, None], "null-positions": [None, None, None], "null": None,
-        "long": [1, 2, 3, 4], "short": [1], "value-at-a-gap": [1, 2, 3], "empty": [],
-    }  # fmt: skip
+        "rows": [1, 2],
+        "positions": [1, None, 2],
+        "nulls": [None, None],
+        "null-positions": [None, None, None],
+        "null": None,
+        "long": [1, 2, 3, 4],
+        "short": [1],
+        "value-at-a-gap": [1, 2, 3],
+        "empty": [],
+    }
     members: list[tuple[str, Any]] = [("missing.json", {"texts": ["a", None, "b"], "images": []})]
     members += [
         (f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values})

@@ -91,7 +91,10 @@ def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
     _remove(fresh.storage, "curated/p.parquet", *_traces("curated_parquet/p.*"))
     success, found, _ = prove(fresh)
     assert not success
-    line = "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; nothing is there"
+    line = (
+        "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; "
+        "nothing is there"
+    )
     assert found == {"curated_parquet": {"p": [line]}}
 
 

@@ -242,8 +242,12 @@ def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
         )
         assert fault_of(row["materialize_error"]) == OVERSIZED_MEMBER
         assert row["binary_content"] is None
-    assert not [row for batch in InterleavedWebdatasetReader(str(shard), max_member_bytes=1 << 20, materialize=False)
-                for row in batch.data.to_pylist() if row["materialize_error"]]  # fmt: skip
+    assert not [
+        row
+        for batch in InterleavedWebdatasetReader(str(shard), max_member_bytes=1 << 20, materialize=False)
+        for row in batch.data.to_pylist()
+        if row["materialize_error"]
+    ]
 
 
 def test_an_image_of_exactly_the_limit_is_read(tmp_path: Path) -> None:

@@ -23,9 +23,14 @@ from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.raw_tars import make_tar
 
 EXTRAS = [
-    pa.field("n", pa.int64()), pa.field("f", pa.float64()), pa.field("b", pa.bool_()), pa.field("s", pa.string()), json_field("j"),
-    pa.field("nothing", pa.null()), pa.field("zz", pa.string()),
-]  # fmt: skip
+    pa.field("n", pa.int64()),
+    pa.field("f", pa.float64()),
+    pa.field("b", pa.bool_()),
+    pa.field("s", pa.string()),
+    json_field("j"),
+    pa.field("nothing", pa.null()),
+    pa.field("zz", pa.string()),
+]
 ROWS = [
     item(
         "a",

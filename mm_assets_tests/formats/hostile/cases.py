@@ -19,8 +19,17 @@ from mm_assets_tests.formats.hostile.outcomes import (
 )
 
 MODULES = (
-    cases_json, cases_ids, cases_lists, cases_layout, cases_declared, cases_references, cases_images, cases_tar, cases_sizes, cases_pairs,
-)  # fmt: skip
+    cases_json,
+    cases_ids,
+    cases_lists,
+    cases_layout,
+    cases_declared,
+    cases_references,
+    cases_images,
+    cases_tar,
+    cases_sizes,
+    cases_pairs,
+)
 
 
 CASES: list[Case] = [case for module in MODULES for case in module.CASES]

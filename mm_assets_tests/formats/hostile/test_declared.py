@@ -31,12 +31,24 @@ from mm_assets_tests.interleaved.arrow_values import arrow_types, json_values, v
 
 TYPES = arrow_types | st.sampled_from(
     [
-        pa.struct([]), pa.list_(pa.int8(), 0), pa.binary(0), pa.decimal128(5, -2), pa.dictionary(pa.int8(), pa.string()),
-        pa.dictionary(pa.int8(), pa.int64()), pa.list_(pa.dictionary(pa.int8(), pa.int64())), pa.string_view(), pa.uuid(), pa.json_(),
-        pa.fixed_shape_tensor(pa.int8(), [2]), pa.struct([pa.field("a", pa.int8())] * 2), pa.float16(), pa.timestamp("s"),
-        pa.struct([pa.field("f0", pa.int8(), nullable=False)]), pa.list_(pa.field("item", pa.timestamp("s"), nullable=False)),
+        pa.struct([]),
+        pa.list_(pa.int8(), 0),
+        pa.binary(0),
+        pa.decimal128(5, -2),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int8(), pa.int64()),
+        pa.list_(pa.dictionary(pa.int8(), pa.int64())),
+        pa.string_view(),
+        pa.uuid(),
+        pa.json_(),
+        pa.fixed_shape_tensor(pa.int8(), [2]),
+        pa.struct([pa.field("a", pa.int8())] * 2),
+        pa.float16(),
+        pa.timestamp("s"),
+        pa.struct([pa.field("f0", pa.int8(), nullable=False)]),
+        pa.list_(pa.field("item", pa.timestamp("s"), nullable=False)),
     ]
-)  # fmt: skip
+)
 METADATA = st.sampled_from(
     [None, None, None, JSON_ENCODING, {b"lance-encoding:blob": b"true"}, {b"k": b"\xff"}, {b"k": b"v"}]
 )

@@ -305,7 +305,9 @@ def test_a_packed_tar_that_is_cut_gives_what_could_be_unpacked(tmp_path: Path) -
 
 
 def test_bytes_that_fail_their_checksum_are_not_used(tmp_path: Path) -> None:
-    """A wrong byte need not show until the end of its gzip member: an image before that may be another one."""
+    """A wrong byte need not show until the end of its gzip member: an image before that may be another
+    one.
+    """
     data = make_tar(tmp_path / "plain.tar", MEMBERS, kind=tarfile.GNU_FORMAT).read_bytes()
     start, _ = spans(data)["pdf.json"]
     shard = packed(tmp_path / "x.tar.gz", data[:start], data[start:])
