@@ -16,6 +16,7 @@ SLOW = (
     "cli",
     "demo",
     "formats/hostile/test_declared.py",
+    "formats/hostile/test_pairs.py",
     "formats/test_memory.py",
     "graph",
     "io_managers",

@@ -19,7 +19,6 @@ import dagster as dg
 
 from mm_assets.io_managers.base import LANDED
 from mm_assets.workers import WorkerFailure, WorkerPool
-from mm_assets_tests.kept_engines import kept_engines
 
 
 def serve() -> None:
@@ -33,12 +32,7 @@ def serve() -> None:
 
     answers = sys.stdout
     job = defs.resolve_job_def("all_assets")
-    with (
-        contextlib.redirect_stdout(sys.stderr),
-        kept_engines(),
-        dg.DagsterInstance.get() as instance,
-        _deaths() as died,
-    ):
+    with contextlib.redirect_stdout(sys.stderr), dg.DagsterInstance.get() as instance, _deaths() as died:
         keys = list(resources_from_environment()["raw"].listing())
         instance.add_dynamic_partitions(str(SHARDS.name), keys)
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}
