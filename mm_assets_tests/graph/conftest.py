@@ -12,7 +12,7 @@ import pytest
 
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
-from mm_assets_tests.kept_engines import kept_engines
+from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.warm_workers import warm_workers
 
 
