@@ -11,6 +11,8 @@ import pyarrow as pa
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 
+__all__ = ["PartitionReport", "WriteReport"]
+
 
 @dataclass(frozen=True)
 class PartitionReport:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+__all__ = ["StoreError"]
+
 # Packages of file systems whose errors are of no class that Python has.
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 

@@ -13,6 +13,8 @@ from mm_assets.interleaved.faults import INCOMPLETE_SAMPLE, fault_of
 from mm_assets.interleaved.losses import Loss, located
 from mm_assets.interleaved.notices import warn_user
 
+__all__ = ["MaterializeError"]
+
 MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
 POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
 

@@ -10,6 +10,8 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.features import Features
 
+__all__ = ["decode_example", "encode_example"]
+
 
 def encode_example(example: Mapping[str, Any], features: Features) -> dict[str, Any]:
     """An example as Arrow takes it, its fields in the order of the features. None stays None.

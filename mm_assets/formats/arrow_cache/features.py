@@ -16,6 +16,8 @@ from mm_assets.formats.arrow_cache.feature_types import (
     Video,
 )
 
+__all__ = ["Features"]
+
 _KINDS: dict[str, type[FeatureType]] = {
     kind.__name__: kind for kind in (Value, ClassLabel, Image, Video, Array3D, Sequence)
 }
