@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.accounting.canonical import READERS, Derived, Place, derive
+from mm_assets.accounting.canonical import READERS, CanonicalSource, Derived, derive
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
@@ -37,17 +37,17 @@ ROWS = [
 TABLE = table_of(ROWS, EXTRAS)
 
 
-def place(kind: str, folder: Path | str, partition: str = "part") -> Place:
+def place(kind: str, folder: Path | str, partition: str = "part") -> CanonicalSource:
     name = {
         "parquet": f"{partition}.parquet",
         "webdataset": f"{partition}.tar",
         "lance": "items.lance",
         "arrow_cache": partition,
     }[kind]
-    return Place(kind, f"{folder}/{name}", partition)
+    return CanonicalSource(kind, f"{folder}/{name}", partition)
 
 
-def rows_of(source: Place) -> pa.Table:
+def rows_of(source: CanonicalSource) -> pa.Table:
     return pa.concat_tables(source.tables())
 
 
@@ -134,7 +134,7 @@ def test_batches_are_small_whatever_the_row_group(tmp_path: Path) -> None:
     write("lance", tmp_path, batch_of(rows, partition="part"))
     write("webdataset", tmp_path, batch_of(rows, partition="part"))
     for source in (
-        Place("parquet", str(tmp_path / "x.parquet")),
+        CanonicalSource("parquet", str(tmp_path / "x.parquet")),
         place("lance", tmp_path),
         place("webdataset", tmp_path),
     ):
@@ -155,7 +155,7 @@ def test_row_groups_of_much_else_than_images(rows: int, text: str, tmp_path: Pat
     )
     pq.write_table(table, tmp_path / "one.parquet", row_group_size=rows)
     pq.write_table(table, tmp_path / "many.parquet", row_group_size=10)
-    one, many = (Place("parquet", str(tmp_path / f"{name}.parquet")) for name in ("one", "many"))
+    one, many = (CanonicalSource("parquet", str(tmp_path / f"{name}.parquet")) for name in ("one", "many"))
     assert derive("parquet", one.uri) == derive("parquet", many.uri)
     assert all(part.blobs is None for part in one.parts())
     assert rows_of(one).equals(rows_of(many))
@@ -258,10 +258,10 @@ def test_lance_rows_that_moved_to_other_fragments(tmp_path: Path) -> None:
 def test_raw_tars_are_read_by_our_own_reader(tmp_path: Path) -> None:
     payload = {"texts": ["t", None], "images": [None, "k.png"], "url": "u"}
     raw = make_tar(tmp_path / "raw" / "r.tar", [("k.json", payload), ("k.png", PNG)])
-    found = rows_of(Place("webdataset", str(raw), relative_to=str(raw.parent)))
+    found = rows_of(CanonicalSource("webdataset", str(raw), relative_to=str(raw.parent)))
     assert [row["binary_content"] for row in found.to_pylist()] == [None, None, PNG]
     assert '"path": "r.tar"' in found.column("source_ref")[0].as_py()
-    assert str(raw) in rows_of(Place("webdataset", str(raw))).column("source_ref")[0].as_py()
+    assert str(raw) in rows_of(CanonicalSource("webdataset", str(raw))).column("source_ref")[0].as_py()
 
 
 def test_a_tar_without_our_bookkeeping_is_read_by_our_own_reader(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_tar_without_our_bookkeeping_is_read_by_our_own_reader(tmp_path: Path)
         "_row_extra": {"text": [None], "image": [{"w": 3}], "metadata": {}},
     }
     tar = make_tar(tmp_path / "n.tar", [("s.0.png", PNG), ("s.json", payload)])
-    (found,) = [table for table in Place("webdataset", str(tar)).tables() if table.num_rows]
+    (found,) = [table for table in CanonicalSource("webdataset", str(tar)).tables() if table.num_rows]
     assert found.select(["position", "modality", "w", "binary_content"]).to_pylist()[1] == {
         "position": 0, "modality": "image", "w": 3, "binary_content": PNG,
     }  # fmt: skip
@@ -358,7 +358,11 @@ def test_values_of_another_type_than_stated_have_their_own(tmp_path: Path) -> No
     rewrite(
         tmp_path / "part.tar", lambda name, data: [(name, data.replace(b'{"n":5,', b'{"n":5.0,"added":[1],'))]
     )
-    found = [table for table in Place("webdataset", str(tmp_path / "part.tar")).tables() if table.num_rows]
+    found = [
+        table
+        for table in CanonicalSource("webdataset", str(tmp_path / "part.tar")).tables()
+        if table.num_rows
+    ]
     assert sum(table.num_rows for table in found) == 5
     odd = found[0].slice(0, 1)
     assert odd.schema.field("n").type == pa.float64()

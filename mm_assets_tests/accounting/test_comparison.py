@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.accounting.canonical import Place
-from mm_assets.accounting.canonical.sources import places_of
+from mm_assets.accounting.canonical import CanonicalSource
+from mm_assets.accounting.canonical.sources import canonical_sources
 from mm_assets.accounting.comparison import Comparison, Dataset, compare
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
@@ -33,7 +33,7 @@ ROWS = [
 
 
 class Rows:
-    """Tables in memory where a `Place` has those of a file."""
+    """Tables in memory where a `CanonicalSource` has those of a file."""
 
     def __init__(self, *tables: pa.Table, states_types: bool = True) -> None:
         self._tables = tables
@@ -187,7 +187,7 @@ def test_shards_of_other_types_are_the_table_that_was_made_of_them(
     ]
     for kind in FORMATS:
         write(kind, tmp_path / kind, batches)
-    found = [Dataset(places_of(str(tmp_path / kind))) for kind in FORMATS]
+    found = [Dataset(canonical_sources(str(tmp_path / kind))) for kind in FORMATS]
     assert len({dataset.facts.digest for dataset in found}) == 1
     assert all(compare(found[0], other).is_equal for other in found[1:])
 
@@ -275,14 +275,14 @@ def test_two_places(tmp_path: Path) -> None:
             [InterleavedBatch(TABLE, (), "part"), InterleavedBatch(of([item("z", n=1)]), (), "other")],
         )
     parquet, tar = (
-        Place("parquet", f"{tmp_path}/part.parquet", "part"),
-        Place("webdataset", f"{tmp_path}/part.tar", "part"),
+        CanonicalSource("parquet", f"{tmp_path}/part.parquet", "part"),
+        CanonicalSource("webdataset", f"{tmp_path}/part.tar", "part"),
     )
-    table = Place("lance", f"{tmp_path}/items.lance", "part")
+    table = CanonicalSource("lance", f"{tmp_path}/items.lance", "part")
     assert compare(parquet, tar).is_equal and compare(parquet, table).is_equal
-    found = compare(Place("lance", f"{tmp_path}/items.lance"), tar, names=("table", "tars"))
+    found = compare(CanonicalSource("lance", f"{tmp_path}/items.lance"), tar, names=("table", "tars"))
     assert lines(found) == ["sample 'z', position -1: the metadata row is missing in tars"]
-    assert compare(Place("parquet", ""), tar).items == 6
+    assert compare(CanonicalSource("parquet", ""), tar).items == 6
 
 
 def test_a_partition_of_a_table_has_the_types_of_the_table(tmp_path: Path) -> None:
@@ -294,8 +294,8 @@ def test_a_partition_of_a_table_has_the_types_of_the_table(tmp_path: Path) -> No
     for kind in ("parquet", "lance"):
         write(kind, tmp_path, batches)
     parquet, table = (
-        Place("parquet", f"{tmp_path}/part.parquet", "part"),
-        Place("lance", f"{tmp_path}/items.lance", "part"),
+        CanonicalSource("parquet", f"{tmp_path}/part.parquet", "part"),
+        CanonicalSource("lance", f"{tmp_path}/items.lance", "part"),
     )
     assert compare(parquet, table).is_equal and compare(table, parquet).is_equal
     assert compare(parquet, table, [("nobody", 0, "text")]).is_equal

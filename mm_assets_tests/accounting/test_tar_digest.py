@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from mm_assets.accounting.canonical import Derived, Place, derive
-from mm_assets.accounting.canonical.derive import Tally
+from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
+from mm_assets.accounting.canonical.derive import DigestTally
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
@@ -59,8 +59,8 @@ def write_tar(folder: Path | str, table: pa.Table) -> Path:
 
 
 def from_tables(tar: Path) -> Derived:
-    tally = Tally()
-    for table in Place("webdataset", str(tar)).tables():
+    tally = DigestTally()
+    for table in CanonicalSource("webdataset", str(tar)).tables():
         tally.observe(table)
     return tally.derived()
 

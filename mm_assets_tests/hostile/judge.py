@@ -193,7 +193,7 @@ class Judge:
         header = tarfile.TarInfo.frombuf(self.plain[ref["byte_offset"] :][:512], "utf-8", "strict")
         assert header.name == ref["member"] or header.type == b"x"
 
-    def strays(self, found: list[Loss]) -> None:
+    def unreferenced(self, found: list[Loss]) -> None:
         """Each member, file or not, and each frame that the notes of the case count is in the ledger, in
         their order.
         """

@@ -108,7 +108,7 @@ def test_anything_declared(kind: str, entries: tuple[Entry, Entry, bool]) -> Non
             )
         )
         reader = InterleavedWebdatasetReader(
-            str(shard), set_aside=True, relative_to=folder, max_batch_bytes=1
+            str(shard), quarantine_errors=True, relative_to=folder, max_batch_bytes=1
         )
         survey = surveyed(shard, reader)
         writer = writer_for(kind, str(Path(folder, "out")), on_materialize_error="warn", roots=[folder])
@@ -145,7 +145,7 @@ def test_what_our_writer_wrote_is_never_set_aside(table: pa.Table) -> None:
             on_materialize_error="warn",
             materialize=False,
         )
-        same(read("webdataset", folder, set_aside=True), table)
+        same(read("webdataset", folder, quarantine_errors=True), table)
 
 
 @pytest.mark.parametrize("is_everywhere", [True, False])
@@ -156,7 +156,7 @@ def test_a_declared_column_that_some_samples_lack_can_be_null(tmp_path: Path, is
     shard.write_bytes(
         tar([own([field], texts=[None], _row_extra=extra), *([] if is_everywhere else [document("raw")])])
     )
-    reader = InterleavedWebdatasetReader(str(shard), set_aside=True)
+    reader = InterleavedWebdatasetReader(str(shard), quarantine_errors=True)
     columns = surveyed(shard, reader).columns
     assert (
         columns.needs()["n"].field

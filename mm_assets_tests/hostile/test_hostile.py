@@ -49,7 +49,7 @@ def ingest(path: Path, policy: str, **options: Any) -> tuple[PartitionReport, pa
     """
     folder = str(path.parent)
     reader = InterleavedWebdatasetReader(
-        str(path), set_aside=True, relative_to=folder, max_batch_bytes=BATCH_BYTES[policy], **options
+        str(path), quarantine_errors=True, relative_to=folder, max_batch_bytes=BATCH_BYTES[policy], **options
     )
     (partition,) = reader.partitions()
     writer = InterleavedParquetWriter(str(path.parent / "out"), on_materialize_error=policy, roots=[folder])
@@ -88,7 +88,7 @@ def test_hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: Case, po
     )
     assert report.items == sum(len(sample.places) for sample in samples) + lost
     notes = dict(report.notes.get(str(shard), {}))
-    judge.strays(notes.pop("strays", []))
+    judge.unreferenced(notes.pop("unreferenced_losses", []))
     nbytes, _ = notes.pop("nbytes"), notes.pop("of_others", None)
     assert nbytes == len(shard.read_bytes()) or shard.read_bytes().startswith(b"\x1f\x8b")
     assert notes == case.notes

@@ -208,7 +208,7 @@ LARGE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"set_aside": True}, {"materialize": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quarantine_errors": True}, {"materialize": False}], ids=str)
 def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

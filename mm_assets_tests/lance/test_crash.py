@@ -105,7 +105,7 @@ def test_committers_race_with_compaction(tmp_path: Path) -> None:
         *(rows(names(name), mark="5") for name in partitions), rows(names("still"))
     )
     assert all(facts.is_whole for facts in table.partitions().values())
-    assert table.strays() == []
+    assert table.orphan_rows() == []
 
 
 def run_one(barrier: Any, answers: Any, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:

@@ -135,7 +135,7 @@ def test_partitions_of_one_chunk_are_replaced_together(table: LanceTable, change
     assert content(table) == expected(new_a, new_b, rows(names("d")), others)
     facts = {name: (found.rows, found.is_whole) for name, found in table.partitions().items()}
     assert facts == {"a": (6, True), "b": (4, True), "c": (6, True), "d": (6, True)}
-    assert table.strays() == []
+    assert table.orphan_rows() == []
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -163,7 +163,7 @@ def test_committing_everything_again_makes_the_table_exact(table: LanceTable, ch
     change(table)
     land(table, *(write(table.uri, name) for name in ("a", "b", "c")))
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c")))
-    assert table.strays() == []
+    assert table.orphan_rows() == []
 
 
 def test_a_partition_that_is_refused_keeps_its_ids(table: LanceTable) -> None:
@@ -228,7 +228,7 @@ def test_rows_appended_meanwhile_are_nobodys(table: LanceTable, monkeypatch: pyt
     meanwhile(monkeypatch, lambda: append(table))
     table.commit([write(table.uri, "a", new)])
     assert found(table) == [("b/1", "b", 2)]
-    table.remove_strays()
+    table.remove_orphan_rows()
     assert content(table) == expected(new, rows(names("b")), rows(names("c")))
 
 
@@ -237,20 +237,20 @@ def test_rows_appended_meanwhile_are_nobodys(table: LanceTable, monkeypatch: pyt
 
 
 def found(table: LanceTable) -> list[tuple[str, str, int]]:
-    return [(stray.sample_id, stray.partition, stray.rows) for stray in table.strays()]
+    return [(stray.sample_id, stray.partition, stray.rows) for stray in table.orphan_rows()]
 
 
 @pytest.mark.parametrize("change", [compact, compact_indexed, clean_up, update, update_compacted, overwrite])
-def test_rows_that_were_moved_are_no_strays(table: LanceTable, change: Change) -> None:
+def test_rows_that_were_moved_are_no_orphan_rows(table: LanceTable, change: Change) -> None:
     change(table)
     before = content(table)
     version = table.dataset().version
-    assert table.strays() == []
-    assert table.remove_strays() == 0
+    assert table.orphan_rows() == []
+    assert table.remove_orphan_rows() == 0
     assert (content(table), table.dataset().version) == (before, version)
 
 
-def test_strays_are_named_and_removed_in_one_version(table: LanceTable) -> None:
+def test_orphan_rows_are_named_and_removed_in_one_version(table: LanceTable) -> None:
     append(table)
     lance.write_dataset(rows(["theirs", "it's"]), table.uri, mode="append")
     assert found(table) == [
@@ -261,15 +261,15 @@ def test_strays_are_named_and_removed_in_one_version(table: LanceTable) -> None:
         ("theirs", "", 2),
     ]
     version = table.dataset().version
-    assert table.remove_strays() == 10
+    assert table.remove_orphan_rows() == 10
     assert table.dataset().version == version + 1
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c")))
     assert lance.dataset(table.uri, version=version).count_rows() == 28
-    assert table.strays() == []
-    assert LanceTable(Path(table.uri).parent / "none.lance").remove_strays() == 0
+    assert table.orphan_rows() == []
+    assert LanceTable(Path(table.uri).parent / "none.lance").remove_orphan_rows() == 0
 
 
-def test_strays_among_compacted_rows(table: LanceTable) -> None:
+def test_orphan_rows_among_compacted_rows(table: LanceTable) -> None:
     """Rows of b and c are moved, then a is made anew; a stray of each kind is compacted with the rest of
     them.
     """
@@ -278,7 +278,7 @@ def test_strays_among_compacted_rows(table: LanceTable) -> None:
     table.commit([write(table.uri, "a", rows(names("a"), mark="new"))])
     lance.write_dataset(rows(["a/1"]), table.uri, mode="append")
     assert found(table) == [("a/1", "a", 2), ("theirs", "", 2)]
-    table.remove_strays()
+    table.remove_orphan_rows()
     assert content(table) == expected(rows(names("a"), mark="new"), rows(names("b")), rows(names("c")))
 
 
@@ -291,7 +291,7 @@ def test_a_surplus_row_among_compacted_ones_is_a_damaged_partition(table: LanceT
         "c": True,
     }
     assert found(table) == []
-    assert table.remove_strays() == 0
+    assert table.remove_orphan_rows() == 0
     land(table, write(table.uri, "a"), write(table.uri, "b"))
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c")))
 
@@ -302,7 +302,7 @@ def test_a_fragment_that_is_there_twice_is_stray(table: LanceTable) -> None:
     lance.LanceDataset.commit(table.dataset(), transaction)
     assert table.dataset().count_rows() == 24
     assert found(table) == [(sample_id, "a", 2) for sample_id in names("a")]
-    table.remove_strays()
+    table.remove_orphan_rows()
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c")))
     assert table.partitions()["a"].is_whole
 

@@ -10,7 +10,7 @@ import pytest
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.webdataset import blobs
-from mm_assets.formats.webdataset.resolve import Content
+from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.formats.webdataset.rows import Row
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
@@ -35,13 +35,13 @@ def test_values_lie_one_behind_the_other(
     try:
         png, pages, other, single = scan(descriptor, "x.tar").members
         contents = [
-            *(Content(png), None, Content(pages, 0, 3), Content(pages, 2, 3)),
+            *(ResolvedContent(png), None, ResolvedContent(pages, 0, 3), ResolvedContent(pages, 2, 3)),
             *(
-                Content(other, 1, 2),
-                Content(pages, 1, 3),
-                Content(single, 0, 1),
-                Content(pages, 3, 4),
-                Content(png),
+                ResolvedContent(other, 1, 2),
+                ResolvedContent(pages, 1, 3),
+                ResolvedContent(single, 0, 1),
+                ResolvedContent(pages, 3, 4),
+                ResolvedContent(png),
             ),
         ]
         rows = [Row(position, "image", content=content) for position, content in enumerate(contents)]

@@ -20,7 +20,7 @@ from mm_assets.formats import storage
 from mm_assets.formats.tar.scan import TarDamage, scan
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.client_indexes import (
-    PartitionFacts,
+    TarPartitionStats,
     energon_dataset,
     energon_info,
     energon_split,
@@ -37,8 +37,10 @@ from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import item, table_of, write
 from mm_assets_tests.formats.shelf import ShelfFileSystem
 
-A = PartitionFacts("a.tar", 3, 9000, {"jpg": [0, 1, 2, 7], "png": [3]}, {"score": "float64", "tag": "null"})
-B = PartitionFacts("b.tar", 2, 7000, {"webp": [0]}, {"tag": "list:string", "score": "string"})
+A = TarPartitionStats(
+    "a.tar", 3, 9000, {"jpg": [0, 1, 2, 7], "png": [3]}, {"score": "float64", "tag": "null"}
+)
+B = TarPartitionStats("b.tar", 2, 7000, {"webp": [0]}, {"tag": "list:string", "score": "string"})
 
 HOSTILE_COLUMNS = [
     *[
@@ -128,8 +130,8 @@ def features(card: str) -> dict[str, Any]:
 
 
 def test_facts_come_back_from_json() -> None:
-    assert PartitionFacts.from_json(A.to_json()) == A
-    assert list(PartitionFacts.from_json(B.to_json()).columns) == ["tag", "score"]
+    assert TarPartitionStats.from_json(A.to_json()) == A
+    assert list(TarPartitionStats.from_json(B.to_json()).columns) == ["tag", "score"]
     assert json.loads(A.to_json())["pairs"] == {"jpg": "0-2,7", "png": "3"}
     assert A.pairs == parse_pairs(["7.jpg", "3.png", "0.jpg", "2.jpg", "1.jpg", "1.jpg"])
 
@@ -140,26 +142,26 @@ def test_facts_come_back_from_json() -> None:
     )
 )
 def test_any_pairs_come_back(pairs: dict[str, list[int]]) -> None:
-    facts = PartitionFacts("x.tar", 1, 1, pairs, dict.fromkeys(HOSTILE_COLUMNS, "json"))
-    assert PartitionFacts.from_json(facts.to_json()) == facts
+    facts = TarPartitionStats("x.tar", 1, 1, pairs, dict.fromkeys(HOSTILE_COLUMNS, "json"))
+    assert TarPartitionStats.from_json(facts.to_json()) == facts
     assert {ext: list(positions) for ext, positions in facts.pairs.items()} == pairs
 
 
 @pytest.mark.parametrize(
     "bad",
     [
-        lambda: PartitionFacts("../a.tar", 1, 1),
-        lambda: PartitionFacts(".a.tar", 1, 1),
-        lambda: PartitionFacts("a.txt", 1, 1),
-        lambda: PartitionFacts("a.tar", -1, 1),
-        lambda: PartitionFacts("a.tar", 1, 1, {"jpg": [2, 1]}),
-        lambda: PartitionFacts("a.tar", 1, 1, {"jpg": [-1]}),
-        lambda: PartitionFacts("a.tar", 1, 1, {"j.g": [1]}),
-        lambda: PartitionFacts("a.tar", 1, 1, {}, {"c": "int32"}),
-        lambda: PartitionFacts("a.tar", 1, 1, {}, {"c": "list:json"}),
-        lambda: PartitionFacts.from_json("[]"),
-        lambda: PartitionFacts.from_json('{"file": "a.tar"}'),
-        lambda: PartitionFacts.from_json("{"),
+        lambda: TarPartitionStats("../a.tar", 1, 1),
+        lambda: TarPartitionStats(".a.tar", 1, 1),
+        lambda: TarPartitionStats("a.txt", 1, 1),
+        lambda: TarPartitionStats("a.tar", -1, 1),
+        lambda: TarPartitionStats("a.tar", 1, 1, {"jpg": [2, 1]}),
+        lambda: TarPartitionStats("a.tar", 1, 1, {"jpg": [-1]}),
+        lambda: TarPartitionStats("a.tar", 1, 1, {"j.g": [1]}),
+        lambda: TarPartitionStats("a.tar", 1, 1, {}, {"c": "int32"}),
+        lambda: TarPartitionStats("a.tar", 1, 1, {}, {"c": "list:json"}),
+        lambda: TarPartitionStats.from_json("[]"),
+        lambda: TarPartitionStats.from_json('{"file": "a.tar"}'),
+        lambda: TarPartitionStats.from_json("{"),
         lambda: parse_pairs(["01.jpg"]),
         lambda: parse_pairs(["json"]),
         lambda: parse_pairs(["1.JPG"]),
@@ -202,7 +204,7 @@ TYPES: list[tuple[pa.DataType, str]] = [
 @pytest.mark.parametrize(("type_", "feature"), TYPES, ids=lambda t: str(t))
 def test_features_of_arrow_types(type_: pa.DataType, feature: str) -> None:
     assert hf_type(pa.field("c", type_)) == feature
-    PartitionFacts("a.tar", 1, 1, {}, {"c": feature})
+    TarPartitionStats("a.tar", 1, 1, {}, {"c": feature})
 
 
 def test_a_json_column_is_json() -> None:
@@ -228,7 +230,8 @@ UNIONS = [
 def test_features_of_partitions_unite(one: str, other: str, both: str) -> None:
     for first, second in ((one, other), (other, one)):
         facts = [
-            PartitionFacts(f"{i}.tar", 1, 1, {}, {"c": feature}) for i, feature in enumerate((first, second))
+            TarPartitionStats(f"{i}.tar", 1, 1, {}, {"c": feature})
+            for i, feature in enumerate((first, second))
         ]
         assert union_columns(facts) == {"c": both}
         assert all(declares(readme(facts), part) for part in facts)
@@ -281,7 +284,7 @@ def test_the_card_declares_the_union() -> None:
 
 
 def test_without_extra_columns_there_is_no_empty_struct() -> None:
-    card = readme([PartitionFacts("a.tar", 1, 1, {"jpg": [0]})])
+    card = readme([TarPartitionStats("a.tar", 1, 1, {"jpg": [0]})])
     fields = {field["name"]: field for field in features(card)["json"]["struct"]}
     assert list(fields) == ["sample_id", "texts", "images", "image_members", "_row_errors"]
     assert [f["name"] for f in fields["_row_errors"]["list"]] == [
@@ -295,7 +298,7 @@ def metadata_columns(card: str) -> list[dict[str, Any]]:
 
 
 def test_hostile_column_names_are_only_names() -> None:
-    facts = PartitionFacts("a.tar", 1, 1, {"jpg": [0]}, dict.fromkeys(HOSTILE_COLUMNS, "int64"))
+    facts = TarPartitionStats("a.tar", 1, 1, {"jpg": [0]}, dict.fromkeys(HOSTILE_COLUMNS, "int64"))
     card = readme([facts])
     assert metadata_columns(card) == [{"name": name, "dtype": "int64"} for name in HOSTILE_COLUMNS]
     assert front_matter([facts]).isascii() and declares(card, facts)
@@ -308,14 +311,14 @@ def test_hostile_column_names_are_only_names() -> None:
     )
 )
 def test_any_column_name_comes_back(names: list[str]) -> None:
-    facts = PartitionFacts("a.tar", 1, 1, {}, dict.fromkeys(names, "list:list:string"))
+    facts = TarPartitionStats("a.tar", 1, 1, {}, dict.fromkeys(names, "list:list:string"))
     columns = metadata_columns(readme([facts]))
     assert columns == [{"name": name, "list": {"list": "string"}} for name in names]
 
 
 def test_declares_tells_what_a_card_lacks() -> None:
     card = readme([A, B])
-    assert declares(card, A) and declares(card, B) and declares(card, PartitionFacts("c.tar", 0, 0))
+    assert declares(card, A) and declares(card, B) and declares(card, TarPartitionStats("c.tar", 0, 0))
     for pairs, columns in (
         ({"jpg": [3]}, {}),
         ({}, {"other": "int64"}),
@@ -324,13 +327,13 @@ def test_declares_tells_what_a_card_lacks() -> None:
         ({}, {"0.jpg": "null"}),
         ({}, {"sample_id": "string"}),
     ):
-        assert not declares(card, PartitionFacts("c.tar", 1, 1, pairs, columns)), (pairs, columns)
-    assert declares(card, PartitionFacts("c.tar", 1, 1, {}, {"tag": "list:null", "score": "bool"}))
-    assert declares(card, PartitionFacts("c.tar", 1, 1, {}, {"tag": "null"}))
+        assert not declares(card, TarPartitionStats("c.tar", 1, 1, pairs, columns)), (pairs, columns)
+    assert declares(card, TarPartitionStats("c.tar", 1, 1, {}, {"tag": "list:null", "score": "bool"}))
+    assert declares(card, TarPartitionStats("c.tar", 1, 1, {}, {"tag": "null"}))
 
 
 def test_a_card_of_many_tars_stays_short() -> None:
-    facts = [PartitionFacts(f"{i:05d}.tar", 1, 10) for i in range(5000)]
+    facts = [TarPartitionStats(f"{i:05d}.tar", 1, 10) for i in range(5000)]
     card = readme(facts)
     assert len(card) < 5000 and "… and 4,990 more" in card
 
@@ -349,7 +352,10 @@ def test_index_files() -> None:
             {"url": "b.tar", "nsamples": 2, "filesize": 7000},
         ],
     }
-    assert parse_wids_index(index) == [PartitionFacts("a.tar", 3, 9000), PartitionFacts("b.tar", 2, 7000)]
+    assert parse_wids_index(index) == [
+        TarPartitionStats("a.tar", 3, 9000),
+        TarPartitionStats("b.tar", 2, 7000),
+    ]
     assert json.loads(energon_info([B, A])) == {
         "energon_version": "7.4.1",
         "shard_counts": {"a.tar": 3, "b.tar": 2},
@@ -357,7 +363,7 @@ def test_index_files() -> None:
     parts = {"split_parts": {"train": ["a.tar", "b.tar"], "val": [], "test": []}, "exclude": []}
     assert yaml.safe_load(energon_split([B, A])) == parts
     assert yaml.safe_load(energon_split([]))["split_parts"]["train"] == []
-    odd = PartitionFacts("%2Fyes: é.tar", 1, 1)
+    odd = TarPartitionStats("%2Fyes: é.tar", 1, 1)
     assert yaml.safe_load(energon_split([odd]))["split_parts"]["train"] == [odd.file]
     assert yaml.safe_load(energon_dataset()) == {
         "__module__": "megatron.energon",
@@ -382,7 +388,7 @@ class Staged:
                 writer.write_sample([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
         self.data = self.path.read_bytes()
         self.idx = writer.idx_bytes()
-        self.facts = PartitionFacts(
+        self.facts = TarPartitionStats(
             file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns
         ).with_idx(self.idx)
 
@@ -556,21 +562,21 @@ def test_a_partition_without_samples_goes(root: str, tmp_path: Path) -> None:
     for part in (one, two):
         part.publish(folder)
     folder.finish()
-    folder.publish(tmp_path / "never-written.tar", b"", PartitionFacts("a.tar", 0, 0))
+    folder.publish(tmp_path / "never-written.tar", b"", TarPartitionStats("a.tar", 0, 0))
     left = contents(root, hidden=True)
     assert not [n for n in left if n.startswith(("a.tar", ".mm_assets/a.tar"))]
     assert [s["url"] for s in json.loads(left["index.json"])["shardlist"]] == ["b.tar"]
     assert "a.tar" not in left[".nv-meta/split.yaml"].decode() + left[".nv-meta/.info.json"].decode()
     folder.finish()
     assert contents(root, hidden=True) == published(root, "webdataset", [two])
-    folder.publish(tmp_path / "x", b"", PartitionFacts("b.tar", 0, 0))
+    folder.publish(tmp_path / "x", b"", TarPartitionStats("b.tar", 0, 0))
     folder.finish()
     assert contents(root, hidden=True) == published(root, "webdataset", [])
 
 
 def test_nothing_published_writes_nothing(root: str, tmp_path: Path) -> None:
     folder = TarFolder(root)
-    folder.publish(tmp_path / "x", b"", PartitionFacts("a.tar", 0, 0))
+    folder.publish(tmp_path / "x", b"", TarPartitionStats("a.tar", 0, 0))
     assert folder.finish() == [] and contents(root, hidden=True) == {}
     assert TarFolder(tmp_path / "none").finish() == [] and not (tmp_path / "none").exists()
 
@@ -581,7 +587,7 @@ def test_parts_that_do_not_belong_together_are_refused(root: str, tmp_path: Path
     for path, idx, facts in (
         (one.path, two.idx, one.facts),
         (one.path, one.idx[:-8], one.facts),
-        (one.path, one.idx, PartitionFacts("a.tar", 4, one.facts.bytes + 512)),
+        (one.path, one.idx, TarPartitionStats("a.tar", 4, one.facts.bytes + 512)),
     ):
         with pytest.raises(ValueError, match=r"a\.tar: facts of 4 samples .* do not belong together"):
             folder.publish(path, idx, facts)
@@ -668,7 +674,7 @@ def test_a_crash_while_removing_leaves_old_or_none(
     with monkeypatch.context() as patch:
         crash_at(patch, step)
         try:
-            TarFolder(root).publish(tmp_path / "x", b"", PartitionFacts("a.tar", 0, 0))
+            TarFolder(root).publish(tmp_path / "x", b"", TarPartitionStats("a.tar", 0, 0))
             assert step >= 7
         except Crash:
             pass

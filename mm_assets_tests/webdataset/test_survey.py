@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.images.tiff_ifd import as_view, iter_directories, read_header
@@ -174,7 +174,7 @@ def test_no_image_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(os, "pread", counting)
     monkeypatch.setattr(os, "preadv", counting_v)
-    assert survey(shard).samples == (SampleFacts("a", "a.json", 512, 21, 2, 1),)
+    assert survey(shard).samples == (SurveyedSample("a", "a.json", 512, 21, 2, 1),)
     assert read < 20_000
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from mm_assets.formats.tar.scan import TarDamage, salvage
+from mm_assets.formats.tar.scan import TarDamage, scan_tolerant
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets.interleaved.losses import Loss
@@ -144,7 +144,7 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
     data = make_tar(tmp_path / "whole.tar", MEMBERS).read_bytes()
     pick = random.Random(5)
     path = tmp_path / "x.tar"
-    stretches = 0
+    damaged_ranges = 0
     for _ in range(300):
         damaged = bytearray(data)
         for _ in range(pick.randrange(1, 5)):
@@ -152,9 +152,9 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
             damaged[at : at + size] = pick.choice([bytes, pick.randbytes])(len(damaged[at : at + size]))
         path.write_bytes(damaged)
         with open(path, "rb") as file:
-            index = salvage(file.fileno(), "x.tar")
+            index = scan_tolerant(file.fileno(), "x.tar")
         spans_ = [(m.header_offset, m.offset + m.size) for m in index.members] + [
-            (s.start, s.end) for s in index.stretches
+            (s.start, s.end) for s in index.damaged_ranges
         ]
         known = 0
         for start, end in sorted(spans_):
@@ -162,10 +162,10 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
             assert not any(damaged[known:start]), "what nobody tells of is zeros"
             known = -(-end // 512) * 512 if end < len(data) else end
         assert not any(damaged[known:])
-        stretches += len(index.stretches)
+        damaged_ranges += len(index.damaged_ranges)
         for member in index.members:
             assert damaged[member.offset : member.offset + member.size].count(0) or member.size
-    assert stretches > 300
+    assert damaged_ranges > 300
 
 
 def test_the_number_of_stretches_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_the_way_on_is_found_in_linear_time(tmp_path: Path, monkeypatch: pytest.
         path.write_bytes(part * 4000 + bytes(8 << 20) + b"end")
         read = 0
         with open(path, "rb") as file:
-            assert salvage(file.fileno(), "x.tar").stretches
+            assert scan_tolerant(file.fileno(), "x.tar").damaged_ranges
         assert read < 6 * path.stat().st_size
 
 
@@ -353,7 +353,7 @@ def test_a_remote_tar_that_is_cut(tmp_path: Path) -> None:
     start, _ = spans(data)["pdf.json"]
     with fsspec.open("memory://tolerant/x.tar", "wb") as file:
         file.write(data[: start + 100])
-    reader = InterleavedWebdatasetReader("memory://tolerant/x.tar", set_aside=True)
+    reader = InterleavedWebdatasetReader("memory://tolerant/x.tar", quarantine_errors=True)
     stream = reader.open(reader.partitions()[0])
     rows = [row for batch in stream for row in batch.data.to_pylist()]
     (loss,) = stream.losses
@@ -363,7 +363,7 @@ def test_a_remote_tar_that_is_cut(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_opened_still_raises(tmp_path: Path) -> None:
     shard = make_tar(tmp_path / "x.tar", MEMBERS)
-    reader = InterleavedWebdatasetReader(str(shard), set_aside=True)
+    reader = InterleavedWebdatasetReader(str(shard), quarantine_errors=True)
     (partition,) = reader.partitions()
     shard.unlink()
     with pytest.raises(FileNotFoundError):

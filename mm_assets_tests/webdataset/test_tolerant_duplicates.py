@@ -112,7 +112,7 @@ def test_files_of_one_partition_share_their_ids(tmp_path: Path) -> None:
     make_tar(tmp_path / "2.tar", [*SECOND, ("d.json", {})])
     reader = InterleavedWebdatasetReader(
         str(tmp_path),
-        set_aside=True,
+        quarantine_errors=True,
         files_per_partition=2,
         relative_to=str(tmp_path),
         max_batch_bytes=1 << 20,

@@ -88,7 +88,7 @@ def test_a_report_balances_when_bad_samples_are_set_aside(tmp_path: Path) -> Non
         tmp_path / "raw" / "x.tar",
         [*MEMBERS, ("bad.json", b"{"), ("c2.json", {"sample_id": "c", "texts": ["lost"]})],
     )
-    reader = InterleavedWebdatasetReader(str(tmp_path / "raw"), set_aside=True)
+    reader = InterleavedWebdatasetReader(str(tmp_path / "raw"), quarantine_errors=True)
     (partition,) = reader.partitions()
     report = Conversion(
         reader, partition, writer_for("parquet", str(tmp_path / "out"), on_materialize_error="drop_sample")
@@ -176,7 +176,7 @@ def test_files_of_one_partition_are_not_kept(tmp_path: Path, opened: list[str]) 
 
 def test_a_reader_travels_without_what_it_has_open(tmp_path: Path) -> None:
     reader = InterleavedWebdatasetReader(
-        str(shards(tmp_path, 1)), set_aside=True, taken_ids=["0-c"], max_member_bytes=5
+        str(shards(tmp_path, 1)), quarantine_errors=True, taken_ids=["0-c"], max_member_bytes=5
     )
     stream = open_one(reader)
     twin = pickle.loads(pickle.dumps(reader))  # noqa: S301 (our own bytes)

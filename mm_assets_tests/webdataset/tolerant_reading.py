@@ -46,7 +46,9 @@ def read_tolerantly(shard: Path, **options: Any) -> Reading:
 
 
 def _read(shard: Path, options: dict[str, Any]) -> Reading:
-    reader = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent), **options)
+    reader = InterleavedWebdatasetReader(
+        str(shard), quarantine_errors=True, relative_to=str(shard.parent), **options
+    )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
     opened = list(stream.losses)

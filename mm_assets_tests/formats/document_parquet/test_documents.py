@@ -355,7 +355,7 @@ def test_a_survey_reads_no_bytes_of_images(tmp_path: Path) -> None:
         b"\xff" * column.total_compressed_size
     )
     file.write_bytes(data)
-    reader = InterleavedParquetReader(str(file), set_aside=True, relative_to=str(tmp_path))
+    reader = InterleavedParquetReader(str(file), quarantine_errors=True, relative_to=str(tmp_path))
     (partition,) = reader.partitions()
     schema, tables = reader.project(partition, ["sample_id", "position", "modality", "text_content"])
     places = [
