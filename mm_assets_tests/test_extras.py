@@ -1,14 +1,19 @@
 """Without the library of an extra: one line that says which to install, and all else works."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.demo.shards import make_shards
 from mm_assets.extras import MissingExtra, explained
+from mm_assets_tests.cli.storage_root import fill
 
+ROOT = Path(__file__).resolve().parents[1]
 LANCE = "Lance needs pylance: pip install 'mm-assets[lance]'"
 S3 = "S3 needs s3fs: pip install 'mm-assets[s3]'"
 GCS = "Google Cloud Storage needs gcsfs: pip install 'mm-assets[gcs]'"
@@ -43,6 +48,19 @@ def test_commands_name_the_extra(arguments: tuple[str, ...], line: str, tmp_path
     done = _run(COMMAND, *arguments, folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, f"mm-assets: {line}\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_explain_needs_lance_only_for_a_table(tmp_path: Path) -> None:
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
+    fill(str(tmp_path / "storage"), str(tmp_path / "raw"), assets=("filtered_parquet", "final_tars"))
+    (sample_id,) = set(pq.read_table(tmp_path / "storage" / "curated")["sample_id"].to_pylist())
+    done = _run(COMMAND, "explain", sample_id, "--storage", "storage", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"sample {sample_id}")
+
+    (tmp_path / "storage" / "lance" / "items.lance" / "_versions").mkdir(parents=True)
+    done = _run(COMMAND, "explain", sample_id, "--storage", "storage", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"mm-assets: {LANCE}\n")
 
 
 def test_the_demo_names_the_extra_and_makes_nothing(tmp_path: Path) -> None:
@@ -84,3 +102,26 @@ def test_an_error_of_another_kind_stays_what_it_is() -> None:
     told = MissingExtra("s3://bucket: S3 needs s3fs")
     told.__cause__ = ModuleNotFoundError(name="s3fs")
     assert explained(told) is told
+
+
+def test_every_extra_is_documented_and_brings_what_it_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "dev"}
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
+    assert sorted(table) == sorted(extras)
+    for line in (LANCE, S3, GCS, GRAPH):
+        package, extra = re.findall(r"needs ([\w-]+): pip install 'mm-assets\[(\w+)\]'", line)[0]
+        assert any(re.match(rf"{package}[=><]", need) for need in extras[extra]), line
+    assert set(re.findall(r"\w+", extras["all"][0].partition("[")[2])) == set(extras) - {"all"}
+
+
+def test_the_base_install_states_ranges() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = dict(re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    for need in project["dependencies"]:
+        name, least, below = re.fullmatch(r"([\w-]+)>=([\d.]+),<([\d.]+)", need).groups()  # type: ignore[union-attr]
+        assert _release(least) <= _release(locked[name]) < _release(below), need
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
