@@ -6,6 +6,8 @@ beforehand: an import that fails is explained where errors become lines.
 
 from __future__ import annotations
 
+from mm_assets.interleaved.errors import MmAssetsError
+
 __all__ = ["MissingExtra"]
 
 # The module that cannot be imported -> what needs it, the package of the registry, our extra.
@@ -17,7 +19,7 @@ _EXTRAS = {
 }
 
 
-class MissingExtra(ImportError, ValueError):
+class MissingExtra(MmAssetsError, ImportError, ValueError):
     """A library is needed that is not installed; the message says which extra brings it.
 
     It is a ``ValueError``, too, like all that users can mend: commands and runs tell it in one line.

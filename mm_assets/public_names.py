@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mm_assets.extras import MissingExtra as MissingExtra
-    from mm_assets.formats.arrow_cache.examples import decode_example as decode_example
-    from mm_assets.formats.arrow_cache.examples import encode_example as encode_example
     from mm_assets.formats.arrow_cache.feature_types import Array3D as Array3D
     from mm_assets.formats.arrow_cache.feature_types import ClassLabel as ClassLabel
     from mm_assets.formats.arrow_cache.feature_types import Image as Image
@@ -18,6 +16,8 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.feature_types import Value as Value
     from mm_assets.formats.arrow_cache.feature_types import Video as Video
     from mm_assets.formats.arrow_cache.features import Features as Features
+    from mm_assets.formats.arrow_cache.features import decode_example as decode_example
+    from mm_assets.formats.arrow_cache.features import encode_example as encode_example
     from mm_assets.formats.arrow_cache.fingerprint import cache_fingerprint as cache_fingerprint
     from mm_assets.formats.arrow_cache.interleaved_dataset import (
         InterleavedArrowDataset as InterleavedArrowDataset,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter as InterleavedWriter
     from mm_assets.formats.writer import Sink as Sink
     from mm_assets.interleaved.batch import InterleavedBatch as InterleavedBatch
+    from mm_assets.interleaved.errors import MmAssetsError as MmAssetsError
     from mm_assets.interleaved.policies import MaterializeError as MaterializeError
     from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
     from mm_assets.interleaved.schema import RESERVED_COLUMNS as RESERVED_COLUMNS
@@ -84,6 +85,7 @@ MODULES = {
     "InterleavedWriter": "mm_assets.formats.writer",
     "MaterializeError": "mm_assets.interleaved.policies",
     "MissingExtra": "mm_assets.extras",
+    "MmAssetsError": "mm_assets.interleaved.errors",
     "MultiModalWebDataset": "mm_assets.formats.paired.dataset",
     "PairedShardList": "mm_assets.formats.paired.shard_list",
     "PairedTarExpander": "mm_assets.formats.paired.expander",
@@ -102,8 +104,8 @@ MODULES = {
     "align_table": "mm_assets.interleaved.schema",
     "build_source_ref": "mm_assets.interleaved.source_ref",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.fingerprint",
-    "decode_example": "mm_assets.formats.arrow_cache.examples",
-    "encode_example": "mm_assets.formats.arrow_cache.examples",
+    "decode_example": "mm_assets.formats.arrow_cache.features",
+    "encode_example": "mm_assets.formats.arrow_cache.features",
     "materialize": "mm_assets.formats.materialize",
     "parse_source_ref": "mm_assets.interleaved.source_ref",
     "read_shard": "mm_assets.formats.arrow_cache.reader",
