@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.file_digests import file_problems, files_of
+from mm_assets.accounting.file_digests import file_problems, recorded_files
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UnreadableFile, publish_table, read_small_table
@@ -172,7 +172,7 @@ class Ledger:
         """
         uri = self.items_uri(asset, partition)
         if record is not None and (
-            line := "; ".join(file_problems(self._storage, files_of(record, uri), self._options))
+            line := "; ".join(file_problems(self._storage, recorded_files(record, uri), self._options))
         ):
             raise UnreadableFile(line)
         return self.items(asset, partition)

@@ -17,8 +17,7 @@ from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
-from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header
-from mm_assets.formats.tar.header import size_of as member_size
+from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault
 

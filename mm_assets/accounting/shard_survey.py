@@ -143,7 +143,7 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
     for source, found in files:
         losses.extend(loss for loss in found.losses if loss.is_cause)
         for sample in found.samples:
-            if (why := ids.claim(sample.sample_id, sample.member, source)) is None:
+            if (why := ids.register(sample.sample_id, sample.member, source)) is None:
                 samples.append((source, sample))
             else:
                 losses.append(_repeated(sample, source, why))

@@ -108,7 +108,7 @@ class QuarantiningParquetSource(ParquetSource):
                 self._lose_unread(rows, first + start, *fault)
             else:
                 sample_id = rows.column("sample_id")[0].as_py()
-                why = self._ids.claim(sample_id, self._row_name(first + start), self._path)
+                why = self._ids.register(sample_id, self._row_name(first + start), self._path)
                 if why is None:
                     self._note(rows, sample_id, first + start)
                     continue

@@ -43,7 +43,7 @@ class Loss:
         return self.position is not None
 
 
-def located(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
+def with_source_refs(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
     """The losses with the ``source_ref`` of their rows, one row each, in the same order."""
     if len(losses) != rows.num_rows:
         raise ValueError(

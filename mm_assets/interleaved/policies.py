@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.faults import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, fault_of
-from mm_assets.interleaved.losses import Loss, located
+from mm_assets.interleaved.losses import Loss, with_source_refs
 from mm_assets.interleaved.notices import warn_user
 
 MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
@@ -115,7 +115,7 @@ def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...
             kind = INCOMPLETE_SAMPLE
             reason = f"its sample has an error at position {cause.position}: {cause.message}"
         losses.append(Loss(sample_id, position, modality, "quarantined", kind, reason, is_cause=is_cause))
-    return tuple(located(losses, dropped))
+    return tuple(with_source_refs(losses, dropped))
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.losses import Loss, located
+from mm_assets.interleaved.losses import Loss, with_source_refs
 
 # The count of rows that steps changed, by setting an error: those rows have another digest than they came
 # with.
@@ -89,7 +89,7 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
             outcome = step(batch)
             if outcome.losses or outcome.removed is not None:
                 removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
-                result.losses.extend(located(outcome.losses, removed))
+                result.losses.extend(with_source_refs(outcome.losses, removed))
                 result.removed.observe(removed)
             result.counts.update(outcome.counts)
             batch = outcome.batch

@@ -75,7 +75,7 @@ class DocumentScan:
         self.has_source = False
         self.integers = ColumnIntegers(file.layout.passthrough)
         self._file, self._layout, self._path = file, file.layout, path
-        self._claimed, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
+        self._registry, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
         self._row_bytes = sum(width(field.type) for field in file.layout.passthrough)
         for first, batch in file.read(file.names, _READ_AT_ONCE):
             self._look(first, batch)
@@ -134,7 +134,9 @@ class DocumentScan:
         return f"{self._row_prefix}{row}", fault
 
     def _claim(self, sample_id: str, row: int, items: Mapping[str, Items], known: int | None) -> bool:
-        why = None if self._claimed is None else self._claimed.claim(sample_id, row_name(row), self._path)
+        why = (
+            None if self._registry is None else self._registry.register(sample_id, row_name(row), self._path)
+        )
         if why is None:
             return True
         self._lose(sample_id, METADATA_POSITION, "metadata", DUPLICATE_ID, why, self._ref(row))
@@ -154,7 +156,7 @@ class DocumentScan:
 
     def _refuse(self, sample_id: str, row: int, kind: str, why: str) -> None:
         """The document is lost as one item: what else it holds nobody can say."""
-        if self._claimed is None:
+        if self._registry is None:
             raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {why}")
         self._lose(
             sample_id,

@@ -159,7 +159,7 @@ def _count_high(part: bytes) -> int:
     )  # historical writers summed signed characters, so these count 256 less
 
 
-def size_of(header: bytes, name: str, at: int) -> int:
+def member_size(header: bytes, name: str, at: int) -> int:
     """The size field in bytes. Raises `TarDamage` for what is neither octal nor a positive base-256 number."""
     digits = header[124:135]
     try:

@@ -12,8 +12,8 @@ from mm_assets.formats.tar.header import (
     Extended,
     TarDamage,
     check_header,
+    member_size,
     padded,
-    size_of,
 )
 
 _MAGIC = b"ustar"
@@ -162,6 +162,6 @@ def _is_sound(block: bytes) -> bool:
 
 def _size(header: bytes) -> int | None:
     try:
-        return size_of(header, "", 0)
+        return member_size(header, "", 0)
     except TarDamage:
         return None

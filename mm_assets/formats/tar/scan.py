@@ -18,8 +18,8 @@ from mm_assets.formats.tar.header import (
     damage,
     decode_name,
     full_name,
+    member_size,
     padded,
-    size_of,
 )
 from mm_assets.formats.tar.index import (
     Ambiguous,
@@ -134,7 +134,7 @@ class _Walk:
                 break
             check_header(header, name, at)
             kind = header[156]
-            size = size_of(header, name, at)
+            size = member_size(header, name, at)
             if kind in EXTENDED_KINDS:
                 body = _read_extended(fd, name, at, size)
                 extended.add(kind, body, name, at)

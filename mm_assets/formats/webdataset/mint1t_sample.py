@@ -20,7 +20,7 @@ from mm_assets.formats.webdataset.layout import (
     sample_stem,
 )
 from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
-from mm_assets.formats.webdataset.payload import SampleError, naming
+from mm_assets.formats.webdataset.payload import SampleError, naming_sample
 from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, oversized_member
@@ -65,7 +65,7 @@ class Mint1tDecoder:
         fields = dict(payload)
         residue: dict[str, Any] = {}
         sample_id = self._sample_id(fields, key, member, residue)
-        with naming(sample_id):
+        with naming_sample(sample_id):
             return Sample(sample_id, self._rows(payload, fields, key, member, residue))
 
     def _rows(

@@ -25,7 +25,7 @@ from mm_assets.formats.webdataset.layout import (
     sample_stem,
 )
 from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, checked_length, member_ref
-from mm_assets.formats.webdataset.payload import SampleError, naming
+from mm_assets.formats.webdataset.payload import SampleError, naming_sample
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
@@ -33,12 +33,12 @@ from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED
 
 
 def decode_native(payload: dict[str, Any], member: Member, raw: Mint1tDecoder) -> Sample:
-    """The rows of one json. Raises `SampleError` naming the field that is not as the layout says."""
+    """The rows of one json. Raises `SampleError` naming_sample the field that is not as the layout says."""
     where = f"{raw.path}: {member.name}"
     sample_id = payload.get(SAMPLE_ID, sample_stem(member.name))
     if not isinstance(sample_id, str):
         raise SampleError(BAD_SAMPLE_ID, f"{where}: field {SAMPLE_ID!r} is no string: {sample_id!r:.100}")
-    with naming(sample_id):
+    with naming_sample(sample_id):
         _heed_refusal(payload, where)
         return _decode(payload, member, raw, sample_id, where)
 

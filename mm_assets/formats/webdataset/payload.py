@@ -41,7 +41,7 @@ class SampleError(ShardError):
 
 
 @contextmanager
-def naming(sample_id: str) -> Iterator[None]:
+def naming_sample(sample_id: str) -> Iterator[None]:
     """Errors of the block are those of this sample."""
     try:
         yield

@@ -38,7 +38,7 @@ from mm_assets.formats.webdataset.layout import (
 from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, member_ref
 from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.pairs import find_pairs
-from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
+from mm_assets.formats.webdataset.payload import SampleError, naming_sample, parse_payload
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
@@ -138,7 +138,7 @@ class TarSamples:
         sample.nbytes = member.size
         if self.decoder.pairs is not None:
             sample.nbytes += sum(len(row.text.encode()) for row in sample.rows if row.text is not None)
-        with naming(sample.sample_id):
+        with naming_sample(sample.sample_id):
             _refuse_large(sample, member, f"{self.name}: {member.name}")
         sample.sample_id = self._id_prefix + sample.sample_id
         return sample
@@ -256,7 +256,7 @@ class TarSamples:
         )
         if why is not None:
             self._reject(sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {why}")
-        elif (why := ids.claim(sample.sample_id, member.name, self.path)) is not None:
+        elif (why := ids.register(sample.sample_id, member.name, self.path)) is not None:
             self._reject(sample, member, DUPLICATE_ID, why)
         return why is None
 
