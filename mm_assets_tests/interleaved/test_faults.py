@@ -31,10 +31,10 @@ from mm_assets.interleaved.faults import (
     unreadable_image,
 )
 from mm_assets.interleaved.policies import apply_policy
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
 
 PNG = picture(0)[1]
 OWN = {"texts": [], "_row_extra": {}}
