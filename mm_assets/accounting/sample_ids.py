@@ -1,4 +1,7 @@
-"""Which shard keeps a sample id that several have."""
+"""Which shard keeps a sample id that several have.
+
+For one command, whose inputs are all there is, `mm_assets.cli.unique_ids` decides by their order.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
-"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others
-set their sample aside.
+"""Sample ids are unique in the whole output of a command: of partitions that have one id the first keeps it,
+the others quarantine their sample.
+
+The graph resolves the same among all shards that ever were (`mm_assets.accounting.sample_ids`): from surveys
+and published outputs, a published shard before others. A command has neither; it reads the ids of its inputs,
+and their order decides.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 @dataclass(frozen=True)
 class QuarantineRepeatedIds:
-    """The step that takes out samples whose id another partition keeps (``keepers``: sample id -> partition)."""
+    """The step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
 
     owners: Mapping[str, str]
 
@@ -65,8 +69,8 @@ def resolve_duplicates(
     """The conversions, in their order, that make an output without repeated sample ids, and why others are
     left out.
 
-    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets
-    those samples aside.
+    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it
+    quarantines those samples.
     """
     from mm_assets.workers import WorkerFailure
 

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.errors import DataError, MmAssetsError
 from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import (
     INTERLEAVED_SCHEMA,
@@ -40,6 +40,7 @@ _LAZY = {
 __all__ = [
     "INTERLEAVED_SCHEMA",
     "RESERVED_COLUMNS",
+    "DataError",
     "InterleavedBatch",
     "InterleavedLanceReader",
     "InterleavedLanceWriter",

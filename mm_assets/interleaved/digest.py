@@ -11,6 +11,7 @@ import xxhash
 
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import dumps, is_json
 from mm_assets.interleaved.nested_types import plain_type
 
@@ -154,5 +155,5 @@ def _texts(column: pa.ChunkedArray, field: pa.Field) -> list[str | None]:
         try:
             return column.to_pylist()
         except UnicodeDecodeError as error:
-            raise ValueError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
+            raise DataError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
     return [None if value is None else dumps(value) for value in json_codec.encode(column, field)]

@@ -19,6 +19,14 @@ class MmAssetsError(Exception):
         return _restored, (type(self), args, self.__dict__)
 
 
+class DataError(MmAssetsError, ValueError):
+    """Data are not what they have to be; the message says where and why.
+
+    Raised where no narrower class fits: for rows that are no items of samples, for sets of tars and caches
+    that do not fit together, for sample ids that two partitions have.
+    """
+
+
 def _restored(kind: type[MmAssetsError], args: tuple[Any, ...], state: dict[str, Any]) -> MmAssetsError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.interleaved.buffers import take_rows
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES
 
 Offsets = npt.NDArray[np.int64]
@@ -61,16 +62,16 @@ def sort_items(table: pa.Table) -> pa.Table:
     for name in ("sample_id", "position", "modality"):
         if table.column(name).null_count:
             at = pc.index(pc.is_null(table.column(name)), True).as_py()
-            raise ValueError(f"{_item(table, at)}: {name} is null")
+            raise DataError(f"{_item(table, at)}: {name} is null")
     offsets = sample_offsets(table)
     ranks = _modality_ranks(table)
     positions = table.column("position").cast(pa.int64()).to_numpy()
     if positions.max() > MAX_INT32:
-        raise ValueError(f"{_item(table, int(positions.argmax()))}: the position does not fit 32 bits")
+        raise DataError(f"{_item(table, int(positions.argmax()))}: the position does not fit 32 bits")
     misplaced = (ranks == 0) != (positions == METADATA_POSITION)
     if misplaced.any() or (positions < METADATA_POSITION).any():
         at = int(np.argmax(misplaced | (positions < METADATA_POSITION)))
-        raise ValueError(f"{_item(table, at)}: metadata rows have position -1, text and image rows 0 or more")
+        raise DataError(f"{_item(table, at)}: metadata rows have position -1, text and image rows 0 or more")
     keys = positions * len(MODALITIES) + ranks
     steps = np.diff(keys)
     within = np.ones(table.num_rows - 1, bool)
@@ -84,8 +85,8 @@ def sort_items(table: pa.Table) -> pa.Table:
     if twice.any():
         at = int(np.argmax(twice)) + 1
         if table.column("modality")[at].as_py() == "metadata":
-            raise ValueError(f"sample id {table.column('sample_id')[at].as_py()!r} occurs twice")
-        raise ValueError(f"{_item(table, at)}: a second item of this modality at this position")
+            raise DataError(f"sample id {table.column('sample_id')[at].as_py()!r} occurs twice")
+        raise DataError(f"{_item(table, at)}: a second item of this modality at this position")
     return table
 
 
@@ -93,7 +94,7 @@ def _modality_ranks(table: pa.Table) -> Offsets:
     ranks = pc.index_in(table.column("modality").cast(pa.string()), pa.array(MODALITIES)).combine_chunks()
     if ranks.null_count:
         at = pc.index(pc.is_null(ranks), True).as_py()
-        raise ValueError(f"{_item(table, at)}: modality is none of {', '.join(MODALITIES)}")
+        raise DataError(f"{_item(table, at)}: modality is none of {', '.join(MODALITIES)}")
     return ranks.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
@@ -117,7 +118,7 @@ class UniqueSamples:
         ids = table.column("sample_id").take(pa.array(offsets, pa.int64())).to_pylist()
         for sample_id in ids:
             if sample_id in self._seen:
-                raise ValueError(
+                raise DataError(
                     f"sample id {sample_id!r} occurs twice (its rows are not consecutive, or it is a duplicate)"
                 )
             self._seen.add(sample_id)

@@ -17,6 +17,7 @@ from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 from mm_assets.formats.storage import is_remote, local_path, regular_file
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
@@ -139,7 +140,7 @@ def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features
         for path, shard in zip(meta.shard_paths, meta.shards, strict=True):
             verified.check(path, shard)
             if (rows := OpenShard(path).rows) != shard.rows:
-                raise ValueError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
+                raise DataError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
         return meta
 
     return consistent(local_path_of(cache_dir), check)
@@ -149,7 +150,7 @@ def require_features(meta: ShardedCacheMeta, features: Features) -> None:
     """Raise ``ValueError`` if the cache was built with other features."""
     if (expected := features_fingerprint(features)) != meta.schema_fingerprint:
         held = repr(meta.features) if meta.schema is None else "interleaved rows"
-        raise ValueError(
+        raise DataError(
             f"{meta.cache_dir}: Schema fingerprint mismatch: the cache has {meta.schema_fingerprint} for {held}, "
             f"expected {expected} for {features!r}. Build it again."
         )
@@ -185,7 +186,7 @@ def parse_metadata(cache_dir: Path, text: bytes) -> ShardedCacheMeta:
     try:
         return _meta(cache_dir, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not the metadata of a cache: {error}") from error
+        raise DataError(f"{path}: not the metadata of a cache: {error}") from error
 
 
 def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:

@@ -22,6 +22,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     require_features,
 )
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
+from mm_assets.interleaved.errors import DataError
 
 
 class ArrowCache:
@@ -119,11 +120,9 @@ class ArrowCache:
         except (ValueError, OSError) as error:
             if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
                 raise
-            raise ValueError(
-                f"{path}: the cache was built anew since it was opened; open it again"
-            ) from error
+            raise DataError(f"{path}: the cache was built anew since it was opened; open it again") from error
         if shard.rows != told.rows:
-            raise ValueError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
+            raise DataError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
         return shard
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pyarrow.ipc as ipc
 import xxhash
 
 from mm_assets.formats.storage import sync
+from mm_assets.interleaved.errors import DataError
 
 _BLOCK = 1 << 20
 
@@ -90,7 +91,7 @@ class OpenShard:
             self.schema = reader.schema
             self.batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         except (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"{path}: not an Arrow file: {error}") from error
+            raise DataError(f"{path}: not an Arrow file: {error}") from error
         self._starts = list(accumulate((batch.num_rows for batch in self.batches), initial=0))
 
     @property

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache.shards import CacheShard, file_digest
+from mm_assets.interleaved.errors import DataError
 
 # What a file looks like from outside: device, inode, size, time of change.
 Look = tuple[int, int, int, int]
@@ -23,9 +24,9 @@ def require_size(path: Path, shard: CacheShard) -> Look:
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{path}: Missing shard file") from None
+        raise DataError(f"{path}: Missing shard file") from None
     if found.st_size != shard.size:
-        raise ValueError(f"{path}: {found.st_size} bytes, not {shard.size}: the shard is damaged")
+        raise DataError(f"{path}: {found.st_size} bytes, not {shard.size}: the shard is damaged")
     return _look(found)
 
 
@@ -34,7 +35,7 @@ def check(path: Path, shard: CacheShard) -> None:
     look = require_size(path, shard)
     _LOOKS.pop(look, None)
     if (digest := file_digest(path)) != shard.digest:
-        raise ValueError(f"{path}: its digest is {digest}, not {shard.digest}: the shard is damaged")
+        raise DataError(f"{path}: its digest is {digest}, not {shard.digest}: the shard is damaged")
     _LOOKS[look] = digest
 
 

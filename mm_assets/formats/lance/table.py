@@ -27,6 +27,7 @@ from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRec
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
 from mm_assets.formats.lance.snapshot import SETS, Snapshot, StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.storage_types import from_storage_schema
+from mm_assets.interleaved.errors import DataError
 
 Result = TypeVar("Result")
 
@@ -284,7 +285,7 @@ class LanceTable:
                 self._records.delete(
                     r for name in doubles.complaints for r in records[name] if r.attempt == attempt
                 )
-                raise ValueError("; ".join(doubles.complaints.values()))
+                raise DataError("; ".join(doubles.complaints.values()))
 
         retry_on_conflict(once)
 

@@ -19,6 +19,7 @@ from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedT
 from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
+from mm_assets.interleaved.errors import DataError
 
 Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
@@ -132,4 +133,4 @@ class _EmptyCheck:
                 if reports
                 else "fewer shards than workers"
             )
-            raise ValueError(f"No samples found in dataset: {what}. Set empty_check=False to allow that.")
+            raise DataError(f"No samples found in dataset: {what}. Set empty_check=False to allow that.")

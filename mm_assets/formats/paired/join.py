@@ -9,6 +9,7 @@ from typing import Any
 
 from mm_assets.formats.paired.tar_index import ModalityTarIndex, Payload
 from mm_assets.formats.tar.header import damage
+from mm_assets.interleaved.errors import DataError
 
 Sample = dict[str, Any]
 
@@ -54,7 +55,7 @@ class JoinedTars:
         counts = ", ".join(
             f"{len(keys)} in {name} ({self._tars[name].url})" for name, keys in self.missing.items() if keys
         )
-        raise ValueError(
+        raise DataError(
             f"key mismatch across modalities: {', '.join(stands)}; of {len(self.keys)} keys are missing: {counts}"
         )
 
@@ -69,7 +70,7 @@ class JoinedTars:
                 for extension in tar.payloads.get(key, ()):
                     owner = owners.setdefault(extension, name)
                     if owner != name:
-                        raise ValueError(
+                        raise DataError(
                             f"extension key {extension!r} from modality {name!r} collides with that of modality {owner!r}"
                             f" (key {key!r}): give the files other extensions, or rename_files for one of the modalities"
                         )

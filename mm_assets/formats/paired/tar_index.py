@@ -10,6 +10,7 @@ from typing import NamedTuple
 from webdataset.tariterators import base_plus_ext
 
 from mm_assets.formats.tar.scan import scan
+from mm_assets.interleaved.errors import DataError
 
 SelectFiles = Callable[[str], bool]
 RenameFiles = Callable[[str], str]
@@ -67,16 +68,16 @@ def index_samples(
             unkeyed.append(name)
             continue
         if member.broken is not None:
-            raise ValueError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
+            raise DataError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
         extension = extension.lower()
         extension = extensions.setdefault(extension, extension)
         if extension.startswith("__") and extension.endswith("__"):
-            raise ValueError(
+            raise DataError(
                 f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself"
             )
         found = payloads.setdefault(key, {})
         if extension in found:
-            raise ValueError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
+            raise DataError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
         found[extension] = Payload(member.offset, member.size)
     unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
     return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed)

@@ -31,6 +31,7 @@ from mm_assets.formats.tar.index import (
     follow_links,
 )
 from mm_assets.formats.tar.recovery import Recovery
+from mm_assets.interleaved.errors import DataError
 
 __all__ = [
     "Ambiguous",
@@ -188,7 +189,7 @@ def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str
     """
     for member in members:
         if member.broken is not None:
-            raise ValueError(f"{name}: member {member.name!r} cannot be read: {member.broken}")
+            raise DataError(f"{name}: member {member.name!r} cannot be read: {member.broken}")
     total = sum(member.size for member in members)
     view = dest.cast("B")
     if total > len(view):

@@ -24,6 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     UNPAIRED,
 )
 from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.faults import MISSING_MODALITY
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -102,7 +103,7 @@ def _missing(parts: Sequence[ModalityTar], found: Sequence[Found]) -> list[Modal
 def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[Found]]) -> None:
     for key, found in keys.items():
         if lacking := _missing(parts, found):
-            raise ValueError(
+            raise DataError(
                 f"key mismatch across modalities: {key!r} is in {found[0].part.name}, not in {lacking[0].name}"
             )
 
