@@ -60,7 +60,7 @@ class Balance:
     """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is
     None when the input does not say.
 
-    A damaged stretch holds nobody knows how many: its kind is listed with the items that are known, be it
+    A damaged range holds nobody knows how many: its kind is listed with the items that are known, be it
     none. The digests are sums over rows, in hex; None where they are not known. ``source_digest`` is of the
     rows that came out, in the types they came in with.
     """
@@ -243,7 +243,7 @@ def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
 
 
 def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
-    """How many samples lost something, by outcome and kind; None where a stretch holds an unknown number of
+    """How many samples lost something, by outcome and kind; None where a damaged range holds an unknown number of
     them.
     """
     ids: dict[tuple[str, str], set[str | None]] = {}

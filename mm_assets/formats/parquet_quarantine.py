@@ -1,4 +1,4 @@
-"""Parquet files of others with a row an item: samples that cannot be used are set aside, and all others are
+"""Parquet files of others with a row an item: samples that cannot be used are quarantined, and all others are
 read.
 """
 

@@ -18,7 +18,7 @@ class Loss:
     ``filtered``: a filter (``kind``) took it out, ``score`` is what it measured, ``threshold`` what it asked
     for. ``quarantined``: a fault of the class ``kind`` (see `mm_assets.interleaved.faults`). A json that
     cannot be decoded counts as one item, its metadata row; ``sample_id`` is then the member's key. A damaged
-    stretch of a file holds an unknown number of samples: it is recorded once, with neither position nor
+    range of a file holds an unknown number of samples: it is recorded once, with neither position nor
     modality, and no item is counted (`is_item`). ``unreferenced``: a member of a tar that no sample names; no
     item either.
 

@@ -23,7 +23,7 @@ from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
 
 
 def ingest_shard(job: ShardJob) -> ShardResult:
-    """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to
+    """Read one raw shard and write it as Parquet; what cannot be read is quarantined, unless the policy is to
     fail.
     """
     from mm_assets.accounting.contract import Published

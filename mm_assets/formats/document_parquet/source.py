@@ -28,7 +28,7 @@ _ROW_OVERHEAD = 512  # bytes of a row beside its text, its image and its own col
 class DocumentSource(FileSource):
     """Looks at all rows when opened, without the bytes of the images, and reads them when iterated.
 
-    With ``ids``, documents that cannot be used are set aside instead of raising; the prefixes are those of
+    With ``ids``, documents that cannot be used are quarantined instead of raising; the prefixes are those of
     `DocumentScan`. Locators call the file ``path``.
     """
 

@@ -58,7 +58,7 @@ class Skipped(NamedTuple):
 
     @property
     def has_lost_bytes(self) -> bool:
-        """Whether it is a file whose bytes cannot be had: they are a damaged stretch, too."""
+        """Whether it is a file whose bytes cannot be had: they are a damaged range, too."""
         return self.kind in "SM"
 
 

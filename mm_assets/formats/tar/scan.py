@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
-MAX_STRETCHES = 1000  # of one tar; the last of them is all that follows
+MAX_DAMAGED_RANGES = 1000  # of one tar; the last of them is all that follows
 
 _ZERO_BLOCK = bytes(BLOCK)
 _ZERO_TAIL = bytes(1 << 16)
@@ -88,7 +88,7 @@ def scan_tolerant(fd: int, name: str) -> TarIndex:
             walk.run(at)
             break
         except TarDamage as error:
-            is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_STRETCHES
+            is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_DAMAGED_RANGES
             at = walk.file_size if is_last else resumption.behind(error, walk.at, walk.extended)
             damaged_ranges.append(DamagedRange(walk.end, at, error.with_traceback(None)))
     return _index(walk, name, tuple(damaged_ranges))

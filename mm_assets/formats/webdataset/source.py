@@ -32,7 +32,7 @@ _FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: hea
 class WebdatasetSource(FileSource):
     """Scans the headers and types the json fields when opened (both small), reads payloads when iterated.
 
-    With ``ids``, samples that cannot be used are set aside instead of raising; see `TarSamples`.
+    With ``ids``, samples that cannot be used are quarantined instead of raising; see `TarSamples`.
     """
 
     def __init__(

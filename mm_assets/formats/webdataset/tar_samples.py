@@ -1,4 +1,4 @@
-"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or set aside as
+"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or quarantined as
 losses.
 """
 

@@ -37,7 +37,7 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
     (``0.jpg``), or in the order of the parts. The fields of ``.json`` and the values of ``.npy``, ``.cls``
     and all other members become columns of the metadata row. A key that a part lacks: ``skip`` gives a sample
     that readers refuse and account for (as does what cannot be read), ``partial`` gives what there is,
-    ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members
+    ``error`` raises ``ValueError``. A damaged range of a part gives such a sample, too. Members
     without a key are told by members of no sample. Memory: one sample's json and arrays; images go from file
     to file.
     """
