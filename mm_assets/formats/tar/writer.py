@@ -1,9 +1,8 @@
-"""Plain USTAR tars of samples, byte for byte the same for the same samples."""
+"""Plain USTAR tars, byte for byte the same for the same members."""
 
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Sequence
 from types import TracebackType
@@ -34,25 +33,24 @@ class FileRange(NamedTuple):
 
 
 class TarWriter:
-    """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names
-    ASCII.
+    """Writes groups of members to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644,
+    names ASCII.
 
     A context manager: the end blocks are written only when the block ends without an exception, so a tar that
-    was given up reads as damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count
-    what is in the file.
+    was given up reads as damaged. Removing or renaming it is the caller's. ``groups`` and ``bytes`` count what
+    is in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.samples = 0
+        self.groups = 0
         self.bytes = 0
         self._starts: list[int] = []
-        self._end = 0  # of the last sample; `bytes` goes on to count the end blocks
+        self._end = 0  # of the last group; `bytes` goes on to count the end blocks
         self._torn = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def write_sample(self, members: Sequence[tuple[str, Payload]]) -> None:
-        """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they
-        lie.
+    def write_group(self, members: Sequence[tuple[str, Payload]]) -> None:
+        """Append members, (name, payload) in the order given. Payloads go to the kernel from where they lie.
 
         Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to
         100 ASCII bytes without NUL, a payload of 8 GiB or more; ``OSError`` when the disk refuses, after
@@ -84,11 +82,12 @@ class TarWriter:
         self._starts.append(self._end)
         self._end += total
         self.bytes = self._end
-        self.samples += 1
+        self.groups += 1
 
-    def idx_bytes(self) -> bytes:
-        """Energon's ``.tar.idx`` of the samples so far, see the function `idx_bytes`."""
-        return idx_bytes(self._starts, self._end)
+    @property
+    def offsets(self) -> list[int]:
+        """Byte offsets of the groups' first headers, and of the end blocks."""
+        return [*self._starts, self._end]
 
     def close(self) -> None:
         """Write the end blocks and close the file.
@@ -147,11 +146,6 @@ class TarWriter:
         except BaseException:
             self._torn = True
             raise
-
-
-def idx_bytes(starts: Sequence[int], end: int) -> bytes:
-    """Energon's ``.tar.idx`` from byte offsets: of each sample's first header, and of the end blocks."""
-    return struct.pack(f"<{len(starts) + 1}Q", *starts, end)
 
 
 def _header(name: str, size: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -163,6 +164,11 @@ def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
         ]
     except (ValueError, LookupError, TypeError, AttributeError):
         return []
+
+
+def tar_idx(offsets: Sequence[int]) -> bytes:
+    """Energon's ``.tar.idx``: byte offsets of each sample's first header, and of the end blocks."""
+    return struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
 def energon_info(stats: Iterable[TarPartitionStats]) -> str:

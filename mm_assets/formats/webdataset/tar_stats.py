@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.tar.scan import scan
-from mm_assets.formats.tar.writer import idx_bytes
-from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs
+from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs, tar_idx
 from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.interleaved.schema_text import schema_from_text
 
@@ -28,7 +27,7 @@ def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
         group = list(members)
         starts.append(group[0].header_offset)
         pairs.update(member.name.partition(".")[2] for member in group)
-    idx = idx_bytes(starts, index.end)
+    idx = tar_idx([*starts, index.end])
     stats = TarPartitionStats(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
     return stats.with_idx(idx), idx
 

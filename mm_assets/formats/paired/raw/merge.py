@@ -62,7 +62,7 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
             except SampleError as error:
                 reason = f"{error} (its members: {', '.join(one.where for one in found)})"
                 payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
-            tar.write_sample([*members, (f"{stem}.json", dumps(payload).encode())])
+            tar.write_group([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
             for damaged_range in part.index.damaged_ranges:
                 damage = damaged_range.damage
@@ -71,14 +71,14 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
                     part.name, None, damaged_range.start, damaged_range.end - damaged_range.start
                 )
                 payload = _refusal(place, damage.kind, str(damage), ref)
-                tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
+                tar.write_group([(f"{sample_key(place)}.json", dumps(payload).encode())])
             for unpaired in members_without_key(part):
                 told = {
                     "where": f"{part.name}: {unpaired.name}",
                     "ref": unpaired.ref,
                     "reason": unpaired.reason,
                 }
-                tar.write_sample(
+                tar.write_group(
                     [(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())]
                 )
 
