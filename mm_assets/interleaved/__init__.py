@@ -1,4 +1,4 @@
-"""The data model of interleaved documents, and (lazily) the readers and writers of its three formats."""
+"""Data model of interleaved image-text documents, and lazy access to the readers and writers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
     from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter
 
-# One import for users; loaded on first use so that this room itself depends on no format.
+# Users import everything from here. Loading on first use keeps this package independent of the formats.
 _LAZY = {
     "materialize": "mm_assets.formats.materialize",
     "InterleavedParquetReader": "mm_assets.formats.parquet",

@@ -1,4 +1,4 @@
-"""The base of all exceptions that this package defines."""
+"""Base classes of the exceptions that this package defines."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class MmAssetsError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = super().__reduce__()[1]  # what ``__new__`` takes, of which an OSError keeps a part elsewhere
+        args = super().__reduce__()[1]  # arguments of ``__new__``; an OSError keeps some of them elsewhere
         return _restored, (type(self), args, self.__dict__)
 
 
 class DataError(MmAssetsError, ValueError):
-    """Data are not what they have to be; the message says where and why.
+    """Data is not as required; the message says where and why.
 
-    Raised where no narrower class fits: for rows that are no items of samples, for sets of tars and caches
-    that do not fit together, for sample ids that two partitions have.
+    Raised where no narrower class fits: rows that are no items of samples, sets of tars or caches that do not
+    fit together, a sample id that two partitions have.
     """
 
 
