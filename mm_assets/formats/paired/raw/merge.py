@@ -1,4 +1,4 @@
-"""Tars of one modality each, merged into one tar of interleaved samples, in the project's own layout."""
+"""Merge of tars of one modality each into one tar of interleaved samples, in the native layout."""
 
 from __future__ import annotations
 
@@ -33,20 +33,29 @@ from mm_assets.interleaved.source_ref import build_source_ref
 def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_key_policy: str) -> None:
     """Write one sample for each key of any part, in the order of the first part.
 
-    Image members become image items, ``.txt`` text items, at the positions that their extensions state
-    (``0.jpg``), or in the order of the parts. The fields of ``.json`` and the values of ``.npy``, ``.cls``
-    and all other members become columns of the metadata row. A key that a part lacks: ``skip`` gives a sample
-    that readers refuse and account for (as does what cannot be read), ``partial`` gives what there is,
-    ``error`` raises ``ValueError``. A damaged range of a part gives such a sample, too. Members
-    without a key are told by members of no sample. Memory: one sample's json and arrays; images go from file
-    to file.
+    Image members become image items, ``.txt`` members text items. Their positions are those in their
+    extensions (``0.jpg``), else they follow in the order of the parts. The fields of ``.json`` and the values
+    of ``.npy``, ``.cls`` and all other members become columns of the metadata row. A damaged range of a part,
+    and a sample that cannot be read, each give a sample that readers refuse and account for. Members without
+    a key become unreferenced members.
+
+    Memory: the json and arrays of one sample. Images are copied from file to file.
+
+    Args:
+        parts: The tars, one per modality.
+        target: Path of the merged tar.
+        missing_key_policy: What to do with a key that a part lacks. ``skip`` gives a sample that readers
+            refuse and account for, ``partial`` gives what there is, ``error`` raises.
+
+    Raises:
+        DataError: The policy is ``error`` and a part lacks a key.
     """
     keys = members_by_key(parts)
     if missing_key_policy == "error":
         _refuse_mismatch(parts, keys)
     columns = Columns()
     for key, found in keys.items():
-        with suppress(SampleError):  # told below
+        with suppress(SampleError):  # reported below
             columns.observe(_content(key, parts, found, missing_key_policy))
     with TarWriter(target) as tar:
         for key, found in keys.items():
@@ -72,14 +81,14 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
                 )
                 payload = _refusal(place, damage.kind, str(damage), ref)
                 tar.write_group([(f"{sample_key(place)}.json", dumps(payload).encode())])
-            for unpaired in members_without_key(part):
-                told = {
-                    "where": f"{part.name}: {unpaired.name}",
-                    "ref": unpaired.ref,
-                    "reason": unpaired.reason,
+            for member in members_without_key(part):
+                report = {
+                    "where": f"{part.name}: {member.name}",
+                    "ref": member.ref,
+                    "reason": member.reason,
                 }
                 tar.write_group(
-                    [(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())]
+                    [(f"{sample_key(f'{part.modality}/{member.name}')}.{UNPAIRED}", dumps(report).encode())]
                 )
 
 
@@ -96,21 +105,22 @@ def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]
 
 
 def _missing(parts: Sequence[ModalityTar], found: Sequence[Found]) -> list[ModalityTar]:
-    there = {some.part.modality for some in found}
-    return [part for part in parts if part.modality not in there]
+    present = {member.part.modality for member in found}
+    return [part for part in parts if part.modality not in present]
 
 
 def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[Found]]) -> None:
     for key, found in keys.items():
-        if lacking := _missing(parts, found):
+        if missing := _missing(parts, found):
             raise DataError(
-                f"key mismatch across modalities: {key!r} is in {found[0].part.name}, not in {lacking[0].name}"
+                f"key mismatch across modalities: {key!r} is in {found[0].part.name}, "
+                f"not in {missing[0].name}"
             )
 
 
 def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[Found]) -> None:
-    if lacking := _missing(parts, found):
-        names = ", ".join(part.name for part in lacking)
+    if missing := _missing(parts, found):
+        names = ", ".join(part.name for part in missing)
         raise SampleError(MISSING_MODALITY, f"{found[0].where}: no member of key {key!r} in {names}")
 
 
