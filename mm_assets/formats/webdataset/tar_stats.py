@@ -1,4 +1,4 @@
-"""The stats of a tar in our layout, found again from the tar itself."""
+"""Statistics of a tar in the native layout, derived from the tar itself."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 
 def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
-    """Statistics of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
+    """Return the statistics of an open tar, without columns, and its ``.tar.idx``, both from its headers.
 
-    Raises `TarDamage`.
+    Raises:
+        TarDamage: The tar is damaged.
     """
     index = scan(fd, file)
     starts: list[int] = []
@@ -33,8 +34,11 @@ def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
 
 
 def stated_columns(fd: int, file: str) -> dict[str, str] | None:
-    """``columns`` of `TarPartitionStats` by the first json of an open tar: all of a tar state the same. None if
-    it is not one of ours.
+    """Return ``columns`` of `TarPartitionStats` from the first json of an open tar.
+
+    All jsons of a tar declare the same columns.
+
+    None if the tar is not one of ours.
     """
     try:
         first = next(

@@ -1,4 +1,4 @@
-"""Write interleaved batches as WebDataset tars that open unmodified in every client (DESIGN 6)."""
+"""Writer of interleaved batches as WebDataset tars that open unmodified in every client."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 
 
 class InterleavedWebdatasetWriter(InterleavedWriter):
-    """Writes one tar per partition into a folder, with the index files of all clients; or one bare tar
-    (``path`` ends in ``.tar``).
+    """Writer of one tar per partition into a folder, with the index files of all clients.
 
-    See `InterleavedWriter` for the arguments. An image whose bytes are of none of the six formats travels
-    inside the json, so that every image member of a tar decodes by its suffix.
+    If ``path`` ends in ``.tar`` it writes one bare tar instead. See `InterleavedWriter` for the arguments.
+    Images that are in none of the six formats are stored inside the json, so that every image member of a tar
+    can be decoded by its suffix.
     """
 
     suffix = ".tar"
@@ -53,9 +53,8 @@ class TarSink(Sink):
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()
-        if (
-            self._is_bare and self._writer.groups == 0
-        ):  # clients fail on an empty tar: as in a folder, there is none then
+        # Clients fail on an empty tar, so none is published, as in a folder.
+        if self._is_bare and self._writer.groups == 0:
             self._staged.discard()
             remove(self._uri, self._options)
             return None, 0
