@@ -130,10 +130,10 @@ class ArrowCache:
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_verified": verified.known(self.meta.shard_paths)}
+        return {**self.__dict__, "_open": {}, "_verified": verified.export_stamps(self.meta.shard_paths)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        verified.learn(state.pop("_verified"))
+        verified.import_stamps(state.pop("_verified"))
         self.__dict__.update(state)
 
 

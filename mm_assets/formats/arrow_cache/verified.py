@@ -54,13 +54,13 @@ def check_once(path: Path, shard: CacheShard) -> None:
         check(path, shard)
 
 
-def known(paths: Iterable[Path]) -> dict[FileStamp, str]:
-    """Return what this process has verified of these files, for `learn` in another process."""
+def export_stamps(paths: Iterable[Path]) -> dict[FileStamp, str]:
+    """Return what this process has verified of these files, for `import_stamps` in another process."""
     stamps = (_stamp_of(os.stat(path)) for path in paths if path.exists())
     return {stamp: _VERIFIED[stamp] for stamp in stamps if stamp in _VERIFIED}
 
 
-def learn(stamps: dict[FileStamp, str]) -> None:
+def import_stamps(stamps: dict[FileStamp, str]) -> None:
     """Take over what another process has verified."""
     _VERIFIED.update(stamps)
 

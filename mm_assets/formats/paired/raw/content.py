@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.paired.raw.parts import Found
+from mm_assets.formats.paired.raw.parts import SampleMember
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     MAX_JSON_BYTES,
@@ -44,8 +44,8 @@ class KeyContent:
     the locators of all members that became columns, by column name.
     """
 
-    texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
-    images: dict[int, Found] = field(default_factory=dict)
+    texts: dict[int, tuple[str, SampleMember]] = field(default_factory=dict)
+    images: dict[int, SampleMember] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
     typed: dict[str, pa.Array] = field(default_factory=dict)
     ref: str | None = None
@@ -53,7 +53,7 @@ class KeyContent:
     sample_id: str | None = None
     _names: set[str] = field(default_factory=set)
 
-    def add_field(self, name: str, value: Any, member: Found) -> None:
+    def add_field(self, name: str, value: Any, member: SampleMember) -> None:
         """Add the value of a column.
 
         Raises:
@@ -91,7 +91,7 @@ class KeyContent:
             self.fields.setdefault(SOURCE, {})["members"] = others
 
 
-def content_of(members: Sequence[Found]) -> KeyContent:
+def content_of(members: Sequence[SampleMember]) -> KeyContent:
     """Return the content of the members of one key.
 
     Raises:
@@ -99,7 +99,7 @@ def content_of(members: Sequence[Found]) -> KeyContent:
     """
     content = KeyContent()
     seen: set[tuple[str, str]] = set()
-    items: list[Found] = []
+    items: list[SampleMember] = []
     for member in members:
         with _located(member):
             _add_member(content, member, seen, items)
@@ -113,7 +113,9 @@ def content_of(members: Sequence[Found]) -> KeyContent:
     return content
 
 
-def _add_member(content: KeyContent, found: Found, seen: set[tuple[str, str]], items: list[Found]) -> None:
+def _add_member(
+    content: KeyContent, found: SampleMember, seen: set[tuple[str, str]], items: list[SampleMember]
+) -> None:
     if found.member.broken is not None:
         raise SampleError(UNREADABLE_MEMBER, f"{found.where}: {found.member.broken}")
     if (found.part.modality, found.extension) in seen:
@@ -128,7 +130,7 @@ def _add_member(content: KeyContent, found: Found, seen: set[tuple[str, str]], i
 
 
 @contextmanager
-def _located(member: Found) -> Iterator[None]:
+def _located(member: SampleMember) -> Iterator[None]:
     """Name this member in errors of the block."""
     try:
         yield
@@ -137,7 +139,7 @@ def _located(member: Found) -> Iterator[None]:
         raise
 
 
-def _add_column(content: KeyContent, found: Found) -> None:
+def _add_column(content: KeyContent, found: SampleMember) -> None:
     suffix = found.suffix
     name = found.extension[: -len(suffix)].rstrip(".") or (found.part.modality if suffix == "npy" else suffix)
     if suffix == "json":
@@ -184,7 +186,7 @@ def _array(data: bytes, place: str) -> pa.Array:
     return flat
 
 
-def _positions(items: Sequence[Found]) -> list[int]:
+def _positions(items: Sequence[SampleMember]) -> list[int]:
     """Return the positions that extensions state; items without one follow after those, in their order.
 
     Raises:
@@ -213,7 +215,7 @@ def _positions(items: Sequence[Found]) -> list[int]:
     return positions
 
 
-def _text(item: Found) -> str:
+def _text(item: SampleMember) -> str:
     try:
         return item.read(MAX_JSON_BYTES).decode()
     except UnicodeDecodeError as error:

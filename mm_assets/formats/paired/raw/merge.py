@@ -10,7 +10,7 @@ from typing import Any
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.paired.raw.columns import Columns
 from mm_assets.formats.paired.raw.content import KeyContent, content_of
-from mm_assets.formats.paired.raw.parts import Found, ModalityTar, members_by_key, members_without_key
+from mm_assets.formats.paired.raw.parts import ModalityTar, SampleMember, members_by_key, members_without_key
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -93,7 +93,7 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
 
 
 def _content(
-    key: str, parts: Sequence[ModalityTar], found: Sequence[Found], missing_key_policy: str
+    key: str, parts: Sequence[ModalityTar], found: Sequence[SampleMember], missing_key_policy: str
 ) -> KeyContent:
     if missing_key_policy == "skip":
         _refuse_missing(key, parts, found)
@@ -104,12 +104,12 @@ def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]
     return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
-def _missing(parts: Sequence[ModalityTar], found: Sequence[Found]) -> list[ModalityTar]:
+def _missing(parts: Sequence[ModalityTar], found: Sequence[SampleMember]) -> list[ModalityTar]:
     present = {member.part.modality for member in found}
     return [part for part in parts if part.modality not in present]
 
 
-def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[Found]]) -> None:
+def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[SampleMember]]) -> None:
     for key, found in keys.items():
         if missing := _missing(parts, found):
             raise DataError(
@@ -118,7 +118,7 @@ def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[F
             )
 
 
-def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[Found]) -> None:
+def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[SampleMember]) -> None:
     if missing := _missing(parts, found):
         names = ", ".join(part.name for part in missing)
         raise SampleError(MISSING_MODALITY, f"{found[0].where}: no member of key {key!r} in {names}")

@@ -28,7 +28,7 @@ class ModalityTar:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SampleMember:
     """A member of a sample: its part, and its extension (lower case, all that follows the key's dot)."""
 
     part: ModalityTar
@@ -74,19 +74,21 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
-def members_by_key(parts: Sequence[ModalityTar]) -> dict[str, list[Found]]:
+def members_by_key(parts: Sequence[ModalityTar]) -> dict[str, list[SampleMember]]:
     """Return the members of each key, keys in the order of the first part, then of the others."""
-    keys: dict[str, list[Found]] = {}
+    keys: dict[str, list[SampleMember]] = {}
     for part in parts:
         for member in part.index.members:
             key_and_extension = split_name(member.name)
             if key_and_extension is not None:
-                keys.setdefault(key_and_extension[0], []).append(Found(part, key_and_extension[1], member))
+                keys.setdefault(key_and_extension[0], []).append(
+                    SampleMember(part, key_and_extension[1], member)
+                )
     return keys
 
 
 @dataclass(frozen=True, slots=True)
-class Unpaired:
+class UnkeyedMember:
     """A member that belongs to no sample: its name, its locator, and the reason (None: it has no key)."""
 
     name: str
@@ -94,14 +96,16 @@ class Unpaired:
     reason: str | None = None
 
 
-def members_without_key(part: ModalityTar) -> list[Unpaired]:
+def members_without_key(part: ModalityTar) -> list[UnkeyedMember]:
     """Return the members that belong to no sample, including those that are no files."""
-    unnamed = [Found(part, "", member) for member in part.index.members if split_name(member.name) is None]
+    unnamed = [
+        SampleMember(part, "", member) for member in part.index.members if split_name(member.name) is None
+    ]
     special_members = [skipped for skipped in part.index.skipped if not skipped.has_lost_bytes]
     return [
-        *(Unpaired(entry.member.name, entry.ref) for entry in unnamed),
+        *(UnkeyedMember(entry.member.name, entry.ref) for entry in unnamed),
         *(
-            Unpaired(
+            UnkeyedMember(
                 special.name, build_source_ref(part.name, special.name, special.header_offset), special.reason
             )
             for special in special_members
