@@ -22,8 +22,8 @@ class MmAssetsError(Exception):
 class DataError(MmAssetsError, ValueError):
     """Data are not what they have to be; the message says where and why.
 
-    Raised where no narrower class fits: for rows that are no items of samples, for sets of tars and caches
-    that do not fit together, for sample ids that two partitions have.
+    Raised where no narrower class fits: for rows that are no items of samples, and for tars and caches whose
+    parts do not fit together.
     """
 
 
