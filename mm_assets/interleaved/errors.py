@@ -22,8 +22,8 @@ class MmAssetsError(Exception):
 class DataError(MmAssetsError, ValueError):
     """Data is not as required; the message says where and why.
 
-    Raised where no narrower class fits: rows that are no items of samples, sets of tars or caches that do not
-    fit together, a sample id that two partitions have.
+    Raised where no narrower class fits: for rows that are no items of samples, and for tars and caches whose
+    parts do not fit together.
     """
 
 

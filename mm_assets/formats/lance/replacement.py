@@ -15,7 +15,6 @@ from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.ownership import Ownership, taking_out
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
-from mm_assets.interleaved.errors import DataError
 
 AllRecords = Callable[[], Mapping[str, Sequence[PartitionRecord]]]
 
@@ -81,7 +80,7 @@ class Replacement:
             if not owner:
                 self._deleted.setdefault(fragment, set()).add(sample_id)
             elif sample_id in incoming:
-                raise DataError(_both(sample_id, owner, incoming[sample_id]))
+                raise ValueError(_both(sample_id, owner, incoming[sample_id]))
         return bool(self._deleted)
 
     def operation(self, new: Sequence[Any]) -> lance.LanceOperation.Update | None:
@@ -101,7 +100,7 @@ def check_distinct(sets: Iterable[FragmentSet]) -> None:
         partitions.add(fragments.partition)
         for sample_id in fragments.sample_ids().to_pylist():
             if sample_id in owner:
-                raise DataError(_both(sample_id, owner[sample_id], fragments.partition))
+                raise ValueError(_both(sample_id, owner[sample_id], fragments.partition))
             owner[sample_id] = fragments.partition
 
 

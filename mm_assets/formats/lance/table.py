@@ -27,7 +27,6 @@ from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRec
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
 from mm_assets.formats.lance.snapshot import SETS, Snapshot, StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.storage_types import from_storage_schema
-from mm_assets.interleaved.errors import DataError
 
 Result = TypeVar("Result")
 
@@ -184,7 +183,7 @@ class LanceTable:
         dataset = snapshot.dataset
         replacement = Replacement(snapshot, records, sets, afresh)
         if not replacement.pending and not replacement.removed:
-            self._settle(replacement, int(dataset.version), attempt)
+            self._record_landed(replacement, int(dataset.version), attempt)
             return int(dataset.version)
         self._check_files(replacement.pending)
         self._resolve_rows(replacement)
@@ -210,7 +209,7 @@ class LanceTable:
             if committed.version != read_version + 1:
                 self._look_again(replacement.pending, attempt)
             dataset = committed
-        self._settle(replacement, int(dataset.version), attempt)
+        self._record_landed(replacement, int(dataset.version), attempt)
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
@@ -285,11 +284,11 @@ class LanceTable:
                 self._records.delete(
                     r for name in doubles.complaints for r in records[name] if r.attempt == attempt
                 )
-                raise DataError("; ".join(doubles.complaints.values()))
+                raise ValueError("; ".join(doubles.complaints.values()))
 
         retry_on_conflict(once)
 
-    def _settle(self, replacement: Replacement, version: int, attempt: str) -> None:
+    def _record_landed(self, replacement: Replacement, version: int, attempt: str) -> None:
         """Say in the records what landed, and drop those that stand for nothing any more."""
         landed = [
             PartitionRecord.intent(f, version, attempt).committed(version, attempt)
