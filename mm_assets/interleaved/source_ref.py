@@ -6,6 +6,8 @@ import json
 from json.encoder import encode_basestring_ascii
 from typing import TypedDict
 
+__all__ = ["SourceRef", "build_source_ref", "parse_source_ref"]
+
 
 class SourceRef(TypedDict):
     """Place of an item's bytes.

@@ -21,6 +21,8 @@ from mm_assets.formats.storage import StorageOptions, is_remote, join, local_pat
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.interleaved.digest import BLOBS
 
+__all__ = ["InterleavedArrowCacheWriter"]
+
 
 class InterleavedArrowCacheWriter(InterleavedWriter):
     """Writer of uncompressed Arrow IPC shards for memory-mapped reads, with record batches of whole samples.

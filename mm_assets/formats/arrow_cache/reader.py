@@ -24,6 +24,8 @@ from mm_assets.formats.arrow_cache.metadata import (
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 from mm_assets.interleaved.errors import DataError
 
+__all__ = ["ArrowCache", "read_shard"]
+
 
 class ArrowCache:
     """Map-style dataset of the examples of a cache, for a PyTorch ``DataLoader``; also iterable.

@@ -21,6 +21,8 @@ from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
 from mm_assets.interleaved.errors import DataError
 
+__all__ = ["MultiModalWebDataset"]
+
 Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
 

@@ -13,7 +13,6 @@ from mm_assets.formats.tar.header import (
     BLOCK,
     EXTENDED_KINDS,
     Extended,
-    TarDamage,
     check_header,
     damage,
     decode_name,
@@ -21,29 +20,15 @@ from mm_assets.formats.tar.header import (
     member_size,
     padded,
 )
-from mm_assets.formats.tar.index import (
-    Ambiguous,
-    DamagedRange,
-    Member,
-    Skipped,
-    TarIndex,
-    by_name,
-    follow_links,
-)
+from mm_assets.formats.tar.header import TarDamage as TarDamage
+from mm_assets.formats.tar.index import Ambiguous as Ambiguous
+from mm_assets.formats.tar.index import DamagedRange as DamagedRange
+from mm_assets.formats.tar.index import Member as Member
+from mm_assets.formats.tar.index import Skipped as Skipped
+from mm_assets.formats.tar.index import TarIndex as TarIndex
+from mm_assets.formats.tar.index import by_name, follow_links
 from mm_assets.formats.tar.recovery import Recovery
 from mm_assets.interleaved.errors import DataError
-
-__all__ = [
-    "Ambiguous",
-    "DamagedRange",
-    "Member",
-    "Skipped",
-    "TarDamage",
-    "TarIndex",
-    "read_members",
-    "scan",
-    "scan_tolerant",
-]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
 MAX_DAMAGED_RANGES = 1000  # per tar; the last of them covers all that follows
