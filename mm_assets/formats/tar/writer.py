@@ -21,7 +21,8 @@ _CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # 
 _PADDING = bytes(BLOCK)
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
-Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it); or a `FileRange`
+# A `FileRange`, or anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it).
+Payload = Any
 
 
 class FileRange(NamedTuple):
@@ -37,8 +38,8 @@ class TarWriter:
     names ASCII.
 
     A context manager: the end blocks are written only when the block ends without an exception, so a tar that
-    was given up reads as damaged. Removing or renaming it is the caller's. ``groups`` and ``bytes`` count what
-    is in the file.
+    was given up reads as damaged. Removing or renaming it is the caller's. ``groups`` and ``bytes`` count
+    what is in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

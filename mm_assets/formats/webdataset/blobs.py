@@ -150,10 +150,8 @@ def _expected_bytes(rows: Sequence[Row]) -> int:
 
 def surplus_reference(member: str, frame: int, frames: int, references: int) -> Fault:
     """The fault of an item whose frame is not there."""
-    return Fault(
-        DANGLING_REFERENCE,
-        f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references",
-    )
+    counts = f"it has {frames} frames for {references} references"
+    return Fault(DANGLING_REFERENCE, f"dangling reference: frame {frame} of {member!r}: {counts}")
 
 
 def _content_type(view: memoryview) -> str | None:

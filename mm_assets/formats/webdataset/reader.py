@@ -42,8 +42,8 @@ class InterleavedWebdatasetReader(InterleavedReader):
         field that names the sample's (multi-frame) image member. per_image_fields, per_text_fields: json
         lists with one value per image (text), spread over the item rows. materialize: read image bytes
         (default); False leaves locators only. relative_to: folder or URL prefix; locators below it are stored
-        relative to it, so that no path of this machine leaks. quarantine_errors: what cannot be read (a bad json, a
-        duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
+        relative to it, so that no path of this machine leaks. quarantine_errors: what cannot be read (a bad
+        json, a duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
             else is read; by default it raises.
         max_member_bytes: a larger image is not read but an error row.
         taken_ids: with ``quarantine_errors``, ids of samples of other partitions: here they are duplicates.

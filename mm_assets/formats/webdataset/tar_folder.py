@@ -154,8 +154,8 @@ class TarFolder(FolderFiles):
         )
 
     def _apply_pending(self) -> list[TarPartitionStats]:
-        """Statistics of the tars that exist. Mended are before those of which a publisher died, and those whose
-        stats or idx are not as they were written.
+        """Statistics of the tars that exist. Mended are before those of which a publisher died, and those
+        whose stats or idx are not as they were written.
         """
         sizes = self._list("")
         known = {p.file: p for p in self.stats()}
@@ -189,8 +189,8 @@ class TarFolder(FolderFiles):
         return found
 
     def _mend(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
-        """Statistics and idx of a tar that is the old or the new one, from its headers; a column of either is a
-        column.
+        """Statistics and idx of a tar that is the old or the new one, from its headers; a column of either is
+        a column.
 
         Without candidates the tar itself tells its columns; no stats of one that is not ours.
         """
@@ -237,8 +237,8 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionSt
     end = int.from_bytes(idx[-8:], "little")
     if not (size == stats.bytes == end + END_BLOCKS and len(idx) == 8 * (stats.samples + 1)):
         raise ValueError(
-            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, an index of {len(idx) // 8 - 1}"
-            f" samples up to {end} and a tar of {size} bytes do not belong together"
+            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, an index of "
+            f"{len(idx) // 8 - 1} samples up to {end} and a tar of {size} bytes do not belong together"
         )
 
 

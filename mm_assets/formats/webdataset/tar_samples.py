@@ -1,5 +1,5 @@
-"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or quarantined as
-losses.
+"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or quarantined
+as losses.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def survey_tar(
 ) -> FileSurvey:
     """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
 
-    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``quarantine_errors`` has
-    it. Raises ``OSError`` when the file cannot be opened.
+    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's
+    ``quarantine_errors`` has it. Raises ``OSError`` when the file cannot be opened.
     """
     with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
