@@ -51,8 +51,8 @@ def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | No
 def file_problems(
     root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
 ) -> list[str]:
-    """A line for each file below ``root`` that is not as it was written (`recorded_files`): missing, cut, changed,
-    or there without a reason.
+    """A line for each file below ``root`` that is not as it was written (`recorded_files`): missing, cut,
+    changed, or there without a reason.
     """
     found = digest_files(root, [join(root, path) for path in written], options)
     return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]

@@ -243,8 +243,8 @@ def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
 
 
 def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
-    """How many samples lost something, by outcome and kind; None where a damaged range holds an unknown number of
-    them.
+    """How many samples lost something, by outcome and kind; None where a damaged range holds an unknown
+    number of them.
     """
     ids: dict[tuple[str, str], set[str | None]] = {}
     for loss in losses:

@@ -96,8 +96,8 @@ class LossShare:
 
     @classmethod
     def of_survey(cls, survey: ShardSurvey, claimed_ids: Mapping[str, str]) -> LossShare:
-        """What is known before a shard is read. ``claimed_ids``: its sample ids that other shards have, with the
-        shard of each.
+        """What is known before a shard is read. ``claimed_ids``: its sample ids that other shards have, with
+        the shard of each.
 
         References that lead nowhere, images that cannot be decoded and samples without content are known once
         the shard was read.

@@ -65,8 +65,8 @@ class ShardInspection:
 
 
 class RawGate(dg.ConfigurableResource[Any]):
-    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id and
-    which type a column has.
+    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id
+    and which type a column has.
     """
 
     raw: dg.ResourceDependency[Any]
