@@ -57,7 +57,9 @@ def run_block(block: Block, folder: Path) -> str:
         timeout=600,
         check=False,
     )
-    assert done.returncode == 0, f"{block}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    assert done.returncode == 0, (
+        f"{block}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-4000:]}"
+    )
     if block.output is not None:
         wanted = re.escape(block.output.strip()).replace("…", ".*")
         assert re.fullmatch(wanted, done.stdout.strip(), re.DOTALL), f"{block} prints\n{done.stdout}"

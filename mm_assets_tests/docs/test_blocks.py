@@ -48,7 +48,9 @@ def test_the_blocks_of_a_page_run_with_the_clients(page: Path, demo: Path, tmp_p
 @pytest.mark.parametrize("page", pages(), ids=name)
 def test_blocks_say_what_they_are(page: Path) -> None:
     for block in blocks(page):
-        assert block.language in {*RUNNABLE, "text", "json", "toml", "yaml"}, f"{block}: which language is it?"
+        assert block.language in {*RUNNABLE, "text", "json", "toml", "yaml"}, (
+            f"{block}: which language is it?"
+        )
 
 
 def test_what_is_not_run_has_a_test_that_stands_for_it() -> None:

@@ -81,7 +81,9 @@ def test_the_document_drawn_in_the_readme(tmp_path: Path) -> None:
 
     header, *rows = table(README.read_text())
     shown = {"the bytes of `cats.1.jpg`": _picture(), "": None}
-    wanted = [{column: shown.get(cell, cell) for column, cell in zip(header, row, strict=True)} for row in rows]
+    wanted = [
+        {column: shown.get(cell, cell) for column, cell in zip(header, row, strict=True)} for row in rows
+    ]
     assert [{**row, "position": int(row["position"])} for row in wanted] == [
         {column: row[column] for column in header} for row in found
     ]
@@ -101,7 +103,11 @@ def _picture() -> bytes:
 def test_every_public_name_is_in_the_reference(room: object) -> None:
     text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
     public = {f"{room.__name__}.{public}" for public in room.__all__}  # type: ignore[attr-defined]
-    shown = {found for found in re.findall(r"^::: (\S+)$", text, re.MULTILINE) if found.rpartition(".")[0] == room.__name__}  # type: ignore[attr-defined]
+    shown = {
+        found
+        for found in re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+        if found.rpartition(".")[0] == room.__name__
+    }  # type: ignore[attr-defined]
     assert shown == public
 
 
