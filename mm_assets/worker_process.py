@@ -167,7 +167,7 @@ def _work(pipe: Connection, stderr: int) -> None:
         except BaseException as error:  # noqa: BLE001  (SystemExit too: a job must not end the worker under its follower)
             answer = ForkingPickler.dumps(failure_of(error))
         pipe.send_bytes(answer)
-        memory.give_back()
+        memory.release_to_os()
 
 
 def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:

@@ -35,7 +35,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Admission:
+class SchemaDecision:
     """What the contract says to one shard.
 
     ``fields`` are the shard's own columns in the contract's types and order; without ``refused`` it may be
@@ -153,7 +153,7 @@ class SchemaContract:
             contract.settle(widen)
         return cls(columns)
 
-    def admit(self, partition: str, shard: ShardColumns) -> Admission:
+    def admit(self, partition: str, shard: ShardColumns) -> SchemaDecision:
         """What the contract says to a shard that it was derived with.
 
         Raises ``ValueError`` for a column it does not know.
@@ -168,7 +168,7 @@ class SchemaContract:
         admitted = [c for c in present if c.name not in refused]
         grown = [c for c in admitted if c.published is not None and not c.published.holds(own[c.name])]
         adapted = [c for c in admitted if not is_same_type(own[c.name].field, c.need.field)]
-        return Admission(
+        return SchemaDecision(
             pa.schema([c.need.field for c in admitted]),
             tuple(c.name for c in present if c.published is None),
             {

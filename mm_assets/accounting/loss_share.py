@@ -51,9 +51,11 @@ class LossShare:
     @classmethod
     def of_report(cls, report: PartitionReport) -> LossShare:
         """What a writer says of a shard that it is about to publish."""
-        unreferenced = [loss for notes in report.notes.values() for loss in notes.get("strays", ())]
+        unreferenced = [
+            loss for notes in report.notes.values() for loss in notes.get("unreferenced_losses", ())
+        ]
         items = [loss for loss in report.quarantined if loss.is_item]
-        stretches = [loss for loss in report.quarantined if not loss.is_item]
+        damaged_ranges = [loss for loss in report.quarantined if not loss.is_item]
         content = (
             report.texts
             + report.images
@@ -67,12 +69,12 @@ class LossShare:
         )  # in data of ours nothing is to be recognized
         found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
         if not report.samples:
-            lack = _NOTHING if stretches and not found else ""
+            lack = _NOTHING if damaged_ranges and not found else ""
         elif is_of_others:
             # Of a sample that cannot be read the images are referenced by nobody, too.
             lack = _NO_ITEM if not content else _NO_IMAGE if unused and not (images or items) else ""
         errors = [error for error in report.errors if error.outcome == "kept"]
-        examples = _examples((*stretches, *items, *unreferenced))
+        examples = _examples((*damaged_ranges, *items, *unreferenced))
         for error in errors:
             examples.setdefault(fault_of(error.message), error.message[:_LONGEST])
         return cls(
@@ -85,7 +87,7 @@ class LossShare:
             report.rows + len(report.filtered) - len(errors),
             report.samples,
             lack,
-            sum(map(_nbytes, stretches)),
+            sum(map(_nbytes, damaged_ranges)),
             sum(notes.get("nbytes", 0) for notes in report.notes.values()),
             unused,
             tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
@@ -101,7 +103,7 @@ class LossShare:
         the shard was read.
         """
         others = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
-        stretches = [
+        damaged_ranges = [
             loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first
         ]
         items = int(pc.sum(survey.samples.column("items")).as_py() or 0)
@@ -110,7 +112,9 @@ class LossShare:
         lost = Counter({kind: losses.count for kind, losses in others.items()})
         lost[DUPLICATE_ID] += duplicates
         lost[UNREFERENCED_MEMBER] += survey.unreferenced.count + survey.skipped.count
-        examples = _examples((*stretches, *(loss for losses in others.values() for loss in losses.first)))
+        examples = _examples(
+            (*damaged_ranges, *(loss for losses in others.values() for loss in losses.first))
+        )
         if duplicates:
             sample_id, shard = min(taken.items())
             examples[DUPLICATE_ID] = f"{sample_id!r:.100} by shard {shard!r}"
@@ -118,8 +122,8 @@ class LossShare:
             +lost,
             items - duplicates,
             survey.samples.num_rows - repeated.num_rows,
-            _NOTHING if stretches and not items and not lost.total() else "",
-            unreadable_bytes=sum(map(_nbytes, stretches)),
+            _NOTHING if damaged_ranges and not items and not lost.total() else "",
+            unreadable_bytes=sum(map(_nbytes, damaged_ranges)),
             nbytes=survey.nbytes,
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
             fields=tuple(name for name in survey.columns.needs() if name != SOURCE),

@@ -61,7 +61,7 @@ class ShardProof:
         return not set(self.problems) <= set(self.beside)
 
 
-class Proofs:
+class ProofStore:
     """The proofs below a storage root (folder or URL)."""
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
@@ -156,7 +156,7 @@ def damaged_shards(
     """Those partitions of an asset of which the last proof found that what lies there is not what was
     written.
     """
-    proofs = Proofs(root, options)
+    proofs = ProofStore(root, options)
     partitions = list(partitions)
     with ThreadPoolExecutor(_THREADS) as threads:
         found = threads.map(lambda partition: proofs.read(asset, partition), partitions)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.raw_bytes import MAX_STRETCH_BYTES, Place, RawFiles, in_batches
+from mm_assets.accounting.raw_bytes import MAX_DAMAGED_RANGE_BYTES, RawFiles, RawLocation, in_batches
 from mm_assets.formats.storage import StorageOptions, exists, remove, staged
 from mm_assets.formats.tables import UnreadableFile, read_small_table
 from mm_assets.interleaved.faults import FETCH_FAILED
@@ -35,7 +35,7 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _NAME = ["sample_id", "position", "modality", "source_uri", "member"]
-_OF_STRETCH = f"its first bytes, {MAX_STRETCH_BYTES} at most"
+_OF_STRETCH = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
 _OF_SAMPLE = "the document of its sample: the item has no bytes of its own"
 _OF_ROW = "the values of its row, but for bytes"
 _OF_NOBODY = "it has no bytes of its own, and the document of its sample is not in quarantine"
@@ -61,9 +61,9 @@ def quarantine_table(
     for record in records:
         record["source"] = record["source"] or files.only_name
     documents = _documents(quarantined)
-    places: list[Place | None] = []
+    places: list[RawLocation | None] = []
     first_of: dict[
-        Place, int
+        RawLocation, int
     ] = {}  # the position of the first faulty frame of a TIFF, or item of a row, whose record holds what all share
     for record in records:
         place, record["raw_note"] = _place(record, documents, files)
@@ -123,25 +123,25 @@ def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[t
 
 
 def _place(
-    record: Mapping[str, Any], documents: Mapping[str, Place | None], files: RawFiles
-) -> tuple[Place | None, str | None]:
+    record: Mapping[str, Any], documents: Mapping[str, RawLocation | None], files: RawFiles
+) -> tuple[RawLocation | None, str | None]:
     """Where the bytes of a record lie, and a remark on them."""
     if (row := files.row_place(record["source"], record["member"])) is not None:
         return row, _OF_ROW
     offset, size = record["byte_offset"], record["byte_size"]
     if record["position"] is None:
-        return Place(record["source"], offset or 0, size, is_member=False, is_stretch=True), _OF_STRETCH
+        return RawLocation(record["source"], offset or 0, size, is_member=False, is_stretch=True), _OF_STRETCH
     if offset is not None and size is not None:
         return _of(record), None
     document = documents.get(record["sample_id"])
     return document, _OF_NOBODY if document is None else _OF_SAMPLE
 
 
-def _documents(quarantined: pa.Table) -> dict[str, Place | None]:
+def _documents(quarantined: pa.Table) -> dict[str, RawLocation | None]:
     """Where the JSON of each sample lies that went into quarantine with an item of it; None for an id that
     several such have.
     """
-    documents: dict[str, Place | None] = {}
+    documents: dict[str, RawLocation | None] = {}
     for row in quarantined.filter(pc.equal(quarantined.column("position"), METADATA_POSITION)).to_pylist():
         if (
             row["is_cause"] and row["kind"] != FETCH_FAILED
@@ -153,8 +153,10 @@ def _documents(quarantined: pa.Table) -> dict[str, Place | None]:
     return documents
 
 
-def _of(row: Mapping[str, Any]) -> Place:
-    return Place(row["source"], row["byte_offset"], row["byte_size"], is_member=row["member"] is not None)
+def _of(row: Mapping[str, Any]) -> RawLocation:
+    return RawLocation(
+        row["source"], row["byte_offset"], row["byte_size"], is_member=row["member"] is not None
+    )
 
 
 def _raw_array(found: memoryview | str | None) -> pa.Array:

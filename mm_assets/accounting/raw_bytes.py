@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 MAX_PLACE_BYTES = 16 << 20
 MAX_SHARD_BYTES = 128 << 20  # they are held in memory, by a worker that may take 256 MiB in all
-MAX_STRETCH_BYTES = 1 << 20  # of a damaged stretch: enough to see what it is
+MAX_DAMAGED_RANGE_BYTES = 1 << 20  # of a damaged stretch: enough to see what it is
 BATCH_BYTES = 16 << 20
 
 Fetch = Callable[[Sequence[Request]], list[bytes | str]]
@@ -36,7 +36,7 @@ _NO_ROW = "the source has changed: it has no such row any more"
 
 
 @dataclass(frozen=True)
-class Place:
+class RawLocation:
     """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a ``stretch``
     only the first are wanted.
 
@@ -69,20 +69,20 @@ class RawFiles:
         for file in files:
             self._by_name.update(parts_of(file))
 
-    def row_place(self, source: str | None, member: str | None) -> Place | None:
+    def row_place(self, source: str | None, member: str | None) -> RawLocation | None:
         """The row that a locator names, if it is one of a Parquet file of the shard."""
         row = row_of(member)
         is_there = is_parquet(self._by_name.get(source or "", "")) and row is not None
-        return Place(source, 0, None, is_member=False, row=row) if is_there else None
+        return RawLocation(source, 0, None, is_member=False, row=row) if is_there else None
 
-    def read(self, places: Sequence[Place | None]) -> list[memoryview | str | None]:
+    def read(self, places: Sequence[RawLocation | None]) -> list[memoryview | str | None]:
         """The bytes at each place, or why they cannot be had; None for None.
 
         Takes at most `MAX_PLACE_BYTES` of a place and `MAX_SHARD_BYTES` in all: what is larger, or comes
         later, is refused.
         """
         found: list[memoryview | str | None] = [None] * len(places)
-        by_file: dict[str, list[tuple[int, Place]]] = defaultdict(list)
+        by_file: dict[str, list[tuple[int, RawLocation]]] = defaultdict(list)
         held = self._read_rows(places, found)
         for index, place in enumerate(places):
             if place is None or place.row is not None:
@@ -101,7 +101,7 @@ class RawFiles:
             self._read_file(source, wanted, found)
         return found
 
-    def _read_rows(self, places: Sequence[Place | None], found: list[memoryview | str | None]) -> int:
+    def _read_rows(self, places: Sequence[RawLocation | None], found: list[memoryview | str | None]) -> int:
         """Reads the rows among the places, and returns how many bytes they take."""
         by_file: dict[str, dict[int, int]] = defaultdict(dict)
         for index, place in enumerate(places):
@@ -126,7 +126,7 @@ class RawFiles:
                 held += 0 if isinstance(found[index], str) else size
         return held
 
-    def _bounded(self, place: Place) -> Place | str:
+    def _bounded(self, place: RawLocation) -> RawLocation | str:
         """The place with a size that may be read."""
         file = self._by_name.get(place.source or "")
         if file is None:
@@ -138,15 +138,15 @@ class RawFiles:
             except OSError as error:
                 return self._told(error, file, str(place.source))
         if place.is_stretch:
-            size = min(size, MAX_STRETCH_BYTES)
+            size = min(size, MAX_DAMAGED_RANGE_BYTES)
             if size <= 0:
                 return "nothing follows: the file ends here"
         if place.is_member and place.offset < BLOCK:
             return _CHANGED
-        return Place(place.source, place.offset, size, place.is_member, place.is_stretch)
+        return RawLocation(place.source, place.offset, size, place.is_member, place.is_stretch)
 
     def _read_file(
-        self, source: str, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]
+        self, source: str, wanted: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
     ) -> None:
         file = self._by_name[source]
         try:
@@ -191,7 +191,9 @@ def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> It
         yield batch
 
 
-def _fill(fetch: Fetch, wanted: Sequence[tuple[int, Place]], found: list[memoryview | str | None]) -> None:
+def _fill(
+    fetch: Fetch, wanted: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
+) -> None:
     for batch in in_batches(wanted, lambda item: item[1].size or 0):
         before = [BLOCK if place.is_member else 0 for _, place in batch]
         requests = [

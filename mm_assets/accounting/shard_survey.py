@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from mm_assets.accounting.shard_columns import ShardColumns
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_source import survey_parquet
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.raw_files import is_parquet
@@ -135,7 +135,7 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
     """The survey of a shard from those of its files, each with its ref path, in their order: the first sample
     of an id keeps it.
     """
-    samples: list[tuple[str, SampleFacts]] = []
+    samples: list[tuple[str, SurveyedSample]] = []
     losses: list[Loss] = []
     ids = SampleIds()
     tallies: dict[str, FieldTally] = {}
@@ -215,7 +215,7 @@ def findings(survey: ShardSurvey) -> dict[str, Any]:
     }
 
 
-def _samples_table(samples: Iterable[tuple[str, SampleFacts]]) -> pa.Table:
+def _samples_table(samples: Iterable[tuple[str, SurveyedSample]]) -> pa.Table:
     rows = [
         (s.sample_id, s.member, source, s.byte_offset, s.byte_size, s.items, s.images)
         for source, s in samples
@@ -227,7 +227,7 @@ def _samples_table(samples: Iterable[tuple[str, SampleFacts]]) -> pa.Table:
     )
 
 
-def _repeated(sample: SampleFacts, source: str, reason: str) -> Loss:
+def _repeated(sample: SurveyedSample, source: str, reason: str) -> Loss:
     ref = build_source_ref(source, sample.member, sample.byte_offset, sample.byte_size)
     return Loss(
         sample.sample_id, METADATA_POSITION, "metadata", "quarantined", DUPLICATE_ID, reason, source_ref=ref

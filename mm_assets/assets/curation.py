@@ -8,8 +8,8 @@ from mm_assets.io_managers.quarantine import RAW
 from mm_assets.io_managers.scores import DIMENSIONS_AGREE
 from mm_assets.io_managers.sharded import ShardCheck, sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
-from mm_assets.resources.filter_thresholds import FilterBounds
-from mm_assets.resources.image_validation import ImageLooks
+from mm_assets.resources.filter_thresholds import FilterThresholds
+from mm_assets.resources.image_validation import ImageValidation
 
 
 @sharded(
@@ -22,7 +22,7 @@ from mm_assets.resources.image_validation import ImageLooks
     group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
-def curated_parquet(raw_shards: ShardSet, looks: ImageLooks) -> Plan:
+def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
     return Plan(raw_shards, (ReadableImages(looks.decode_fraction, looks.max_pixels),))
 
 
@@ -34,7 +34,7 @@ def curated_parquet(raw_shards: ShardSet, looks: ImageLooks) -> Plan:
     description="What could not be read, with its class, its place and its raw bytes. Mend the raw shard, and its records close.",
 )
 def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
-    return Plan(curated_parquet, side={RAW: raw_shards})
+    return Plan(curated_parquet, side_inputs={RAW: raw_shards})
 
 
 @sharded(
@@ -58,5 +58,5 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     group_name="interleaved",
     description="Curated rows without the images that the filters drop (none, where no bound is set); positions keep their gaps.",
 )
-def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterBounds) -> Plan:
-    return Plan(curated_parquet, bounds.steps(), side={SCORES: image_scores})
+def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterThresholds) -> Plan:
+    return Plan(curated_parquet, bounds.steps(), side_inputs={SCORES: image_scores})

@@ -174,8 +174,12 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         is_sound = kind == "parquet" and raw_layout.is_ours(
             kind, source
         )  # to look at all rows first would cost time for nothing
-        sets_aside = options.on_materialize_error != "error" and not is_sound
-        arguments |= {"relative_to": None if is_remote(source) else root, "set_aside": sets_aside, **layout}
+        quarantine_errors = options.on_materialize_error != "error" and not is_sound
+        arguments |= {
+            "relative_to": None if is_remote(source) else root,
+            "quarantine_errors": quarantine_errors,
+            **layout,
+        }
     reader = reader_for(kind, source, **arguments)
     writer = writer_for(
         options.to,

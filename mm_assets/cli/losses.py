@@ -47,10 +47,12 @@ def summary(losses: Iterable[Loss]) -> list[str]:
     quarantined = [loss for loss in losses if loss.outcome == "quarantined"]
     if quarantined:
         items = Counter(loss.kind for loss in quarantined if loss.is_item)
-        stretches = Counter(loss.kind for loss in quarantined if not loss.is_item)
+        damaged_ranges = Counter(loss.kind for loss in quarantined if not loss.is_item)
         parts = [f"{_many(items.total(), 'item')}{_by_kind(items)}"]
-        if stretches:
-            parts.append(f"{_many(stretches.total(), 'damaged stretch', 'es')}{_by_kind(stretches)}")
+        if damaged_ranges:
+            parts.append(
+                f"{_many(damaged_ranges.total(), 'damaged stretch', 'es')}{_by_kind(damaged_ranges)}"
+            )
         lines.append(f"quarantined: {', '.join(parts)}")
     return lines
 

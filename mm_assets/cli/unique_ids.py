@@ -21,10 +21,10 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 
 @dataclass(frozen=True)
-class SetAsideTaken:
+class QuarantineRepeatedIds:
     """The step that takes out samples whose id another partition keeps (``keepers``: sample id -> partition)."""
 
-    keepers: Mapping[str, str]
+    owners: Mapping[str, str]
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         import numpy as np
@@ -35,7 +35,7 @@ class SetAsideTaken:
         from mm_assets.interleaved.steps import StepResult
 
         table = batch.data
-        is_taken = pc.is_in(table.column("sample_id"), pa.array(list(self.keepers), pa.string())).to_numpy()
+        is_taken = pc.is_in(table.column("sample_id"), pa.array(list(self.owners), pa.string())).to_numpy()
         if not is_taken.any():
             return StepResult(batch)
         removed = take_rows(table, np.flatnonzero(is_taken))
@@ -54,7 +54,7 @@ class SetAsideTaken:
             is_cause = sample_id not in met  # the sample's first row, its metadata
             met.add(sample_id)
             kind = DUPLICATE_ID if is_cause else INCOMPLETE_SAMPLE
-            reason = f"sample id {sample_id!r:.200} is already in partition {self.keepers[sample_id]!r}"
+            reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
             losses.append(Loss(**row, outcome="quarantined", kind=kind, reason=reason, is_cause=is_cause))
         return tuple(losses)
 
@@ -78,19 +78,19 @@ def resolve_duplicates(
         conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)
     }
     repeated = _repeated(found)
-    keepers: dict[str, Partition] = {}
+    owners: dict[str, Partition] = {}
     resolved: list[Conversion] = []
     complaints: list[str] = []
     for conversion in conversions:
         partition = conversion.partition
         shared = repeated.get(partition.name, [])
-        taken = {sample_id: keepers[sample_id] for sample_id in shared if sample_id in keepers}
+        taken = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
         if taken and conversion.writer.on_materialize_error == "error":
             complaints.append(_complaint(partition, taken))
             continue
-        keepers.update({sample_id: partition for sample_id in shared if sample_id not in taken})
+        owners.update({sample_id: partition for sample_id in shared if sample_id not in taken})
         if taken:
-            step = SetAsideTaken({sample_id: keeper.name for sample_id, keeper in taken.items()})
+            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in taken.items()})
             conversion = replace(conversion, steps=(step, *conversion.steps))
         resolved.append(conversion)
     return resolved, complaints
@@ -130,14 +130,14 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
 
 
 def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
-    sample_id, keeper = next(iter(taken.items()))
+    sample_id, owner = next(iter(taken.items()))
     more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
     hint = (
         ""
         if len(taken) == 1
         else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
     )
-    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(keeper)}{more}{hint}"
+    return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(owner)}{more}{hint}"
 
 
 def _place(partition: Partition) -> str:

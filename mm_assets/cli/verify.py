@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first
     and each other one.
     """
-    from mm_assets.accounting.canonical.sources import places_of
+    from mm_assets.accounting.canonical.sources import canonical_sources
     from mm_assets.accounting.comparison import Dataset, compare
     from mm_assets.formats.error_places import located
 
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         name = chr(ord("A") + number)
         with located(source):
             dataset = datasets[name] = Dataset(
-                places_of(source, partial(raw_layout.layout_of, options, is_compared=True))
+                canonical_sources(source, partial(raw_layout.layout_of, options, is_compared=True))
             )
             facts = dataset.facts
         kind = dataset.places[0].kind if dataset.places else "empty"

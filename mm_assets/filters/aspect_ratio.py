@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.filters.image_scores import ImageScore, ScoreBook, score_rows
+from mm_assets.filters.image_scores import ImageScore, ImageScores, score_rows
 from mm_assets.formats.tables import UnreadableFile
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.buffers import compact, take_rows
@@ -36,7 +36,7 @@ class AspectRatioFilter:
 
     min_ratio: float
     max_ratio: float
-    book: ScoreBook | None = field(default=None, compare=False, repr=False)
+    book: ImageScores | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_ratio <= self.max_ratio:
@@ -62,7 +62,7 @@ class AspectRatioFilter:
         if SCORES not in side:
             return self
         try:
-            return replace(self, book=ScoreBook.read(*side[SCORES]))
+            return replace(self, book=ImageScores.read(*side[SCORES]))
         except (UnreadableFile, FileNotFoundError) as error:
             warn_user(f"{error}: images are measured again")
             return self

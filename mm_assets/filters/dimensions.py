@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.filters.image_scores import ScoreBook
+from mm_assets.filters.image_scores import ImageScores
 
 SIDE_COLUMNS = (("nv_width", "nv_height"), ("width", "height"))
 """Columns of image rows that declare a size, the first pair that says one counts."""
@@ -56,7 +56,7 @@ class DimensionTally:
     undeclared: int = 0
     mismatches: list[Mismatch] = field(default_factory=list)
 
-    def observe(self, table: pa.Table, scores: ScoreBook) -> None:
+    def observe(self, table: pa.Table, scores: ImageScores) -> None:
         """Compare the images of whole samples with their ``scores``.
 
         The stored size and the displayed one both agree.

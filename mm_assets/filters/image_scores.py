@@ -117,7 +117,7 @@ def digest_of_scores(table: pa.Table) -> str:
     return digest.hexdigest()
 
 
-class ScoreBook:
+class ImageScores:
     """The scores of one shard, looked up by sample id and position."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -134,7 +134,7 @@ class ScoreBook:
         }
 
     @classmethod
-    def read(cls, uri: str, digest: str | None = None) -> ScoreBook:
+    def read(cls, uri: str, digest: str | None = None) -> ImageScores:
         """The scores file of a shard.
 
         Raises `UnreadableFile` for a damaged one, and for one whose rows have another ``digest``.

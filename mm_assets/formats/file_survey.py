@@ -12,7 +12,7 @@ from mm_assets.interleaved.losses import Loss
 
 
 @dataclass(frozen=True, slots=True)
-class SampleFacts:
+class SurveyedSample:
     """One sample that can be decoded, and how many items it has.
 
     ``member`` is its json, or the text of a pair without one, which lies at ``byte_offset`` of the
@@ -40,7 +40,7 @@ class FileSurvey:
     how many rows a Parquet file; ``nbytes`` the bytes of the unpacked tar, or of the file.
     """
 
-    samples: tuple[SampleFacts, ...] = ()
+    samples: tuple[SurveyedSample, ...] = ()
     losses: tuple[Loss, ...] = ()
     unresolved: tuple[tuple[str, int, str], ...] = ()
     frame_counts: tuple[tuple[str, int, int], ...] = ()

@@ -30,7 +30,7 @@ class FreeMemory:
             option(_M_ARENA_MAX, _ARENAS)
             option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
 
-    def give_back(self) -> None:
+    def release_to_os(self) -> None:
         """Return free memory to the system if the process has grown since the last time."""
         if _resident() < self._settled + _KEPT:
             return

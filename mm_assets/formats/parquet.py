@@ -58,7 +58,7 @@ class InterleavedParquetReader(InterleavedReader):
         texts_field: str = TEXTS,
         images_field: str = IMAGES,
         relative_to: str | None = None,
-        set_aside: bool = False,
+        quarantine_errors: bool = False,
         max_member_bytes: int = MAX_MEMBER_BYTES,
         taken_ids: Collection[str] = (),
         **others: Any,
@@ -71,12 +71,12 @@ class InterleavedParquetReader(InterleavedReader):
             images_field=images_field,
         )
         self.relative_to = relative_to
-        self.set_aside = set_aside
+        self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes
         self.taken_ids = frozenset(taken_ids)
 
     def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
-        ids = SampleIds(self.taken_ids) if self.set_aside else None
+        ids = SampleIds(self.taken_ids) if self.quarantine_errors else None
         return lambda uri: open_source(
             uri,
             self.layout,

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.column_integers import ColumnIntegers
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_items import ParquetSource
 from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.parquet_text import broken_rows, with_bytes
@@ -36,7 +36,7 @@ _READ_AT_ONCE = 8 << 20  # bytes
 _ERROR = "materialize_error"
 
 
-class SetAsideSource(ParquetSource):
+class QuarantiningParquetSource(ParquetSource):
     """Looks at all rows when opened, without the bytes of the images.
 
     Messages and locators call the file ``path``.
@@ -55,7 +55,7 @@ class SetAsideSource(ParquetSource):
         _refuse_other_types(self.schema, path)
         self._path, self._ids = path, ids
         self._is_kept = np.ones(file.metadata.num_rows, bool)
-        self._samples: list[SampleFacts] = []
+        self._samples: list[SurveyedSample] = []
         self._unresolved: list[tuple[str, int, str]] = []
         self._passthrough = pa.schema(
             [field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS]
@@ -128,7 +128,9 @@ class SetAsideSource(ParquetSource):
 
     def _note(self, rows: pa.Table, sample_id: str, first: int) -> None:
         images = pc.sum(pc.equal(rows.column("modality"), "image")).as_py()
-        self._samples.append(SampleFacts(sample_id, self._row_name(first), None, None, rows.num_rows, images))
+        self._samples.append(
+            SurveyedSample(sample_id, self._row_name(first), None, None, rows.num_rows, images)
+        )
         if _ERROR in rows.column_names and rows.column(_ERROR).null_count < rows.num_rows:
             for row in rows.select(["position", "modality", _ERROR]).to_pylist():
                 if row["modality"] == "image" and row[_ERROR] is not None:

@@ -14,7 +14,7 @@ from mm_assets.formats.document_parquet.source import DocumentSource
 from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.parquet_file import checked, open_parquet
 from mm_assets.formats.parquet_items import PER_READ, ParquetSource
-from mm_assets.formats.parquet_quarantine import SetAsideSource
+from mm_assets.formats.parquet_quarantine import QuarantiningParquetSource
 from mm_assets.formats.parquet_types import VERSION
 from mm_assets.formats.partitions import Partition, id_prefix
 from mm_assets.formats.reader import FileSource
@@ -74,7 +74,7 @@ def open_source(
                 f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside"
             )
         if rows != DOCUMENTS and ids is not None:
-            return SetAsideSource(uri, file, path, ids, prefix, options)
+            return QuarantiningParquetSource(uri, file, path, ids, prefix, options)
 
         def reopen(dictionaries: list[str]) -> pq.ParquetFile:
             return open_parquet(
@@ -103,7 +103,7 @@ def survey_parquet(
     No sample in it raises: what cannot be used is among the ``losses``. Raises as `open_source` does.
     """
     with closing(open_source(uri, layout, path, partition, SampleIds(), max_member_bytes, options)) as source:
-        assert isinstance(source, SetAsideSource | DocumentSource)
+        assert isinstance(source, QuarantiningParquetSource | DocumentSource)
         return source.survey()
 
 

@@ -17,7 +17,7 @@ from mm_assets.interleaved.schema import align_table, canonical_schema
 from mm_assets.interleaved.steps import ROWS_CHANGED, BatchStream
 
 
-class Tally:
+class RowTally:
     """Counts and digest of the rows of ``found``, the columns as they come, that are written as ``written``."""
 
     def __init__(self, found: pa.Schema, written: pa.Schema) -> None:

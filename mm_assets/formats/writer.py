@@ -23,7 +23,7 @@ from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
 from mm_assets.formats.storage import StorageOptions, exists, join, lasting
-from mm_assets.formats.tally import Tally
+from mm_assets.formats.tally import RowTally
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.policies import apply_policy, check_policy, with_errors
@@ -191,7 +191,7 @@ class InterleavedWriter(ABC):
             sink = self._open_sink(stream.partition, schema, stream.files)
         except (ValueError, TypeError) as error:
             raise _located(error, ", ".join(stream.files[:3])) from error
-        tally = Tally(stream.schema, schema)
+        tally = RowTally(stream.schema, schema)
         try:
             sink.write(self._tables(stream, schema, tally))
             report = tally.report(stream, schema, left_out)
@@ -206,7 +206,7 @@ class InterleavedWriter(ABC):
     def finish(self, reports: Sequence[PartitionReport]) -> None:  # noqa: B027 (most formats have nothing to do)
         """Bring dataset-level files up to date; once per chunk, in one process."""
 
-    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: Tally) -> Iterator[pa.Table]:
+    def _tables(self, stream: BatchStream, schema: pa.Schema, tally: RowTally) -> Iterator[pa.Table]:
         for batch in stream:
             for table in self._fetched(batch):
                 table = self._prepare(table, ", ".join(batch.source_files[:3]), tally)
@@ -223,7 +223,7 @@ class InterleavedWriter(ABC):
             return
         yield from materialize_parts(table, _FETCHED_BYTES, self.roots, self.storage_options)
 
-    def _prepare(self, table: pa.Table, source: str, tally: Tally) -> pa.Table:
+    def _prepare(self, table: pa.Table, source: str, tally: RowTally) -> pa.Table:
         absent = absent_content(table)
         tally.changed += len(absent)
         outcome = apply_policy(with_errors(table, absent), self.on_materialize_error, source)

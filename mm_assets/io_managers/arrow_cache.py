@@ -8,11 +8,11 @@ from pydantic import Field
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import is_remote, join, local_path
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.planned_jobs import Task
-from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.planned_jobs import PlannedJob
+from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 
-def cache_shard(job: Job) -> Done:
+def cache_shard(job: ShardJob) -> ShardResult:
     """Write one filtered shard as a cache into its folder."""
     from mm_assets.formats.arrow_cache.interleaved_writer import InterleavedArrowCacheWriter
     from mm_assets.formats.parquet import InterleavedParquetReader
@@ -37,7 +37,7 @@ class ArrowCacheIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, partition_filename(key))
 
-    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
         """Also what killed builders left: in the caches, and beside them."""
         super()._sweep(asset, tasks)
         if is_remote(self.root):

@@ -38,9 +38,9 @@ from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
 from mm_assets.formats.error_lines import error_line, told_in_words
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
 from mm_assets.io_managers import events
-from mm_assets.io_managers.planned_jobs import Task, done_before, is_intact
+from mm_assets.io_managers.planned_jobs import PlannedJob, done_before, is_intact
 from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.shards import Done, Job, Plan, Shard, ShardSet, digest
+from mm_assets.io_managers.shards import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
 from mm_assets.io_managers.workers import Workers
 
 # Name of the check that fails a run of which shards are missing.
@@ -66,11 +66,11 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """The URI at which shard `key` of `asset` is published."""
 
     @staticmethod
-    def run_job(job: Job) -> Done:
+    def run_job(job: ShardJob) -> ShardResult:
         """Do one shard, in a worker. A subclass says `run_job = staticmethod(a_function_of_a_module)`;
         workers import that module.
 
-        Expected failures come back as `Done(ok=False, error=one line)`, anything raised becomes one. A failed
+        Expected failures come back as `ShardResult(ok=False, error=one line)`, anything raised becomes one. A failed
         job leaves what was published before as it was.
         """
         raise NotImplementedError("an IO manager must set run_job")
@@ -94,25 +94,25 @@ class ShardIOManager(dg.ConfigurableIOManager):
         found = records.stat_outputs(dests.values())
         return {key: found[uri] for key, uri in dests.items()}
 
-    def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Options of single shards that follow from all shards together; part of the fingerprint. Same keys,
         any order.
 
-        Asked for every shard of the run, also for those that turn out unchanged. A `Done` in the place of a
+        Asked for every shard of the run, also for those that turn out unchanged. A `ShardResult` in the place of a
         job fails its shard.
         """
         return jobs
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any
         order.
 
-        A `Done` in the place of a job fails its shard: an input that cannot be read here must not keep the
+        A `ShardResult` in the place of a job fails its shard: an input that cannot be read here must not keep the
         others from their work.
         """
         return jobs
 
-    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         """Publish the shards that workers prepared, all in one commit; return them with final `uri`,
         `version`, `metadata`.
 
@@ -146,13 +146,13 @@ class ShardIOManager(dg.ConfigurableIOManager):
         }
         for key, record in unchanged.items():
             reports.landed(done_before(record), tasks[key].parents, unchanged=True)
-        todo = {key: task for key, task in tasks.items() if key not in unchanged}
+        stale = {key: task for key, task in tasks.items() if key not in unchanged}
         # Closed even when an interrupt strikes while we log: that ends the workers.
-        with closing(self._work(todo)) as work:
+        with closing(self._work(stale)) as work:
             for dones in work:
-                for done in self._recorded(todo, dones, ledger, context.asset_key.to_user_string()):
+                for done in self._recorded(stale, dones, ledger, context.asset_key.to_user_string()):
                     if done.ok:
-                        reports.landed(done, todo[done.key].parents)
+                        reports.landed(done, stale[done.key].parents)
                     else:
                         reports.failure(done)
         reports.finish()
@@ -200,7 +200,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     def _tasks(
         self, context: dg.OutputContext, plan: Plan, ledger: ShardRecords, reports: ShardReports
-    ) -> dict[str, Task]:
+    ) -> dict[str, PlannedJob]:
         """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails
         here.
         """
@@ -208,36 +208,43 @@ class ShardIOManager(dg.ConfigurableIOManager):
         options = dict(self.options())
         made_by = digest([reports.code_version, plan.digest(), type(self).__qualname__, options])
         sources = plan.source.by_key()
-        sides = {name: shards.by_key() for name, shards in plan.side.items()}
-        inputs = [(plan.source, sources), *((plan.side[name], shards) for name, shards in sides.items())]
-        jobs: list[Job] = []
+        sides = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
+        inputs = [
+            (plan.source, sources),
+            *((plan.side_inputs[name], shards) for name, shards in sides.items()),
+        ]
+        jobs: list[ShardJob] = []
         for key in sorted(context.asset_partition_keys):
             missing = [shards.why_absent(key) for shards, by_key in inputs if key not in by_key]
             if missing:
-                reports.failure(Done(key, ok=False, error="input missing: " + "; ".join(missing)))
+                reports.failure(ShardResult(key, ok=False, error="input missing: " + "; ".join(missing)))
                 continue
-            side = {name: shards[key] for name, shards in sides.items()}
+            side_inputs = {name: shards[key] for name, shards in sides.items()}
             dest = self.locate(asset, key)
             jobs.append(
-                Job(sources[key], dest, side, plan.steps, options, reports.blocking, asset, self.root)
+                ShardJob(
+                    sources[key], dest, side_inputs, plan.steps, options, reports.blocking, asset, self.root
+                )
             )
-        tasks: dict[str, Task] = {}
-        for job in _same_keys(jobs, self.settle(plan, jobs) if jobs else [], "settle"):
-            if isinstance(job, Done):
+        tasks: dict[str, PlannedJob] = {}
+        for job in _same_keys(jobs, self.resolve_jobs(plan, jobs) if jobs else [], "resolve_jobs"):
+            if isinstance(job, ShardResult):
                 reports.failure(replace(job, ok=False))
                 continue
             parents = {plan.source.asset: job.shard} | {
-                plan.side[name].asset: shard for name, shard in job.side.items()
+                plan.side_inputs[name].asset: shard for name, shard in job.side_inputs.items()
             }
-            versions = {name: [plan.side[name].asset, shard.version] for name, shard in job.side.items()}
+            versions = {
+                name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
+            }
             settled = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, ledger.relative(job.dest), plan.source.asset, job.shard.version, versions]
-            tasks[job.key] = Task(
+            tasks[job.key] = PlannedJob(
                 job, digest([*made_from, settled] if settled else made_from), parents, made_by
             )
         return tasks
 
-    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
         """Remove what processes that died left, also those of a survey or a proof: there may be no other work
         to do any more.
         """
@@ -252,7 +259,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 sweep(folder)
 
     def _unchanged(
-        self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports
+        self, tasks: Mapping[str, PlannedJob], ledger: ShardRecords, reports: ShardReports
     ) -> dict[str, ShardRecord]:
         """Records of the shards that need no work: made from the same, and the output is still the recorded
         one.
@@ -271,22 +278,22 @@ class ShardIOManager(dg.ConfigurableIOManager):
             if is_intact(record, stats[key]) and key not in damaged
         }
 
-    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
+    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
         """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
         if not tasks:
             return
         jobs = [task.job for task in tasks.values()]
         prepared = _same_keys(jobs, self.prepare_chunk(jobs), "prepare_chunk")
         for item in prepared:
-            if isinstance(item, Done):
+            if isinstance(item, ShardResult):
                 yield [replace(item, ok=False)]
         commits = type(self).publish_chunk is not ShardIOManager.publish_chunk
-        held: list[Done] = []
+        held: list[ShardResult] = []
         with closing(
-            self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, Job)])
+            self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, ShardJob)])
         ) as answers:
             for job, answer in answers:
-                done = tasks[job.key].judged(answer)
+                done = tasks[job.key].validated(answer)
                 if done.ok and commits:
                     held.append(done)
                 else:
@@ -294,21 +301,22 @@ class ShardIOManager(dg.ConfigurableIOManager):
         if held:
             yield self._committed(sorted(held, key=lambda done: done.key))
 
-    def _committed(self, held: Sequence[Done]) -> Sequence[Done]:
+    def _committed(self, held: Sequence[ShardResult]) -> Sequence[ShardResult]:
         try:
             published = {done.key: done for done in self.publish_chunk(held)}
         except Exception as error:  # noqa: BLE001  (whatever went wrong, no shard of the chunk has landed, and each says so)
             line = f"commit of the chunk failed: {error_line(error)}"
-            failed = [Done(done.key, ok=False, error=line) for done in held]
+            failed = [ShardResult(done.key, ok=False, error=line) for done in held]
             return [replace(failed[0], detail="".join(traceback.format_exception(error))), *failed[1:]]
         return [
-            published.get(done.key) or Done(done.key, ok=False, error="publish_chunk left this shard out")
+            published.get(done.key)
+            or ShardResult(done.key, ok=False, error="publish_chunk left this shard out")
             for done in held
         ]
 
     def _recorded(
-        self, tasks: Mapping[str, Task], dones: Sequence[Done], ledger: ShardRecords, asset: str
-    ) -> Iterator[Done]:
+        self, tasks: Mapping[str, PlannedJob], dones: Sequence[ShardResult], ledger: ShardRecords, asset: str
+    ) -> Iterator[ShardResult]:
         """Write the records of what is published.
 
         Without one a shard has not landed: its next run could not tell what is there.
@@ -336,7 +344,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
             yield done
 
 
-def _same_keys(jobs: Sequence[Job], items: Sequence[Job | Done], hook: str) -> list[Job | Done]:
+def _same_keys(
+    jobs: Sequence[ShardJob], items: Sequence[ShardJob | ShardResult], hook: str
+) -> list[ShardJob | ShardResult]:
     if sorted(item.key for item in items) != sorted(job.key for job in jobs):
         raise ValueError(f"{hook} must return one item for each job it was given")
     return list(items)

@@ -13,8 +13,8 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.planned_jobs import Task
-from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.planned_jobs import PlannedJob
+from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Fragments:
     in_digest: str
 
 
-def fragment_shard(job: Job) -> Done:
+def fragment_shard(job: ShardJob) -> ShardResult:
     """Write one filtered shard as fragments of the table; nobody sees them before the commit."""
     from mm_assets.formats.lance.writer import InterleavedLanceWriter
     from mm_assets.formats.parquet import InterleavedParquetReader
@@ -54,7 +54,7 @@ class LanceIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, "items.lance")
 
-    def _sweep(self, asset: str, tasks: Mapping[str, Task]) -> None:
+    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
         """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
         super()._sweep(asset, tasks)
         self._writer().drop_damaged_records(list(tasks))
@@ -63,10 +63,10 @@ class LanceIOManager(ShardIOManager):
         """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
         if not dests:
             return {}
-        facts = self._writer().partition_facts()
+        facts = self._writer().partition_stats()
         return {key: facts.get(key, {"rows": 0}) if facts is not None else None for key in dests}
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Settle the table's columns over all shards of the chunk; a shard whose schema cannot be read fails
         alone.
         """
@@ -79,7 +79,7 @@ class LanceIOManager(ShardIOManager):
             try:
                 schemas[job.key] = reader.open(Partition(job.key, (job.shard.uri,))).schema
             except (OSError, ValueError) as error:
-                unreadable[job.key] = Done(job.key, ok=False, error=error_line(error))
+                unreadable[job.key] = ShardResult(job.key, ok=False, error=error_line(error))
         if not schemas:
             return list(unreadable.values())
         planned = self._writer().prepared(list(schemas.values())).planned
@@ -89,12 +89,12 @@ class LanceIOManager(ShardIOManager):
             unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs
         ]
 
-    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         assets = {done.key: done.payload.asset for done in dones}
         damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
         writer = self._writer()
         complaints = writer.commit([done.payload.report for done in dones], damaged)
-        if damaged and (rows := writer.remove_strays()):
+        if damaged and (rows := writer.remove_orphan_rows()):
             dg.AssetExecutionContext.get().log.warning(
                 f"{rows} rows that no shard has written were removed from {writer.table_uri}: the version before still has them"
             )
@@ -105,7 +105,7 @@ class LanceIOManager(ShardIOManager):
             for done in dones
         ]
 
-    def _entered(self, done: Done) -> Done:
+    def _entered(self, done: ShardResult) -> ShardResult:
         """A committed shard, entered in the ledger: before the commit nothing of it has happened."""
         from mm_assets.io_managers.shard_work import enter
 

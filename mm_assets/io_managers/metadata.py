@@ -7,7 +7,7 @@ import dagster as dg
 
 
 def metadata_values(plain: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
-    """Plain values (see `Done`) as what Dagster shows: Markdown, JSON, table schema, path, url; numbers and
+    """Plain values (see `ShardResult`) as what Dagster shows: Markdown, JSON, table schema, path, url; numbers and
     text as they are.
 
     Raises `ValueError` for a value of another kind.

@@ -15,14 +15,14 @@ from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.check_log import CheckLog
-from mm_assets.io_managers.planned_jobs import Task
-from mm_assets.io_managers.raw_gate import GATE_CHECKS, Examined, RawGate, unreadable
+from mm_assets.io_managers.planned_jobs import PlannedJob
+from mm_assets.io_managers.raw_gate import GATE_CHECKS, RawGate, ShardInspection, unreadable
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.shard_checks import specs_by_shard
-from mm_assets.io_managers.shards import Check, Done, Job, Plan
+from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
 
 
-def ingest_shard(job: Job) -> Done:
+def ingest_shard(job: ShardJob) -> ShardResult:
     """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to
     fail.
     """
@@ -39,7 +39,7 @@ def ingest_shard(job: Job) -> Done:
     reader = RawReader(
         (),
         **options["layout"],
-        set_aside=policy != "error",
+        quarantine_errors=policy != "error",
         taken_ids=options["taken_ids"],
         schema_overrides={field.name: field for field in schema_from_text(options["columns"])},
         relative_to=relative_root(options["raw_roots"]),
@@ -66,7 +66,7 @@ def ingest_shard(job: Job) -> Done:
     return done
 
 
-def rewrite_shard(job: Job) -> Done:
+def rewrite_shard(job: ShardJob) -> ShardResult:
     """Read one curated shard, apply the steps, write it as Parquet."""
     from mm_assets.formats.parquet import InterleavedParquetReader, InterleavedParquetWriter
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
@@ -105,13 +105,13 @@ class IngestIOManager(RawInput, _ParquetFolder):
     def options(self) -> dict[str, object]:
         return {**super().options(), "layout": self.gate.layout()}
 
-    def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Ids that other shards keep and the types of columns, from the survey of this shard and all others."""
         examined = self.gate.examine([job.shard for job in jobs])
         is_strict = self.on_materialize_error == "error"
         before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
         self._source = plan.source.asset
-        settled: list[Job | Done] = []
+        settled: list[ShardJob | ShardResult] = []
         for job in jobs:
             found = examined[job.key]
             checks = unreadable(found) if isinstance(found, str) else found.checks
@@ -119,9 +119,9 @@ class IngestIOManager(RawInput, _ParquetFolder):
             self._verdicts[job.key] = checks
             if refusal is not None:
                 self._refused.add(job.key)
-                settled.append(Done(job.key, ok=False, error=refusal))
+                settled.append(ShardResult(job.key, ok=False, error=refusal))
                 continue
-            assert isinstance(found, Examined)
+            assert isinstance(found, ShardInspection)
             orders = {
                 "columns": schema_to_text(_in_own_order(found)),
                 "taken_ids": sorted(found.taken),
@@ -129,7 +129,7 @@ class IngestIOManager(RawInput, _ParquetFolder):
             settled.append(replace(job, options={**job.options, **orders}))
         return settled
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not
         what is written.
         """
@@ -138,7 +138,7 @@ class IngestIOManager(RawInput, _ParquetFolder):
             for job in super().prepare_chunk(jobs)
         ]
 
-    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
+    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
         """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on
         those that may not be.
         """
@@ -159,19 +159,19 @@ class IngestIOManager(RawInput, _ParquetFolder):
         yield from super()._work(tasks)
 
 
-def _refusal(found: Examined | str, is_strict: bool) -> str | None:
+def _refusal(found: ShardInspection | str, is_strict: bool) -> str | None:
     """Why a shard may not be read at all."""
     if isinstance(found, str):
         return found
     if found.admission.refused:
         return "; ".join(found.admission.refused.values())
     if is_strict and found.taken:
-        sample_id, keeper = next(iter(sorted(found.taken.items())))
-        return f"sample id {sample_id!r} is already in shard {keeper!r}"
+        sample_id, owner = next(iter(sorted(found.taken.items())))
+        return f"sample id {sample_id!r} is already in shard {owner!r}"
     return found.refusal
 
 
-def _in_own_order(found: Examined) -> pa.Schema:
+def _in_own_order(found: ShardInspection) -> pa.Schema:
     """The shard's columns in the order it has them itself: another shard must not change the bytes of this
     one's output.
     """
@@ -179,7 +179,7 @@ def _in_own_order(found: Examined) -> pa.Schema:
     return pa.schema([fields[name] for name in found.survey.columns.needs()])
 
 
-def _wipe_out(found: Examined | str, before: ShardRecord | None) -> str | None:
+def _wipe_out(found: ShardInspection | str, before: ShardRecord | None) -> str | None:
     """Why a file in which nothing can be read may not replace samples that were published; an empty tar may."""
     if (
         isinstance(found, str)

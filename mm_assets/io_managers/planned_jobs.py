@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mm_assets.accounting.records import ShardRecord
-from mm_assets.io_managers.shards import Check, Done, Job, Shard, blocked_by, digest
+from mm_assets.io_managers.shards import Check, Shard, ShardJob, ShardResult, blocked_by, digest
 from mm_assets.workers import WorkerFailure
 
 
 @dataclass(frozen=True)
-class Task:
+class PlannedJob:
     """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its
     provenance, and what identifies code and configuration (`made_by`, part of the fingerprint).
     """
 
-    job: Job
+    job: ShardJob
     fingerprint: str
     parents: Mapping[str, Shard]
     made_by: str = ""
@@ -24,18 +24,18 @@ class Task:
     def key(self) -> str:
         return self.job.key
 
-    def judged(self, answer: Done | WorkerFailure) -> Done:
+    def validated(self, answer: ShardResult | WorkerFailure) -> ShardResult:
         """The worker's answer, held to the contract of `run_job`."""
         if isinstance(answer, WorkerFailure):
-            return Done(self.key, ok=False, error=str(answer), detail=answer.traceback)
-        if not isinstance(answer, Done) or answer.key != self.key:
-            return Done(self.key, ok=False, error=f"run_job returned {answer!r} for this shard")
+            return ShardResult(self.key, ok=False, error=str(answer), detail=answer.traceback)
+        if not isinstance(answer, ShardResult) or answer.key != self.key:
+            return ShardResult(self.key, ok=False, error=f"run_job returned {answer!r} for this shard")
         blocked = blocked_by(answer.checks, self.job.blocking)
         if answer.ok and blocked:
             return replace(answer, ok=False, error=f"{blocked}, but run_job published the shard")
         return answer if answer.ok or answer.error else replace(answer, error=blocked or "no reason given")
 
-    def record(self, asset: str, done: Done, stat: Mapping[str, Any] | None) -> ShardRecord:
+    def record(self, asset: str, done: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
         """What to remember of the published shard."""
         checks = [asdict(check) for check in done.checks]
         account = {**done.account, "made_by": self.made_by}
@@ -71,9 +71,9 @@ def is_intact(record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
     return digest(stat) == digest(record.stat) and not (stat is None and record.uri)
 
 
-def done_before(record: ShardRecord) -> Done:
+def done_before(record: ShardRecord) -> ShardResult:
     """The answer of the worker that made the recorded shard."""
     checks = tuple(Check(**check) for check in record.checks)
-    return Done(
+    return ShardResult(
         record.key, ok=True, uri=record.uri, version=record.version, metadata=record.metadata, checks=checks
     )

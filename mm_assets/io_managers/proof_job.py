@@ -13,7 +13,7 @@ from mm_assets.accounting.canonical import READERS, Derived, derive
 from mm_assets.accounting.canonical.cache_files import cache_problems
 from mm_assets.accounting.canonical.index_files import folder_problems, has_index
 from mm_assets.accounting.canonical.webdataset import tar_offsets
-from mm_assets.accounting.comparison import Place, compare
+from mm_assets.accounting.comparison import CanonicalSource, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof_store import ShardProof
 from mm_assets.formats.error_lines import error_line
@@ -25,7 +25,7 @@ _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 
 @dataclass(frozen=True)
-class Output:
+class ProofTarget:
     """Where one shard of an asset lies: `kind` is the format, `uri` the file, the Lance table or the folder
     of the cache.
     """
@@ -39,17 +39,17 @@ class Output:
 class ProofJob:
     """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (Lance) the
     columns that all shards share (`schema_to_text`); when something differs, it is compared with what it was
-    made from and with what was made from it. `strays` are rows of the table beyond those of its shards.
+    made from and with what was made from it. `orphan_rows` are rows of the table beyond those of its shards.
     """
 
     key: str
-    output: Output
+    output: ProofTarget
     account: Mapping[str, Any]
     root: str
-    before: Output | None = None
-    after: tuple[Output, ...] = ()
+    before: ProofTarget | None = None
+    after: tuple[ProofTarget, ...] = ()
     table_schema: str = ""
-    strays: int = 0
+    orphan_rows: int = 0
 
 
 def prove_shard(job: ProofJob) -> ShardProof:
@@ -70,16 +70,16 @@ def prove_shard(job: ProofJob) -> ShardProof:
         if not type_differences(settled, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
     resized = _resized(job)
-    strays = (f"{output.uri}: {job.strays} rows belong to no shard",) if job.strays else ()
+    orphan_rows = (f"{output.uri}: {job.orphan_rows} rows belong to no shard",) if job.orphan_rows else ()
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
     if not differing and output.kind == "webdataset" and output.uri and not resized:
         return _tar_proof(job, found)
     if not differing and output.kind == "arrow_cache":
         return _proof(job, found, tuple(cache_problems(output.uri)))
     if not differing:
-        return _proof(job, found, (*resized, *strays))
+        return _proof(job, found, (*resized, *orphan_rows))
     problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
-    return _proof(job, found, (*_named(job), *problems, *resized, *strays))
+    return _proof(job, found, (*_named(job), *problems, *resized, *orphan_rows))
 
 
 def _tar_proof(job: ProofJob, found: Derived) -> ShardProof:
@@ -138,8 +138,8 @@ def _named(job: ProofJob) -> list[str]:
         places = {(item["sample_id"], item["position"], item["modality"]) for item in lost}
         try:
             result = compare(
-                Place(left.kind, left.uri, job.key),
-                Place(right.kind, right.uri, job.key),
+                CanonicalSource(left.kind, left.uri, job.key),
+                CanonicalSource(right.kind, right.uri, job.key),
                 lost=places,
                 names=(left.asset, right.asset),
             )

@@ -15,7 +15,7 @@ from pydantic import Field
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from
-from mm_assets.accounting.proof_store import Proofs, ShardProof
+from mm_assets.accounting.proof_store import ProofStore, ShardProof
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
 from mm_assets.accounting.shard_columns import is_same_type
 from mm_assets.formats.storage import exists
@@ -67,7 +67,7 @@ class Prover(dg.ConfigurableResource[Any]):
         evidence = self._evidence(asset) if question.is_whole else {}
         keys = sorted({*question.keys, *evidence})
         records = {each.asset: ShardRecords(self.root).read(each.asset, keys) for each in OUTPUTS}
-        proofs = Proofs(self.root)
+        proofs = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
         suspects = self._suspects(records[asset]) if output.kind == "lance" else {}
         beside = self._problems_beside(asset, records[asset]) if question.again else {}
@@ -94,7 +94,7 @@ class Prover(dg.ConfigurableResource[Any]):
         if output.kind == "lance" and jobs:
             schema = self._table_schema(asset)
             jobs = [
-                replace(job, table_schema=schema, strays=sum(suspects.get(job.key, {}).values()))
+                replace(job, table_schema=schema, orphan_rows=sum(suspects.get(job.key, {}).values()))
                 for job in jobs
             ]
         for job, answer in self.workers.map(prove_shard, jobs):
@@ -128,7 +128,7 @@ class Prover(dg.ConfigurableResource[Any]):
             from mm_assets.formats.lance.writer import InterleavedLanceWriter
 
             try:
-                committed = InterleavedLanceWriter(BY_ASSET[asset].uri(self.root, "")).partition_facts() or {}
+                committed = InterleavedLanceWriter(BY_ASSET[asset].uri(self.root, "")).partition_stats() or {}
             except (OSError, ValueError):  # whoever reads the shards will say why
                 committed = {}
             for key in committed:
@@ -181,10 +181,10 @@ class Prover(dg.ConfigurableResource[Any]):
         )
 
     def _job(self, asset: str, key: str, records: Mapping[str, Mapping[str, ShardRecord]]) -> Any:
-        from mm_assets.io_managers.proof_job import Output, ProofJob
+        from mm_assets.io_managers.proof_job import ProofJob, ProofTarget
 
-        def output(name: str) -> Output:
-            return Output(name, BY_ASSET[name].kind, records[name][key].uri)
+        def output(name: str) -> ProofTarget:
+            return ProofTarget(name, BY_ASSET[name].kind, records[name][key].uri)
 
         record = records[asset][key]
         source = BY_ASSET[asset].source
@@ -240,7 +240,7 @@ def _suspects_of_table(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, 
     }
     if foreign := sorted(set(columns.names).difference(*(schema.names for schema in schemas.values()))):
         suspects |= {key: Counter() for key in writer.partitions_with_values(foreign, list(schemas))}
-    for stray in writer.strays():
+    for stray in writer.orphan_rows():
         key = stray.partition if stray.partition in schemas else min(schemas)
         suspects.setdefault(key, Counter())[stray.sample_id] += stray.rows
     return suspects

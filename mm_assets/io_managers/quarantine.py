@@ -12,10 +12,10 @@ from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.formats.tables import UnreadableFile
-from mm_assets.io_managers.planned_jobs import Task
+from mm_assets.io_managers.planned_jobs import PlannedJob
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.shards import Check, Done, Job, Plan, digest
+from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult, digest
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"
@@ -23,7 +23,7 @@ RAW = "raw"
 _CLOSED = "closed"
 
 
-def set_aside_shard(job: Job) -> Done:
+def set_aside_shard(job: ShardJob) -> ShardResult:
     """Collect the open records of one shard; one that has none any more is closed, and its file goes."""
     from collections import Counter
 
@@ -34,7 +34,7 @@ def set_aside_shard(job: Job) -> Done:
 
     before = record_names(job.dest)
     losses = Ledger(job.root).items(job.options["source_asset"], job.key)
-    records = quarantine_table(losses, files_of(job.side[RAW].uri), job.options["raw_roots"])
+    records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
     nbytes = publish_quarantine(job.dest, records)
     content = ContentDigest()
     content.observe(
@@ -63,7 +63,7 @@ def set_aside_shard(job: Job) -> Done:
     )
     uri = job.dest if len(records) else ""
     account = {FILES: digest_files(job.root, [job.dest])}
-    return Done(
+    return ShardResult(
         job.key,
         ok=True,
         uri=uri,
@@ -84,7 +84,7 @@ class QuarantineIOManager(RawInput):
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
 
-    def settle(self, plan: Plan, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides
         the records.
 
@@ -92,18 +92,18 @@ class QuarantineIOManager(RawInput):
         """
         ledger, source = Ledger(self.root), plan.source.asset
         records = ShardRecords(self.root).read(source, [job.key for job in jobs])
-        settled: list[Job | Done] = []
+        settled: list[ShardJob | ShardResult] = []
         for job in jobs:
             try:
                 losses = digest(ledger.recorded_items(source, job.key, records.get(job.key)).to_pylist())
             except UnreadableFile as error:
-                settled.append(Done(job.key, ok=False, error=f"{error}; materialize {source} again"))
+                settled.append(ShardResult(job.key, ok=False, error=f"{error}; materialize {source} again"))
                 continue
             settled.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
         return settled
 
     def _unchanged(
-        self, tasks: Mapping[str, Task], ledger: ShardRecords, reports: ShardReports
+        self, tasks: Mapping[str, PlannedJob], ledger: ShardRecords, reports: ShardReports
     ) -> dict[str, ShardRecord]:
         """What an earlier run closed is not closed again."""
         unchanged = super()._unchanged(tasks, ledger, reports)

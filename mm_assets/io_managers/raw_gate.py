@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.accounting.contract import SCHEMA_CHANGES, Admission, SchemaContract
+from mm_assets.accounting.contract import SCHEMA_CHANGES, SchemaContract, SchemaDecision
 from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
@@ -40,7 +40,7 @@ _LISTED = 20
 
 
 @dataclass(frozen=True)
-class Examined:
+class ShardInspection:
     """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its
     columns take.
 
@@ -50,7 +50,7 @@ class Examined:
 
     survey: ShardSurvey
     taken: Mapping[str, str]
-    admission: Admission
+    admission: SchemaDecision
     gone: frozenset[str] = frozenset()
     refusal: str | None = None
 
@@ -105,11 +105,11 @@ class RawGate(dg.ConfigurableResource[Any]):
             "max_member_bytes": parse_bytes(self.max_member_bytes)
         }
 
-    def examine(self, shards: Sequence[Shard]) -> dict[str, Examined | str]:
+    def examine(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
         """What is known of each shard by key; one line for a shard that cannot be opened at all."""
         store = SurveyStore(self.root)
         surveys, errors = self._surveys(store, shards)
-        found: dict[str, Examined | str] = dict(errors)
+        found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found
         landed = ShardRecords(self.root).keys(self.asset)
@@ -136,7 +136,7 @@ class RawGate(dg.ConfigurableResource[Any]):
         gone = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
             refusal = LossShare.of_survey(survey, taken[key]).refusal(self.max_loss)
-            found[key] = Examined(
+            found[key] = ShardInspection(
                 survey, taken[key], admissions[key], gone.intersection(taken[key].values()), refusal
             )
         return found
@@ -180,7 +180,7 @@ class RawGate(dg.ConfigurableResource[Any]):
         return surveys, errors
 
 
-def _faulty_ids(survey: ShardSurvey, admission: Admission) -> frozenset[str]:
+def _faulty_ids(survey: ShardSurvey, admission: SchemaDecision) -> frozenset[str]:
     """Ids of samples that will not be published whole, as far as a survey knows."""
     if admission.refused:
         return frozenset(survey.sample_ids.to_pylist())
@@ -206,9 +206,9 @@ def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
 def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> Check:
     """No sample id of the shard belongs to another shard."""
     first = dict(sorted(taken.items())[:_LISTED])
-    keepers = sorted(set(taken.values()))
+    owners = sorted(set(taken.values()))
     summary = (
-        f"{len(taken)} ids that shard {keepers[0]!r}{' and others keep' if keepers[1:] else ' keeps'}"
+        f"{len(taken)} ids that shard {owners[0]!r}{' and others keep' if owners[1:] else ' keeps'}"
         if taken
         else ""
     )
@@ -223,7 +223,7 @@ def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> C
     return Check(UNIQUE_SAMPLE_IDS, not taken, "WARN", metadata)
 
 
-def schema_contract(admission: Admission) -> Check:
+def schema_contract(admission: SchemaDecision) -> Check:
     """The shard's columns fit the types of all shards; what it adds, adapts or lacks is told."""
     metadata = {
         "added": {"json": list(admission.added)},

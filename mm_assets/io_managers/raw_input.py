@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.shards import Job
+from mm_assets.io_managers.shards import ShardJob
 
 
 class RawInput(ShardIOManager):
@@ -18,6 +18,6 @@ class RawInput(ShardIOManager):
 
     raw: dg.ResourceDependency[Any]
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job]:
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         roots = self.raw.roots()
         return [replace(job, options={**job.options, "raw_roots": roots}) for job in jobs]

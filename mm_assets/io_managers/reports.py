@@ -12,7 +12,7 @@ import dagster as dg
 from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
-from mm_assets.io_managers.shards import Done, Shard
+from mm_assets.io_managers.shards import Shard, ShardResult
 
 _FAILURE = re.compile(
     r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)"""
@@ -61,7 +61,7 @@ class ShardReports:
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def landed(self, done: Done, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
+    def landed(self, done: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
         """Log the shard's one materialization, and its checks."""
         metadata = dict(done.metadata) | ({"unchanged": True} if unchanged else {})
         if done.uri:
@@ -76,7 +76,7 @@ class ShardReports:
         )
         self._checks.add(done.key, done.checks)
 
-    def failure(self, done: Done) -> None:
+    def failure(self, done: ShardResult) -> None:
         """Log why the shard did not land, and the checks it got to.
 
         No materialization: Dagster shows the shard as failed.

@@ -7,7 +7,7 @@ from pydantic import Field
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
+from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 
 if TYPE_CHECKING:
     from mm_assets.filters.dimensions import DimensionTally
@@ -16,7 +16,7 @@ DIMENSIONS_AGREE = "dimensions_agree"
 _LISTED = 20
 
 
-def score_shard(job: Job) -> Done:
+def score_shard(job: ShardJob) -> ShardResult:
     """Measure the images of one curated shard from their headers."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -24,7 +24,7 @@ def score_shard(job: Job) -> Done:
     from mm_assets.accounting.file_digests import FILES, digest_files
     from mm_assets.accounting.ledger import Balance, Ledger
     from mm_assets.filters.dimensions import COLUMNS, DimensionTally
-    from mm_assets.filters.image_scores import SCORES_SCHEMA, ScoreBook, digest_of_scores, score_table
+    from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores, digest_of_scores, score_table
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.formats.partitions import Partition
     from mm_assets.formats.tables import publish_table
@@ -41,13 +41,13 @@ def score_shard(job: Job) -> Done:
     for table in tables:
         images += pc.sum(pc.equal(table.column("modality"), "image")).as_py() or 0
         parts.append(score_table(table))
-        dimensions.observe(table, ScoreBook(parts[-1]))
+        dimensions.observe(table, ImageScores(parts[-1]))
     scores = pa.concat_tables(parts)
     balance = Balance(images, len(scores), {}, {})
     errors = len(scores) - scores.column("error").null_count
     checks = (dimensions_agree(dimensions), ledger_balance(balance))
     if (reason := blocked_by(checks, job.blocking)) is not None:
-        return Done(job.key, ok=False, checks=checks, error=reason)
+        return ShardResult(job.key, ok=False, checks=checks, error=reason)
     nbytes = publish_table(job.dest, scores)
     ledger = Ledger(job.root)
     ledger.write(job.asset, job.key, (balance, ()))
@@ -65,7 +65,7 @@ def score_shard(job: Job) -> Done:
         "unreadable": errors,
         "dagster/column_schema": {"table_schema": column_schema(SCORES_SCHEMA)},
     }
-    return Done(
+    return ShardResult(
         job.key,
         ok=True,
         uri=job.dest,

@@ -31,7 +31,7 @@ from mm_assets.io_managers.check_results import (
     materialization_errors,
     schema_alignment,
 )
-from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
+from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 
 # Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how
 # many it has.
@@ -44,21 +44,21 @@ class _Withheld(Exception):
 
 
 def convert_shard(
-    job: Job,
+    job: ShardJob,
     reader: InterleavedReader,
     writer: InterleavedWriter,
     in_digest: str | None = None,
     enters: bool = True,
     max_loss: float | None = None,
-) -> tuple[Done, PartitionReport | None]:
+) -> tuple[ShardResult, PartitionReport | None]:
     """Take one shard through its steps into a writer, enter it in the ledger, and say what came of it.
 
     ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is
     lost must add up to it. Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A
     shard that loses more than ``max_loss`` is withheld.
     """
-    side = {name: (shard.uri, shard.version) for name, shard in job.side.items()}
-    steps = tuple(step.bind(side) if hasattr(step, "bind") else step for step in job.steps)
+    side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
+    steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
     conversion = Conversion(reader, partition, writer, (*steps, strip))
@@ -79,10 +79,10 @@ def convert_shard(
     try:
         report = conversion.run(check)
     except _Withheld as error:
-        return Done(job.key, ok=False, checks=tuple(checks), error=str(error)), None
+        return ShardResult(job.key, ok=False, checks=tuple(checks), error=str(error)), None
     except MaterializeError as error:
         failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
-        return Done(job.key, ok=False, checks=(failed,), error=str(error)), None
+        return ShardResult(job.key, ok=False, checks=(failed,), error=str(error)), None
     except (
         ShardError,
         TarDamage,
@@ -91,10 +91,10 @@ def convert_shard(
         SchemaMismatch,
         FileNotFoundError,
     ) as error:
-        return Done(job.key, ok=False, error=error_line(error)), None
+        return ShardResult(job.key, ok=False, error=error_line(error)), None
     account = _account(report)
     if enters:
-        account[FILES] = enter(job.root, job.asset, report, in_digest, _strays(report))
+        account[FILES] = enter(job.root, job.asset, report, in_digest, _unreferenced_losses(report))
     metadata = report_metadata(report)
     if max_loss is not None:
         loss = LossShare.of_report(report)
@@ -102,7 +102,7 @@ def convert_shard(
     if markdown := strip.markdown():
         metadata["preview"] = {"md": markdown}
     return (
-        Done(
+        ShardResult(
             job.key,
             ok=True,
             uri=report.uri or "",
@@ -143,12 +143,12 @@ def _account(report: PartitionReport) -> dict[str, Any]:
     }
 
 
-def _strays(report: PartitionReport) -> Iterator[Loss]:
+def _unreferenced_losses(report: PartitionReport) -> Iterator[Loss]:
     """Members and frames that are no image of any sample: no items, so nothing that must balance, but listed
     all the same.
     """
     for notes in report.notes.values():
-        yield from notes.get("strays", ())
+        yield from notes.get("unreferenced_losses", ())
 
 
 def report_metadata(report: PartitionReport) -> dict[str, Any]:
@@ -167,8 +167,8 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
         metadata["filtered"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.filtered)}
     if report.quarantined:
         metadata["quarantined"] = {"json": _count(loss.kind for loss in report.quarantined if loss.is_item)}
-        if stretches := sum(not loss.is_item for loss in report.quarantined):
-            metadata["damaged_stretches"] = stretches
+        if damaged_ranges := sum(not loss.is_item for loss in report.quarantined):
+            metadata["damaged_stretches"] = damaged_ranges
     if report.errors:
         metadata["errors"] = {"json": _count(error.outcome for error in report.errors)}
     if report.dropped_columns:

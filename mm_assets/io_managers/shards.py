@@ -59,15 +59,15 @@ class ShardSet:
 @dataclass(frozen=True)
 class Plan:
     """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each
-    `side` input at hand.
+    `side_inputs` input at hand.
 
-    `steps` are picklable frozen dataclasses. `side` names further inputs (image scores, for instance) whose
+    `steps` are picklable frozen dataclasses. `side_inputs` names further inputs (image scores, for instance) whose
     shards have the same keys.
     """
 
     source: ShardSet
     steps: tuple[Any, ...] = ()
-    side: Mapping[str, ShardSet] = field(default_factory=dict)
+    side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
 
     def digest(self) -> str:
         """Changes if and only if a step's class name or a field changes; equal in every process.
@@ -83,7 +83,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Check:
-    """Outcome of one declared check on one shard. `severity` is "ERROR" or "WARN", `metadata` as in `Done`."""
+    """Outcome of one declared check on one shard. `severity` is "ERROR" or "WARN", `metadata` as in `ShardResult`."""
 
     name: str
     passed: bool
@@ -92,19 +92,19 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything a worker needs for one shard: read `shard` and `side`, apply `steps`, publish at `dest` in
+class ShardJob:
+    """Everything a worker needs for one shard: read `shard` and `side_inputs`, apply `steps`, publish at `dest` in
     one step.
 
     `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's
-    (compression, error policy …) and what `settle` found for this shard. `blocking` names the checks that
+    (compression, error policy …) and what `resolve_jobs` found for this shard. `blocking` names the checks that
     forbid to publish when they fail with severity ERROR: the worker then leaves what is at `dest` alone and
     answers `ok=False`.
     """
 
     shard: Shard
     dest: str
-    side: Mapping[str, Shard] = field(default_factory=dict)
+    side_inputs: Mapping[str, Shard] = field(default_factory=dict)
     steps: tuple[Any, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     blocking: frozenset[str] = frozenset()
@@ -117,8 +117,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a worker made of a `Job`.
+class ShardResult:
+    """What a worker made of a `ShardJob`.
 
     `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps
     names to plain values: int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema":

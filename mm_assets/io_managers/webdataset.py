@@ -8,11 +8,11 @@ from pydantic import Field
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.planned_jobs import Task
-from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.planned_jobs import PlannedJob
+from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 
-def pack_shard(job: Job) -> Done:
+def pack_shard(job: ShardJob) -> ShardResult:
     """Write one filtered shard as a tar into its folder."""
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter
@@ -37,11 +37,11 @@ class WebdatasetIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, f"{partition_filename(key)}.tar")
 
-    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         self._index()
         return dones
 
-    def _work(self, tasks: Mapping[str, Task]) -> Generator[Sequence[Done], None, None]:
+    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
         """Index files are put right also when no tar is to be made: nobody else would see what was done to
         them.
         """

@@ -8,7 +8,7 @@ from pydantic import Field
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 
 
-class FilterBounds(dg.ConfigurableResource[Any]):
+class FilterThresholds(dg.ConfigurableResource[Any]):
     """Bounds of the aspect-ratio filter, both inclusive; unset ones keep everything.
 
     Changing them re-filters from stored scores: no image is read again.

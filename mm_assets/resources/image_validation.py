@@ -8,7 +8,7 @@ from pydantic import Field
 from mm_assets.filters.readable import MAX_PIXELS
 
 
-class ImageLooks(dg.ConfigurableResource[Any]):
+class ImageValidation(dg.ConfigurableResource[Any]):
     """Every image's header and end are looked at; a sample is decoded to the last pixel, chosen by sample id
     and position.
     """

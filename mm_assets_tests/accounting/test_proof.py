@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.proof_store import Proofs, ShardProof, damaged_shards
+from mm_assets.accounting.proof_store import ProofStore, ShardProof, damaged_shards
 from mm_assets.accounting.sealed_json import unseal
 
 
@@ -32,7 +32,7 @@ def summary(root: Path) -> dict[str, Any]:
 
 
 def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:
-    proofs = Proofs(str(tmp_path))
+    proofs = ProofStore(str(tmp_path))
     bad = proof(partition="dir/with.dots", problems=("one", "two"))
     proofs.write(bad)
     assert proofs.read("a", "dir/with.dots") == bad
@@ -45,7 +45,7 @@ def test_a_proof_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
     """Index files beside an output are derived anew without it."""
-    proofs = Proofs(str(tmp_path))
+    proofs = ProofStore(str(tmp_path))
     problems = {
         "good": ((), ()),
         "index": (("i",), ("i",)),
@@ -63,7 +63,7 @@ def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
 
 
 def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -> None:
-    proofs = Proofs(str(tmp_path))
+    proofs = ProofStore(str(tmp_path))
     for number, name in enumerate(("p", "q", "r"), 1):
         proofs.write(proof(partition=name, digest=(1 << 127) + number))
         proofs.roll_up([proof(partition=name, digest=(1 << 127) + number)])
@@ -77,7 +77,7 @@ def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -
 
 
 def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
-    proofs = Proofs(str(tmp_path))
+    proofs = ProofStore(str(tmp_path))
     good, bad = proof("a"), proof("b", problems=("sample 'x', position 1",))
     for one in (good, bad):
         proofs.write(one)
@@ -93,7 +93,7 @@ def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
 
 
 def test_a_lost_or_torn_summary_is_made_again_from_the_proofs(tmp_path: Path) -> None:
-    proofs = Proofs(str(tmp_path))
+    proofs = ProofStore(str(tmp_path))
     for name in ("p", "q"):
         proofs.write(proof(partition=name))
     whole = proofs.roll_up([proof(partition="q")])

@@ -158,9 +158,9 @@ def test_a_json_that_may_be_of_another_sample_is_not_taken(shard: Path) -> None:
 def test_the_json_is_that_of_the_sample_that_stands_not_of_one_with_its_id(tmp_path: Path) -> None:
     first, again = {"sample_id": "a", "images": ["gone.png"]}, {"sample_id": "a", "images": ["other.png"]}
     shard = make_tar(tmp_path / "raw" / "x.tar", [("1.json", first), ("2.json", again), ("a.json", BAD)])
-    found = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=str(shard.parent)).open(
-        Partition("p", (str(shard),))
-    )
+    found = InterleavedWebdatasetReader(
+        str(shard), quarantine_errors=True, relative_to=str(shard.parent)
+    ).open(Partition("p", (str(shard),)))
     (batch,) = found
     losses = [*found.losses, *apply_policy(batch.data, "drop_sample").losses]
     made = records(losses, [str(shard)], [str(shard.parent)])
@@ -204,7 +204,7 @@ def test_a_long_stretch_is_cut(shard: Path) -> None:
     data = shard.read_bytes() + b"x" * (3 << 20)
     shard.write_bytes(data)
     record = one(loss(None, None, None, build_source_ref("x.tar", None, 1024), kind="damaged_tar"), shard)
-    assert record["raw"] == data[1024 : 1024 + raw_bytes.MAX_STRETCH_BYTES]
+    assert record["raw"] == data[1024 : 1024 + raw_bytes.MAX_DAMAGED_RANGE_BYTES]
 
 
 def test_a_stretch_without_a_locator_is_of_the_only_file(shard: Path) -> None:
@@ -278,7 +278,7 @@ def test_what_the_reader_sets_aside(tmp_path: Path, suffix: str) -> None:
     data = data[:cut]
     shard.write_bytes(gzip.compress(data) if suffix == "tar.gz" else data)
     root = str(tmp_path / "raw")
-    stream = InterleavedWebdatasetReader(str(shard), set_aside=True, relative_to=root).open(
+    stream = InterleavedWebdatasetReader(str(shard), quarantine_errors=True, relative_to=root).open(
         Partition("p", (str(shard),))
     )
     assert [i for batch in stream for i in batch.data["sample_id"].unique().to_pylist()] == ["a", "b"]

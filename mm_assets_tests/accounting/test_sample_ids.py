@@ -14,14 +14,14 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import merge_files
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 
 
 def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | None = None) -> SurveyStore:
     """Surveys of shards, and the ids of what is published; each letter is a sample id."""
     store = SurveyStore(str(root))
     for partition, ids in shards.items():
-        facts = tuple(SampleFacts(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
+        facts = tuple(SurveyedSample(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
         store.write(partition, merge_files([(f"{partition}.tar", FileSurvey(samples=facts))], "v1", "layout"))
     for partition, ids in (published or {}).items():
         store.write_published(partition, Published(pa.schema([])), ids)
@@ -113,7 +113,7 @@ def test_the_rule_for_any_shards(
     expected: dict[str, dict[str, str]] = {key: {} for key in run}
     for letter in "uvwxyz":
         holders = sorted(key for key in run | known if letter in shards[key])
-        keepers = (
+        owners = (
             sorted(
                 key
                 for key, ids in published.items()
@@ -122,8 +122,8 @@ def test_the_rule_for_any_shards(
             or holders
         )
         for key in holders:
-            if key in run and key != keepers[0]:
-                expected[key][letter] = keepers[0]
+            if key in run and key != owners[0]:
+                expected[key][letter] = owners[0]
     assert found == expected
 
 

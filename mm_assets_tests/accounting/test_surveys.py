@@ -26,7 +26,7 @@ from mm_assets.accounting.shard_survey import (
     survey_shard,
 )
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_reader import RawReader
 from mm_assets.formats.webdataset.layout import RawLayout
@@ -52,8 +52,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path) if request.param == "local" else f"memory://surveys-{uuid.uuid4().hex}"
 
 
-def fact(sample_id: str, offset: int = 512, items: int = 3, images: int = 1) -> SampleFacts:
-    return SampleFacts(sample_id, f"{sample_id}.json", offset, 100, items, images)
+def fact(sample_id: str, offset: int = 512, items: int = 3, images: int = 1) -> SurveyedSample:
+    return SurveyedSample(sample_id, f"{sample_id}.json", offset, 100, items, images)
 
 
 def tally(*values: Any) -> FieldTally:
@@ -204,7 +204,7 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
     assert [entry[:2] for entry in survey.unresolved.first] == [("a", 1)]
     assert survey.unreferenced.first == ("in/one.tar: stray.jpg",)
     reader = InterleavedWebdatasetReader(
-        files, files_per_partition=2, relative_to=str(tmp_path), set_aside=True
+        files, files_per_partition=2, relative_to=str(tmp_path), quarantine_errors=True
     )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
@@ -277,7 +277,7 @@ def test_tars_and_parquet_of_one_shard_are_surveyed_as_they_are_read(tmp_path: P
         ("b", "sample id 'b' occurs twice in this shard, first in member 'row 2' of in/two.parquet"),
     ]
     assert survey.members == 2 + 3 + 5
-    reader = RawReader((), relative_to=str(tmp_path), set_aside=True)
+    reader = RawReader((), relative_to=str(tmp_path), quarantine_errors=True)
     stream = reader.open(Partition("p", tuple(files)))
     own = pa.schema([need.field.with_nullable(True) for need in survey.columns.needs().values()])
     assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)

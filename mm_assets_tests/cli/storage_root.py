@@ -18,7 +18,7 @@ ASSETS = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "a
 
 def fill(root: str, raw: str, assets: Sequence[str] = ASSETS, policy: str = "drop_sample") -> None:
     """Make some assets of the graph from a folder of raw shards; images from 1:1 to 2:1 pass the filter."""
-    reader = reader_for("webdataset", raw, set_aside=policy != "error", relative_to=raw)
+    reader = reader_for("webdataset", raw, quarantine_errors=policy != "error", relative_to=raw)
     raws = {partition.name: partition.files[0] for partition in reader.partitions()}
     _make(root, "curated_parquet", reader, raws, ("parquet", "curated"), policy, [ReadableImages()])
     files = {name: f"{partition_filename(name)}.parquet" for name in raws}

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter, with_errors
-from mm_assets.filters.image_scores import SCORES_SCHEMA, ScoreBook, score_image, score_table
+from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores, score_image, score_table
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.datasets import batch_of, item
 
@@ -147,7 +147,7 @@ def test_score_table() -> None:
     assert none["error"] == "no image bytes"
     carried = score_table(batch(image(40, 20), materialize_error="gone").data).to_pylist()[0]
     assert (carried["width"], carried["error"]) == (None, "gone")
-    assert ScoreBook(scores).of(batch(image(40, 20, "JPEG", 6)).data, [1])[0].width == 20
+    assert ImageScores(scores).of(batch(image(40, 20, "JPEG", 6)).data, [1])[0].width == 20
 
 
 def test_a_ratio_needs_no_pixels() -> None:

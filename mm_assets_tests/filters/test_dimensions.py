@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.filters.dimensions import COLUMNS, DimensionTally, Mismatch
-from mm_assets.filters.image_scores import ScoreBook, score_table
+from mm_assets.filters.image_scores import ImageScores, score_table
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.datasets import item, table_of
-from mm_assets_tests.images.test_probe import turned
-from mm_assets_tests.images.variants import encoded
+from mm_assets_tests.formats.images.test_probe import turned
+from mm_assets_tests.formats.images.variants import encoded
 
 SIZES = ((30, 20), (11, 40), (25, 25))
 DOCUMENT = [{"width": w, "height": h, "page": 1} for w, h in SIZES]
@@ -30,7 +30,7 @@ def tally_of(*tables: pa.Table) -> DimensionTally:
     tally = DimensionTally()
     for table in tables:
         present = [name for name in COLUMNS if name in table.column_names]
-        tally.observe(table.select(present), ScoreBook(score_table(table)))
+        tally.observe(table.select(present), ImageScores(score_table(table)))
     return tally
 
 
@@ -202,7 +202,7 @@ def test_images_without_a_measurement_count_as_neither() -> None:
     ]
     assert outcome(listed([DOCUMENT[0]] * 4, rows)) == (1, 0, [])
     tally = DimensionTally()
-    tally.observe(table_of([item("s"), image(0)]), ScoreBook(score_table(table_of([]))))
+    tally.observe(table_of([item("s"), image(0)]), ImageScores(score_table(table_of([]))))
     assert outcome(tally) == (0, 0, [])
 
 

@@ -76,9 +76,9 @@ class TestSpecialFiles:
     @special
     def test_none_is_opened_as_a_tar(self, tmp_path: Path, make: Callable[[Path], None], words: str) -> None:
         make(tmp_path / "bad.tar")
-        for set_aside in (False, True):
+        for quarantine_errors in (False, True):
             with pytest.raises(NoRegularFile, match=rf"bad\.tar: {words}"):
-                list(reader_for("webdataset", str(tmp_path), set_aside=set_aside))
+                list(reader_for("webdataset", str(tmp_path), quarantine_errors=quarantine_errors))
 
     @special
     def test_none_is_opened_as_metadata_of_a_cache(

@@ -139,7 +139,7 @@ def test_bytes_of_images_are_not_looked_at(tmp_path: Path) -> None:
         b"\xff" * column.total_compressed_size
     )
     file.write_bytes(data)
-    reader = InterleavedParquetReader(str(file), set_aside=True, relative_to=str(tmp_path))
+    reader = InterleavedParquetReader(str(file), quarantine_errors=True, relative_to=str(tmp_path))
     (partition,) = reader.partitions()
     stream = reader.open(partition)
     assert (stream.items, stream.losses, stream.schema) == (3, [], before.table.schema)

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.test_raw_shards import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
@@ -363,12 +363,12 @@ def test_a_link_that_leads_nowhere_fails_alone(tmp_path: Path, deploy: Deploy) -
 
 
 def test_members_without_a_document_are_listed(tmp_path: Path, deploy: Deploy) -> None:
-    strays = {f"stray{n:02d}.png": PNG for n in range(30)}
-    write_tar(tmp_path / "raw" / "a.tar", {**samples(1, "a"), **strays})
+    orphan_rows = {f"stray{n:02d}.png": PNG for n in range(30)}
+    write_tar(tmp_path / "raw" / "a.tar", {**samples(1, "a"), **orphan_rows})
     assert deploy(**ALL_IMAGES, MM_MAX_LOSS="1").run().success
     items = table(tmp_path / "storage", "ledger/items").to_pylist()
     assert {(i["outcome"], i["kind"], i["source"], i["member"]) for i in items} == {
-        ("unreferenced", "unreferenced_member", "a.tar", name) for name in strays
+        ("unreferenced", "unreferenced_member", "a.tar", name) for name in orphan_rows
     }
     assert_ledger_balances(tmp_path / "storage")
 

@@ -22,10 +22,10 @@ from mm_assets.interleaved.faults import (
     UNDECODABLE_IMAGE,
     fault_of,
 )
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
 
 PNG = picture(0)[1]
 OWN = {"texts": [], "_row_extra": {}}
@@ -208,7 +208,7 @@ LARGE: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("options", [{}, {"set_aside": True}, {"materialize": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"quarantine_errors": True}, {"materialize": False}], ids=str)
 def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
     tmp_path: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.accounting.records import ShardRecord, ShardRecords
-from mm_assets.io_managers.shards import Done, Job
+from mm_assets.io_managers.shards import ShardJob, ShardResult
 from mm_assets_tests.io_managers import toy, toy_job
 from mm_assets_tests.io_managers.conftest import Toy
 
@@ -34,7 +34,7 @@ def test_events_are_logged_after_the_commit(deployment: Toy, monkeypatch: pytest
     seen: list[int] = []
     commit = toy.ToyTableIOManager.publish_chunk
 
-    def watched(self: toy.ToyTableIOManager, dones: Sequence[Done]) -> Sequence[Done]:
+    def watched(self: toy.ToyTableIOManager, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         seen.append(len(deployment.history("table")))
         return commit(self, dones)
 
@@ -90,7 +90,7 @@ def test_commit_may_refuse_single_shards(deployment: Toy, monkeypatch: pytest.Mo
     deployment.shards(2)
     commit = toy.ToyTableIOManager.publish_chunk
 
-    def choosy(self: toy.ToyTableIOManager, dones: Sequence[Done]) -> Sequence[Done]:
+    def choosy(self: toy.ToyTableIOManager, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         return [*commit(self, dones[1:]), replace(dones[0], ok=False, error="schema differs")]
 
     monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", choosy)
@@ -102,7 +102,7 @@ def test_commit_may_refuse_single_shards(deployment: Toy, monkeypatch: pytest.Mo
 def test_prepare_chunk_must_keep_the_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(2)
 
-    def lossy(self: toy.ToyTableIOManager, jobs: Sequence[Job]) -> Sequence[Job]:
+    def lossy(self: toy.ToyTableIOManager, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         return jobs[1:]
 
     monkeypatch.setattr(toy.ToyTableIOManager, "prepare_chunk", lossy)
@@ -113,8 +113,10 @@ def test_prepare_chunk_must_keep_the_shards(deployment: Toy, monkeypatch: pytest
 def test_prepare_chunk_may_fail_single_shards(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(3)
 
-    def choosy(self: toy.ToyIOManager, jobs: Sequence[Job]) -> Sequence[Job | Done]:
-        return [Done(job.key, ok=False, error="no schema") if job.key == "k02" else job for job in jobs]
+    def choosy(self: toy.ToyIOManager, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
+        return [
+            ShardResult(job.key, ok=False, error="no schema") if job.key == "k02" else job for job in jobs
+        ]
 
     monkeypatch.setattr(toy.ToyIOManager, "prepare_chunk", choosy)
     run = deployment.run("two", "k01", "k03")
@@ -171,7 +173,7 @@ def test_answers_against_the_contract_are_failures_of_their_shards(
     )
     assert [e.split(" of curated: ")[1] for e in errors] == [
         "run_job returned None for this shard",
-        "run_job returned " + repr(Done("k99", True)) + " for this shard",
+        "run_job returned " + repr(ShardResult("k99", True)) + " for this shard",
         "no reason given",
         "sorry\nbecause",
     ]

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from mm_assets.io_managers.shards import Check, Done, Job, Plan, Shard, ShardSet, blocked_by, digest
+from mm_assets.io_managers.shards import (
+    Check,
+    Plan,
+    Shard,
+    ShardJob,
+    ShardResult,
+    ShardSet,
+    blocked_by,
+    digest,
+)
 
 REPOSITORY = Path(__file__).parent.parent.parent
 RAW = ShardSet("raw", (Shard("a", "/a", "1"),))
@@ -91,7 +100,7 @@ def test_field_without_digest_is_refused() -> None:
 
 
 def test_nouns_are_picklable() -> None:
-    job = Job(
+    job = ShardJob(
         RAW.shards[0],
         "/out/a",
         {"scores": Shard("a", "/s", "2")},
@@ -99,7 +108,7 @@ def test_nouns_are_picklable() -> None:
         {"level": 3},
         frozenset({"c"}),
     )
-    done = Done("a", True, "/out/a", "v", {"rows": 1}, (Check("c", True),), payload=[b"fragment"])
+    done = ShardResult("a", True, "/out/a", "v", {"rows": 1}, (Check("c", True),), payload=[b"fragment"])
     for noun in (RAW, Plan(RAW), job, done):
         assert pickle.loads(pickle.dumps(noun)) == noun  # noqa: S301  (made one line above)
 

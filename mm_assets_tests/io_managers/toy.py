@@ -17,7 +17,7 @@ from mm_assets.formats.storage import staged
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
 from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
-from mm_assets.io_managers.shards import Done, Job, Plan, ShardSet
+from mm_assets.io_managers.shards import Plan, ShardJob, ShardResult, ShardSet
 from mm_assets.io_managers.workers import Workers
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy_job
@@ -73,13 +73,13 @@ class ToyTableIOManager(ShardIOManager):
             for key, uri in dests.items()
         }
 
-    def prepare_chunk(self, jobs: Sequence[Job]) -> Sequence[Job | Done]:
+    def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         return [
             replace(job, options={**job.options, "fields": {"json": [job.key for job in jobs]}})
             for job in jobs
         ]
 
-    def publish_chunk(self, dones: Sequence[Done]) -> Sequence[Done]:
+    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         if os.path.exists(f"{self.root}/refuse-commit"):
             raise OSError("the table refuses the commit")
         uri = dones[0].uri
@@ -110,7 +110,9 @@ def scores(curated: ShardSet) -> Plan:
 
 @sharded(code_version="1", chunk_shards=CHUNK)
 def filtered(curated: ShardSet, scores: ShardSet) -> Plan:
-    return Plan(curated, (MinLength(int(os.environ.get("TOY_MINIMUM", "2"))),), side={"scores": scores})
+    return Plan(
+        curated, (MinLength(int(os.environ.get("TOY_MINIMUM", "2"))),), side_inputs={"scores": scores}
+    )
 
 
 @sharded(code_version="1", io_manager_key="table_io", chunk_shards=CHUNK)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mm_assets.formats.storage import staged
-from mm_assets.io_managers.shards import Check, Done, Job, blocked_by
+from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,19 @@ def obey(lines: list[str]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stop_halfway(job: Job) -> None:
+def stop_halfway(job: ShardJob) -> None:
     for line in Path(job.shard.uri).read_text().splitlines():
         if line.startswith("HALF "):
             Path(line.removeprefix("HALF ")).write_text(str(os.getpid()))
             time.sleep(120)
 
 
-def transform(job: Job) -> list[str]:
+def transform(job: ShardJob) -> list[str]:
     lines = Path(job.shard.uri).read_text().splitlines()
     obey(lines)
     for step in job.steps:
         if isinstance(step, MinLength):
-            lines = step.with_scores(lines, Path(job.side["scores"].uri).read_text().splitlines())
+            lines = step.with_scores(lines, Path(job.side_inputs["scores"].uri).read_text().splitlines())
         else:
             lines = step(lines)
     return lines
@@ -72,14 +72,14 @@ def checks_of(lines: list[str]) -> tuple[Check, ...]:
     )
 
 
-def run(job: Job) -> Done:
+def run(job: ShardJob) -> ShardResult:
     """Write the transformed lines beside a suffix from the options; one file per shard."""
     lines = transform(job)
     text = "".join(f"{line}{job.options['suffix']}\n" for line in lines)
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
     checks = checks_of(lines)
     if blocked := blocked_by(checks, job.blocking):
-        return Done(job.key, ok=False, checks=checks, error=blocked)
+        return ShardResult(job.key, ok=False, checks=checks, error=blocked)
     with staged(job.dest) as file:
         Path(file.path).write_text(text)
         stop_halfway(job)
@@ -91,14 +91,14 @@ def run(job: Job) -> Done:
         "lengths": {"json": [len(line) for line in lines]},
         "dagster/column_schema": {"table_schema": [["line", "string"]]},
     }
-    return Done(job.key, True, job.dest, version, metadata, checks)
+    return ShardResult(job.key, True, job.dest, version, metadata, checks)
 
 
-def run_fragment(job: Job) -> Done:
+def run_fragment(job: ShardJob) -> ShardResult:
     """For the toy table: prepare the shard's lines; they appear in the table when the parent commits."""
     lines = transform(job)
     version = hashlib.sha256("".join(lines).encode()).hexdigest()[:16]
-    return Done(
+    return ShardResult(
         job.key,
         True,
         job.dest,
@@ -108,7 +108,7 @@ def run_fragment(job: Job) -> Done:
     )
 
 
-def die_while_writing(job: Job) -> Done:
+def die_while_writing(job: ShardJob) -> ShardResult:
     """As if the kernel killed the worker in the middle of its output."""
     with staged(job.dest) as file:
         Path(file.path).write_text("half")
@@ -116,7 +116,7 @@ def die_while_writing(job: Job) -> Done:
     raise AssertionError("still alive")
 
 
-def run_longer_scores(job: Job) -> Done:
+def run_longer_scores(job: ShardJob) -> ShardResult:
     """`run`, but with every measured length one more."""
     if job.steps and isinstance(job.steps[0], Measure):
         return run(replace(job, steps=(*job.steps, PlusOne())))
@@ -129,16 +129,16 @@ class PlusOne:
         return [str(int(line) + 1) for line in lines]
 
 
-def run_unblocked(job: Job) -> Done:
+def run_unblocked(job: ShardJob) -> ShardResult:
     """A careless format: it forgets that a check may forbid to publish."""
     return run(replace(job, blocking=frozenset()))
 
 
-def run_badly(job: Job) -> Done:
+def run_badly(job: ShardJob) -> ShardResult:
     """Answers that break the contract of `run_job`, by shard."""
     return {
         "k01": None,
-        "k02": Done("k99", True),
-        "k03": Done("k03", False),
-        "k04": Done("k04", False, error="sorry", detail="because"),
+        "k02": ShardResult("k99", True),
+        "k03": ShardResult("k03", False),
+        "k04": ShardResult("k04", False, error="sorry", detail="because"),
     }.get(job.key, run(job))  # type: ignore[return-value]

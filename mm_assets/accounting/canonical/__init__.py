@@ -3,6 +3,6 @@ readers and writers do.
 """
 
 from mm_assets.accounting.canonical.derive import Derived, derive
-from mm_assets.accounting.canonical.source import READERS, Place
+from mm_assets.accounting.canonical.source import READERS, CanonicalSource
 
-__all__ = ["READERS", "Derived", "Place", "derive"]
+__all__ = ["READERS", "Derived", "CanonicalSource", "derive"]

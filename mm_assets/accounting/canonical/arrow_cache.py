@@ -9,14 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from mm_assets.accounting.canonical.parts import Part, blob_index, naming
+from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming
 from mm_assets.formats.storage import StorageOptions, is_remote, join, open_binary, regular_file
 from mm_assets.interleaved.schema_text import schema_from_text
 
 _METADATA = "_metadata.json"
 
 
-def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[Part]:
+def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[RowPart]:
     """The rows of one cache, in the types its shards state; those of the metadata where it has none.
 
     ``uri`` is its folder, or the `_metadata.json` in it.
@@ -29,12 +29,12 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
         if any("/" in name for name in names):
             raise ValueError("a shard of another folder")
     if not names:
-        yield Part(pa.Table.from_batches([], schema))
+        yield RowPart(pa.Table.from_batches([], schema))
     for name in names:
         yield from _shard(join(folder, name), options)
 
 
-def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
+def _shard(uri: str, options: StorageOptions | None) -> Iterator[RowPart]:
     # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
     with naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file:
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
@@ -43,8 +43,8 @@ def _shard(uri: str, options: StorageOptions | None) -> Iterator[Part]:
             batch = reader.get_batch(number)
             table = pa.Table.from_batches([batch])
             if blobs < 0:
-                yield Part(table)
+                yield RowPart(table)
             else:
-                yield Part(
+                yield RowPart(
                     table.remove_column(blobs), iter([batch.column(blobs)]), blobs, reader.schema.field(blobs)
                 )

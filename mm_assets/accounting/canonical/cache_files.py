@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, parse_metadata
-from mm_assets.formats.arrow_cache.shards import OpenShard, Shard, digest_of
+from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard, digest_of
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path, open_binary
 
 
@@ -31,7 +31,7 @@ def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[
             yield f"{path}: {differing} are not those that {METADATA_FILE} says"
 
 
-def _differing(found: OpenShard, told: Shard, schema: object) -> str:
+def _differing(found: OpenShard, told: CacheShard, schema: object) -> str:
     if found.rows != told.rows:
         return "its rows"
     return "" if found.schema.equals(schema, check_metadata=True) else "its columns"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import Part
-from mm_assets.accounting.canonical.source import Place
+from mm_assets.accounting.canonical.parts import RowPart
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.types import retyped
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.unify import unify_schemas
@@ -46,7 +46,7 @@ def derive(
     """What one partition of an output holds; an empty ``uri`` holds nothing.
 
     With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since
-    they were written. Raises as `Place.tables` does, and `SchemaMismatch` for a column that does not fit.
+    they were written. Raises as `CanonicalSource.tables` does, and `SchemaMismatch` for a column that does not fit.
     """
     _keep_freed_memory()
     if kind == "webdataset" and uri and schema is None:
@@ -55,8 +55,8 @@ def derive(
         found = derive_tar(uri, options)
         if found is not None:
             return found
-    tally = Tally()
-    for part in Place(kind, uri, partition, options=options).parts():
+    tally = DigestTally()
+    for part in CanonicalSource(kind, uri, partition, options=options).parts():
         tally.add(part if schema is None else replace(part, table=retyped(part.table, schema)))
     return tally.derived()
 
@@ -69,7 +69,7 @@ def _keep_freed_memory() -> None:
     bytes(16 << 20)
 
 
-class Tally:
+class DigestTally:
     """Counts rows as they come."""
 
     def __init__(self) -> None:
@@ -81,9 +81,9 @@ class Tally:
 
     def observe(self, table: pa.Table) -> None:
         """Add the rows of a table, in the types it has."""
-        self.add(Part(table))
+        self.add(RowPart(table))
 
-    def add(self, part: Part) -> None:
+    def add(self, part: RowPart) -> None:
         """Add rows as they are read."""
         table, schema = part.table, part.schema
         if not any(schema.equals(known, check_metadata=True) for known in self.schemas):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import Part, blob_index
+from mm_assets.accounting.canonical.parts import RowPart, blob_index
 from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions
@@ -25,7 +25,7 @@ _LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYT
 
 def lance_parts(
     uri: str, partition: str | None = None, options: StorageOptions | None = None
-) -> Iterator[Part]:
+) -> Iterator[RowPart]:
     """The rows of a table, or of one of its partitions, in the types it states.
 
     Which rows are a partition's its records say (`mm_assets.formats.lance.partitions`). One that the table
@@ -42,7 +42,7 @@ def lance_parts(
     with _naming(uri):
         dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
         schema = _original(pa.Table.from_batches([], dataset.schema)).schema
-        yield Part(pa.Table.from_batches([], schema))
+        yield RowPart(pa.Table.from_batches([], schema))
         fragments, ids = _rows_of(dataset, location, partition)
         for start in range(0, len(ids), _IDS_PER_QUERY):
             yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
@@ -74,15 +74,15 @@ def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[A
     return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
 
 
-def _matching(dataset: Any, ids: list[str]) -> Iterator[Part]:
+def _matching(dataset: Any, ids: list[str]) -> Iterator[RowPart]:
     from mm_assets.formats.lance.snapshot import ids_predicate
 
     rows = _rows_at_once(dataset.get_fragments())
     for batch in dataset.scanner(filter=ids_predicate(ids), batch_size=rows, **_LIMITS).to_batches():
-        yield Part(_original(pa.Table.from_batches([batch])))
+        yield RowPart(_original(pa.Table.from_batches([batch])))
 
 
-def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Iterator[Part]:
+def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Iterator[RowPart]:
     rows, stop = _rows_at_once([fragment]), fragment.count_rows()
     index = blob_index(schema)
     columns = [name for name in dataset.schema.names if index < 0 or name != BLOBS]
@@ -92,9 +92,9 @@ def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Itera
         table = _original(dataset.scanner(columns=columns, **limits).to_table())
         blob_rows = range(start, min(start + step, stop), rows)
         yield (
-            Part(table)
+            RowPart(table)
             if index < 0
-            else Part(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
+            else RowPart(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
         )
         start += step
         step = min(

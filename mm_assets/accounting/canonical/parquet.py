@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.canonical.parts import Part, blob_index, naming
+from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming
 from mm_assets.formats.document_parquet.layout import is_interleaved
 from mm_assets.formats.parquet_file import refuse_bad_footer
 from mm_assets.formats.parquet_types import original_schema, restore
@@ -25,10 +25,10 @@ _READ_BUFFER = 1 << 18
 
 def parquet_parts(
     uri: str,
-    raw: Callable[[], Iterator[Part]],
+    raw: Callable[[], Iterator[RowPart]],
     has_prefixes: bool = False,
     options: StorageOptions | None = None,
-) -> Iterator[Part]:
+) -> Iterator[RowPart]:
     """The rows of one file, in the types it states; what ``raw`` gives for one with a row a document.
 
     ``has_prefixes``: sample ids get one, which pyarrow knows nothing of.
@@ -45,12 +45,12 @@ def parquet_parts(
             yield from raw()
             return
         with naming(uri):
-            yield Part(pa.Table.from_batches([], schema))
+            yield RowPart(pa.Table.from_batches([], schema))
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)
 
 
-def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[Part]:
+def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[RowPart]:
     facts = file.metadata.row_group(group)
     columns = [facts.column(i) for i in range(facts.num_columns)]
     blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
@@ -58,7 +58,7 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
     if index < 0 or facts.num_rows > _ROWS_AT_ONCE or facts.total_byte_size - blob_bytes > _BYTES_AT_ONCE:
         rows = _rows_in(_BYTES_AT_ONCE, facts.total_byte_size, facts.num_rows)
         for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
-            yield Part(restore(pa.Table.from_batches([batch]), schema))
+            yield RowPart(restore(pa.Table.from_batches([batch]), schema))
         return
     others = schema.remove(index)
     table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
@@ -66,7 +66,7 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
     rows = 1 << (
         rows.bit_length() - 1
     )  # our pages have 16 rows: a batch with rows of two pages is copied once more
-    yield Part(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
+    yield RowPart(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
 
 
 def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:

@@ -40,7 +40,7 @@ def blob_index(schema: pa.Schema) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class RowPart:
     """Some rows. With ``blobs``, ``table`` is without the column `BLOBS`: its values come in these, a few
     rows at a time, in order.
 

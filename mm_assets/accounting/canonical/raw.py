@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import Part
+from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.formats.partitions import Partition, common_root, partition_name
 from mm_assets.formats.raw_reader import RawReader
 from mm_assets.formats.storage import StorageOptions
@@ -21,13 +21,13 @@ def raw_parts(
     relative_to: str | None,
     layout: Mapping[str, Any],
     options: StorageOptions | None,
-) -> Iterator[Part]:
+) -> Iterator[RowPart]:
     """The rows of one file, in types that are told from its values, or those that it states."""
     reader = RawReader(
         (), max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options, **layout
     )
     name = partition_name(uri, common_root([uri])) if partition is None else partition
     stream = reader.open(Partition(name, (uri,)))
-    yield Part(pa.Table.from_batches([], stream.schema))
+    yield RowPart(pa.Table.from_batches([], stream.schema))
     for batch in stream:
-        yield Part(batch.data)
+        yield RowPart(batch.data)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import Part
+from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.types import settled
 
 # What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there
@@ -22,7 +22,7 @@ READERS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class CanonicalSource:
     """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache
     (path or URL; empty: nothing was written).
 
@@ -58,7 +58,7 @@ class Place:
         for part in self.parts():
             yield from part.tables()
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[RowPart]:
         """The same rows as they are read.
 
         Raises as `tables` does, also while the blobs of a part are asked for.
@@ -66,7 +66,7 @@ class Place:
         for part in self._read():
             yield settled(part, str(self.uri))
 
-    def _read(self) -> Iterator[Part]:
+    def _read(self) -> Iterator[RowPart]:
         if not self.uri:
             return iter(())
         if self.kind == "parquet":
@@ -87,7 +87,7 @@ class Place:
             return arrow_cache_parts(self.uri, self.options)
         raise ValueError(f"format must be one of {', '.join(READERS)}, not {self.kind!r}")
 
-    def _raw(self) -> Iterator[Part]:
+    def _raw(self) -> Iterator[RowPart]:
         from mm_assets.accounting.canonical.raw import raw_parts
 
         return raw_parts(str(self.uri), self.partition, self.relative_to, self.layout, self.options)

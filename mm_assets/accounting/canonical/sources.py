@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mm_assets.accounting.canonical.source import Place
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
 from mm_assets.formats.storage import absolute, is_remote
 
 
-def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}) -> list[Place]:
+def canonical_sources(
+    source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}
+) -> list[CanonicalSource]:
     """The files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
 
     ``layout_of`` a format and source says how files of others are read. Their locators and partitions are
@@ -22,11 +24,11 @@ def places_of(source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = 
     kind = detect_format(source)
     if kind == "lance":
         return [
-            Place(kind, uri)
+            CanonicalSource(kind, uri)
             for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())
         ]
     root = root_of_locations([source], SUFFIXES)
     relative_to = None if is_remote(source) else root
     layout = layout_of(kind, source)
     files = expand_paths(source, reader_for(kind, source).suffixes)
-    return [Place(kind, file, partition_name(file, root), relative_to, layout) for file in files]
+    return [CanonicalSource(kind, file, partition_name(file, root), relative_to, layout) for file in files]

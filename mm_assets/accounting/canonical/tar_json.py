@@ -25,7 +25,7 @@ _FIELDS = {"sample_id", "texts", "images", "image_members", "_row_extra", "_row_
 _LARGEST_POSITION = 2**31 - 1
 _NOT_AS_DOCUMENTED = (LookupError, TypeError, AttributeError, ValueError)
 
-Place = tuple[str, int]  # modality and position
+CanonicalSource = tuple[str, int]  # modality and position
 
 
 @dataclass(slots=True)
@@ -90,12 +90,12 @@ def decode(sample: Mapping[str, Any], where: str) -> Document:
     return Document(sample_id, schema, [items[place] for place in ordered], sum(map(len, sample.values())))
 
 
-def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, Item]:
+def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[CanonicalSource, Item]:
     extra, book = (
         payload["_row_extra"],
         payload.get("_mm_assets", {"refs": [], "rows": {"metadata": {}, "text": {}, "image": {}}}),
     )
-    items: dict[Place, Item] = {}
+    items: dict[CanonicalSource, Item] = {}
     if "metadata" in book["rows"]:
         items["metadata", -1] = _item("metadata", -1, "application/json", extra["metadata"])
     for position, text in enumerate(payload["texts"]):
@@ -125,7 +125,7 @@ def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Place, It
     return items
 
 
-def _length(payload: dict[str, Any], items: Iterable[Place]) -> int:
+def _length(payload: dict[str, Any], items: Iterable[CanonicalSource]) -> int:
     """How many entries the lists have: up to the last item, or as many as the source had."""
     rows = payload.get("_mm_assets", {}).get("rows", {})
     lengths = [position + 1 for _, position in items]
@@ -149,7 +149,7 @@ def _item(modality: str, position: int, content_type: str | None, extras: Any) -
     )
 
 
-def _place(modality: Any, position: Any) -> Place:
+def _place(modality: Any, position: Any) -> CanonicalSource:
     is_known = (
         position == -1
         if modality == "metadata"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import BLOB_FIELD, Part
+from mm_assets.accounting.canonical.parts import BLOB_FIELD, RowPart
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.json_values import is_json
@@ -20,7 +20,7 @@ from mm_assets.interleaved.schema import (
 )
 
 
-def settled(part: Part, where: str) -> Part:
+def settled(part: RowPart, where: str) -> RowPart:
     """The rows with reserved columns in their canonical types, where no value is lost by that, and
     dictionaries unwrapped.
 

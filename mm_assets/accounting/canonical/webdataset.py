@@ -16,7 +16,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.parts import Part
+from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.tar_json import Document, Item, decode, has_bookkeeping
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
@@ -36,8 +36,8 @@ _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
 def tar_parts(
-    uri: str, raw: Callable[[], Iterator[Part]], options: StorageOptions | None = None
-) -> Iterator[Part]:
+    uri: str, raw: Callable[[], Iterator[RowPart]], options: StorageOptions | None = None
+) -> Iterator[RowPart]:
     """The rows of one tar, in the types its jsons state; what ``raw`` gives for one of another layout.
 
     A value that is not of its stated type has, in its row, its own.
@@ -168,7 +168,7 @@ def _local(uri: str, options: StorageOptions | None) -> Iterator[str]:
         yield copy.name
 
 
-def _parts(group: list[Document], where: str) -> Iterator[Part]:
+def _parts(group: list[Document], where: str) -> Iterator[RowPart]:
     rows = [(document.sample_id, item) for document in group for item in document.items]
     try:
         declared = declared_columns(group[0].schema)
@@ -179,7 +179,7 @@ def _parts(group: list[Document], where: str) -> Iterator[Part]:
     yield from _fitting(rows, declared, where)
 
 
-def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[Part]:
+def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[RowPart]:
     """The rows as one table if all values are of their types, else in as many tables as it takes."""
     try:
         table = _table(rows, declared, is_strict=len(rows) > 1)
@@ -190,7 +190,7 @@ def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> I
         yield from _fitting(rows[:middle], declared, where)
         yield from _fitting(rows[middle:], declared, where)
         return
-    yield Part(table, iter([[item.values.get(BLOBS) for _, item in rows]]))
+    yield RowPart(table, iter([[item.values.get(BLOBS) for _, item in rows]]))
 
 
 def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -> pa.Table:

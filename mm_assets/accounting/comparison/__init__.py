@@ -1,8 +1,8 @@
 """Compare two datasets, or two outputs of one shard, whatever their formats, and name what differs."""
 
-from mm_assets.accounting.canonical.source import Place
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.comparison.compare import Comparison, compare
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import Difference
 
-__all__ = ["Comparison", "Dataset", "Difference", "Place", "compare"]
+__all__ = ["Comparison", "Dataset", "Difference", "CanonicalSource", "compare"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mm_assets.accounting.canonical.derive import Derived
-from mm_assets.accounting.canonical.source import Place
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import (
     Difference,
@@ -43,17 +43,20 @@ class Comparison:
 
 
 def compare(
-    left: Place | Dataset, right: Place | Dataset, lost: Iterable[Item] = (), names: Names = ("A", "B")
+    left: CanonicalSource | Dataset,
+    right: CanonicalSource | Dataset,
+    lost: Iterable[Item] = (),
+    names: Names = ("A", "B"),
 ) -> Comparison:
     """Whether both hold the same items. ``names`` are what the two are called in differences, of which at
     most `LISTED` are described.
 
     The order of items does not count, nor does a column without values. An item is the same when its columns
-    are, each in its own type. Where a side is not free in its types (`Place.states_types`), an item is also
+    are, each in its own type. Where a side is not free in its types (`CanonicalSource.states_types`), an item is also
     the same in the types that columns have in the whole of its dataset: a shard's integers may be floats in
     the Lance table of all shards. What is compared with one partition of a Lance table is taken in the types
     of that, too. ``lost`` are items of the left that are known not to be on the right, as often as they are
-    named. Raises as `Place.tables` does.
+    named. Raises as `CanonicalSource.tables` does.
 
     Both are read once. Only if their digests differ, or items are lost, they are read once more, and the
     places that differ once again.
@@ -87,9 +90,11 @@ def compare(
     return Comparison(first.facts, second.facts, tuple(differences[:LISTED]), len(by_key), is_cut)
 
 
-def _datasets(left: Place | Dataset, right: Place | Dataset) -> tuple[Dataset, Dataset]:
-    first, second = (Dataset([source]) if isinstance(source, Place) else source for source in (left, right))
-    if isinstance(left, Place) and isinstance(right, Place):
+def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset) -> tuple[Dataset, Dataset]:
+    first, second = (
+        Dataset([source]) if isinstance(source, CanonicalSource) else source for source in (left, right)
+    )
+    if isinstance(left, CanonicalSource) and isinstance(right, CanonicalSource):
         for source, mine, other in ((left, first, second), (right, second, first)):
             if source.kind == "lance" and source.partition is not None:
                 other.typed_as = mine

@@ -9,8 +9,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.derive import Derived, Tally
-from mm_assets.accounting.canonical.source import Place
+from mm_assets.accounting.canonical.derive import Derived, DigestTally
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.types import changes, retyped
 from mm_assets.accounting.comparison.row_index import RowIndex
 from mm_assets.interleaved.digest import ContentDigest, row_digests
@@ -26,7 +26,7 @@ class Dataset:
     these rows in those, too.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[CanonicalSource]) -> None:
         self.places = tuple(places)
         self.typed_as: Dataset | None = None
 
@@ -89,16 +89,18 @@ class Dataset:
             yield from place.tables()
 
     @cached_property
-    def _tallies(self) -> list[Tally]:
+    def _tallies(self) -> list[DigestTally]:
         tallies = []
         for place in self.places:
-            tally = Tally()
+            tally = DigestTally()
             for table in place.tables():
                 tally.observe(table)
             tallies.append(tally)
         return tallies
 
-    def _settled_digest(self, place: Place, tally: Tally, schema: pa.Schema) -> ContentDigest | str:
+    def _settled_digest(
+        self, place: CanonicalSource, tally: DigestTally, schema: pa.Schema
+    ) -> ContentDigest | str:
         """The digest of a place in these types, or the name of a column whose values do not fit."""
         if not any(changes(own, schema) for own in tally.schemas):
             return tally.digest

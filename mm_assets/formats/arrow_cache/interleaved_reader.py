@@ -17,7 +17,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     parse_metadata,
     read_sharded_cache_meta,
 )
-from mm_assets.formats.arrow_cache.shards import Shard
+from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
@@ -98,7 +98,7 @@ class ArrowCacheSource(FileSource):
             except (ValueError, pa.ArrowException) as error:
                 raise ShardError(f"{join(self._folder, shard.filename)}: damaged: {error}") from error
 
-    def _shard(self, shard: Shard, wanted: list[int]) -> Iterator[pa.Table]:
+    def _shard(self, shard: CacheShard, wanted: list[int]) -> Iterator[pa.Table]:
         uri = join(self._folder, shard.filename)
         if is_remote(uri):
             if (size := size_of(uri, self._options)) != shard.size:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
-from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 from mm_assets.formats.storage import is_remote, local_path, regular_file
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -54,11 +54,11 @@ class ShardedCacheMeta:
         return [self.cache_dir / name for name in self.shard_filenames]
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[CacheShard]:
         lists = zip(
             self.shard_filenames, self.shard_row_counts, self.shard_sizes, self.shard_digests, strict=True
         )
-        return [Shard(*one) for one in lists]
+        return [CacheShard(*one) for one in lists]
 
 
 def local_path_of(location: str | os.PathLike[str]) -> Path:
@@ -78,7 +78,7 @@ def features_fingerprint(features: Features) -> str:
     return _fingerprint(as_features(features).definition())
 
 
-def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Shard]) -> ShardedCacheMeta:
+def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[CacheShard]) -> ShardedCacheMeta:
     """The metadata of a cache of these shards."""
     shards = list(shards)
     return ShardedCacheMeta(
@@ -212,7 +212,7 @@ def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
         if "arrow_schema" in content
         else features_of(content.get("features"))
     )
-    meta = meta_of(cache_dir, columns, map(Shard, names, rows, sizes, digests))
+    meta = meta_of(cache_dir, columns, map(CacheShard, names, rows, sizes, digests))
     for key in ("num_shards", "num_rows", "schema_fingerprint"):
         if content.get(key) != getattr(meta, key):
             raise ValueError(f"{key} is {content.get(key)!r}, the rest gives {getattr(meta, key)!r}")

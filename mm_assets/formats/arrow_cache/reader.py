@@ -22,7 +22,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     read_sharded_cache_meta,
     require_features,
 )
-from mm_assets.formats.arrow_cache.shards import OpenShard, Shard
+from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 
 
 class ArrowCache:
@@ -112,7 +112,7 @@ class ArrowCache:
             shard = self._open[number] = self._opened(number, verified.check_once)
         return shard
 
-    def _opened(self, number: int, check: Callable[[Path, Shard], Any]) -> OpenShard:
+    def _opened(self, number: int, check: Callable[[Path, CacheShard], Any]) -> OpenShard:
         path, told = self.meta.shard_paths[number], self.meta.shards[number]
         try:
             check(path, told)

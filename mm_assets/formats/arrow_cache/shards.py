@@ -18,7 +18,7 @@ _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Shard:
+class CacheShard:
     """What the metadata say of a shard: file name, rows, bytes of the file, and its xxh3-128 as 32 hex
     digits.
     """
@@ -38,7 +38,7 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, target: int) -> None:
-        self.shards: list[Shard] = []
+        self.shards: list[CacheShard] = []
         self._folder, self._schema, self._target = folder, schema, target
         self._sink: pa.OSFile | None = None
         self._bytes = self._rows = 0
@@ -62,7 +62,7 @@ class ShardWriter:
         self._sink.close()
         self._sink = None
         path = self._folder / self._name
-        self.shards.append(Shard(self._name, self._rows, path.stat().st_size, file_digest(path)))
+        self.shards.append(CacheShard(self._name, self._rows, path.stat().st_size, file_digest(path)))
         sync(path)
 
     def abandon(self) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from mm_assets.formats.arrow_cache.shards import Shard, file_digest
+from mm_assets.formats.arrow_cache.shards import CacheShard, file_digest
 
 # What a file looks like from outside: device, inode, size, time of change.
 Look = tuple[int, int, int, int]
@@ -18,7 +18,7 @@ Look = tuple[int, int, int, int]
 _LOOKS: dict[Look, str] = {}
 
 
-def require_size(path: Path, shard: Shard) -> Look:
+def require_size(path: Path, shard: CacheShard) -> Look:
     """What a shard's file looks like. Raises ``ValueError`` if it is not there or of another size."""
     try:
         found = os.stat(path)
@@ -29,7 +29,7 @@ def require_size(path: Path, shard: Shard) -> Look:
     return _look(found)
 
 
-def check(path: Path, shard: Shard) -> None:
+def check(path: Path, shard: CacheShard) -> None:
     """Read a shard. Raises ``ValueError`` naming the file if it is not as it was written."""
     look = require_size(path, shard)
     _LOOKS.pop(look, None)
@@ -38,7 +38,7 @@ def check(path: Path, shard: Shard) -> None:
     _LOOKS[look] = digest
 
 
-def check_once(path: Path, shard: Shard) -> None:
+def check_once(path: Path, shard: CacheShard) -> None:
     """`check`, unless this process has done it and the file has not changed since."""
     if _LOOKS.get(require_size(path, shard)) != shard.digest:
         check(path, shard)

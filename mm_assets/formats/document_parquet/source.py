@@ -12,7 +12,7 @@ from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.rows import build_rows
 from mm_assets.formats.document_parquet.scan import DocumentScan
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.reader import FileSource, ShardError
 from mm_assets.formats.sample_ids import SampleIds
@@ -61,7 +61,7 @@ class DocumentSource(FileSource):
         samples = zip(scan.ids, scan.items, scan.images, scan.is_sound, strict=True)
         return FileSurvey(
             samples=tuple(
-                SampleFacts(sample_id, row_name(row), None, None, items, images)
+                SurveyedSample(sample_id, row_name(row), None, None, items, images)
                 for row, (sample_id, items, images, is_sound) in enumerate(samples)
                 if is_sound
             ),

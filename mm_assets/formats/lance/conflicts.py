@@ -17,11 +17,11 @@ _ATTEMPTS = (
 _LONGEST_WAIT = 0.5  # seconds
 
 
-class Overtaken(CommitConflictError):
+class StaleSnapshot(CommitConflictError):
     """The table got a new version while its records were read."""
 
 
-def until_no_conflict(action: Callable[[], Result]) -> Result:
+def retry_on_conflict(action: Callable[[], Result]) -> Result:
     """What ``action`` returns, once it does not raise ``CommitConflictError``; raises that after about half a
     minute.
     """

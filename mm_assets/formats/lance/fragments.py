@@ -199,7 +199,7 @@ class _Source:
         self._since += nbytes
         if self._since > _BYTES_BETWEEN:
             self._since = 0
-            self._memory.give_back()
+            self._memory.release_to_os()
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not batch.schema.equals(self._schema):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mm_assets.formats.lance.conflicts import until_no_conflict
+from mm_assets.formats.lance.conflicts import retry_on_conflict
 from mm_assets.formats.lance.damage import has_sound_indexes, unreadable_fragments
 from mm_assets.formats.lance.indexes import rebuild
 from mm_assets.formats.lance.ownership import taking_out
@@ -34,10 +34,10 @@ class MendingTable(LanceTable):
             if operation is not None:
                 self._apply(snapshot.dataset, operation, {})
 
-        until_no_conflict(once)
+        retry_on_conflict(once)
 
     def mend_indexes(self, partitions: Collection[str]) -> None:
         """Make the indexes anew if they do not find all rows of these partitions."""
-        snapshot, records = until_no_conflict(lambda: self._consistent(lambda: self._records.of(partitions)))
+        snapshot, records = retry_on_conflict(lambda: self._consistent(lambda: self._records.of(partitions)))
         if not has_sound_indexes(self.uri, snapshot, records):
-            until_no_conflict(lambda: rebuild(self.dataset()))
+            retry_on_conflict(lambda: rebuild(self.dataset()))

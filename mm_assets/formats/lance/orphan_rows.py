@@ -14,7 +14,7 @@ _BATCH_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Stray:
+class OrphanRows:
     """Rows of one sample in one fragment that are no partition's.
 
     ``partition`` is the one that has the sample id all the same, or "".
@@ -26,7 +26,9 @@ class Stray:
     partition: str
 
 
-def find_strays(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> list[Stray]:
+def find_orphan_rows(
+    snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]
+) -> list[OrphanRows]:
     """Rows in files that no record names, when there are more than partitions lack in their own; and what two
     commits left double.
 
@@ -43,18 +45,20 @@ def find_strays(snapshot: Snapshot, records: Mapping[str, Sequence[PartitionReco
         unnamed = set()
     counts = Counter(_rows(snapshot, double | unnamed))
     claims = ownership.claims({sample_id for sample_id, _ in counts})
-    strays = []
+    orphan_rows = []
     for (sample_id, fragment), rows in sorted(counts.items()):
         claim = claims.get(sample_id)
         if fragment in double or claim is None or snapshot.present_rows(claim) == claim.rows:
-            strays.append(Stray(sample_id, fragment, rows, claim.partition if claim is not None else ""))
-    return strays
+            orphan_rows.append(
+                OrphanRows(sample_id, fragment, rows, claim.partition if claim is not None else "")
+            )
+    return orphan_rows
 
 
-def rows_by_fragment(strays: Iterable[Stray]) -> dict[int, set[str]]:
+def rows_by_fragment(orphan_rows: Iterable[OrphanRows]) -> dict[int, set[str]]:
     """Fragment -> sample ids whose rows there are stray."""
     found: dict[int, set[str]] = {}
-    for stray in strays:
+    for stray in orphan_rows:
         found.setdefault(stray.fragment, set()).add(stray.sample_id)
     return found
 

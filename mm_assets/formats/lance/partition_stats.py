@@ -9,7 +9,7 @@ from mm_assets.formats.lance.snapshot import Snapshot
 
 
 @dataclass(frozen=True)
-class PartitionFacts:
+class LancePartitionStats:
     """One partition of one version of a table.
 
     ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process
@@ -29,11 +29,11 @@ class PartitionFacts:
     is_whole: bool
 
 
-def facts_of(live: PartitionRecord, snapshot: Snapshot) -> PartitionFacts:
+def stats_of(live: PartitionRecord, snapshot: Snapshot) -> LancePartitionStats:
     """The facts of a partition whose rows ``live`` stands for."""
     # A part of the fragments would make a reader that follows them lose the rest of the rows.
     complete = snapshot.present_rows(live) == live.rows
-    return PartitionFacts(
+    return LancePartitionStats(
         partition=live.partition,
         rows=live.rows,
         samples=live.samples,

@@ -12,14 +12,19 @@ import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance import evolution
-from mm_assets.formats.lance.conflicts import Overtaken, until_no_conflict
+from mm_assets.formats.lance.conflicts import StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
 from mm_assets.formats.lance.location import Location, each
-from mm_assets.formats.lance.orphan_rows import Stray, find_strays, partitions_with_values, rows_by_fragment
+from mm_assets.formats.lance.orphan_rows import (
+    OrphanRows,
+    find_orphan_rows,
+    partitions_with_values,
+    rows_by_fragment,
+)
 from mm_assets.formats.lance.ownership import taking_out
-from mm_assets.formats.lance.partition_stats import PartitionFacts, facts_of
+from mm_assets.formats.lance.partition_stats import LancePartitionStats, stats_of
 from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
 from mm_assets.formats.lance.snapshot import SETS, Snapshot
@@ -88,7 +93,7 @@ class LanceTable:
         if not fragment_sets:
             return int(self.dataset().version)
         self._records.sweep()
-        return until_no_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
+        return retry_on_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
 
     def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:
         """Partition -> complaint, for each set that repeats a sample id of an earlier set or of a partition
@@ -113,49 +118,49 @@ class LanceTable:
         unused = [name for fragments in fragment_sets for name in fragments.data_files() if name not in used]
         each(lambda name: self._location.delete(f"data/{name}"), unused)
 
-    def partitions(self) -> dict[str, PartitionFacts]:
+    def partitions(self) -> dict[str, LancePartitionStats]:
         """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
         if not self.exists():
             return {}
-        snapshot, by_name = until_no_conflict(lambda: self._consistent(self._records.all))
+        snapshot, by_name = retry_on_conflict(lambda: self._consistent(self._records.all))
         found = {}
         for name, records in sorted(by_name.items()):
             live = snapshot.live(records)
             if live is not None:
-                found[name] = facts_of(live, snapshot)
+                found[name] = stats_of(live, snapshot)
         return found
 
     def recorded(self, partitions: Iterable[str]) -> set[str]:
         """Those of some partitions that have a record, told by its name."""
         return self._records.named(partitions)
 
-    def strays(self) -> list[Stray]:
+    def orphan_rows(self) -> list[OrphanRows]:
         """Rows that are in the newest version, but not by a commit of a partition.
 
         Counts tell that there are none; else ids are read.
         """
         if not self.exists():
             return []
-        return until_no_conflict(lambda: find_strays(*self._consistent(self._records.all)))
+        return retry_on_conflict(lambda: find_orphan_rows(*self._consistent(self._records.all)))
 
-    def remove_strays(self) -> int:
+    def remove_orphan_rows(self) -> int:
         """Take such rows out, in a commit of its own, and return how many they were; older versions keep
         them.
         """
 
         def once() -> int:
             snapshot, records = self._consistent(self._records.all)
-            strays = find_strays(snapshot, records)
-            operation = taking_out(snapshot, (), rows_by_fragment(strays))
+            orphan_rows = find_orphan_rows(snapshot, records)
+            operation = taking_out(snapshot, (), rows_by_fragment(orphan_rows))
             if operation is not None:
                 self._apply(snapshot.dataset, operation, {})
-            return sum(stray.rows for stray in strays)
+            return sum(stray.rows for stray in orphan_rows)
 
-        return until_no_conflict(once) if self.exists() else 0
+        return retry_on_conflict(once) if self.exists() else 0
 
     def partitions_with_values(self, columns: Collection[str], among: Collection[str]) -> set[str]:
         """Those of some partitions that have, in the newest version, a value in one of some columns."""
-        return until_no_conflict(
+        return retry_on_conflict(
             lambda: partitions_with_values(*self._consistent(self._records.all), columns, among)
         )
 
@@ -164,7 +169,7 @@ class LanceTable:
 
         Makes no version when they already do, or when the table has no rows.
         """
-        return until_no_conflict(lambda: cover_all_rows(self.dataset()))
+        return retry_on_conflict(lambda: cover_all_rows(self.dataset()))
 
     def _commit_once(
         self,
@@ -210,7 +215,7 @@ class LanceTable:
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
-        """The newest version, with records that are complete for it. Raises `Overtaken`.
+        """The newest version, with records that are complete for it. Raises `StaleSnapshot`.
 
         Records of fragments are put before the version that adds them and pruned after the one that takes
         them out: read while a version is the newest, they name all its fragments.
@@ -222,7 +227,7 @@ class LanceTable:
 
     def _check_newest(self, snapshot: Snapshot) -> None:
         if snapshot.dataset.latest_version != snapshot.version:
-            raise Overtaken("other commits land faster than the table's records can be read")
+            raise StaleSnapshot("other commits land faster than the table's records can be read")
 
     def _resolve_rows(self, replacement: Replacement) -> None:
         has_rows = True
@@ -283,7 +288,7 @@ class LanceTable:
                 )
                 raise ValueError("; ".join(doubles.complaints.values()))
 
-        until_no_conflict(once)
+        retry_on_conflict(once)
 
     def _settle(self, replacement: Replacement, version: int, attempt: str) -> None:
         """Say in the records what landed, and drop those that stand for nothing any more."""

@@ -15,8 +15,8 @@ from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.mending import MendingTable
 from mm_assets.formats.lance.names import with_original_names, with_stored_names
-from mm_assets.formats.lance.orphan_rows import Stray
-from mm_assets.formats.lance.partition_stats import PartitionFacts
+from mm_assets.formats.lance.orphan_rows import OrphanRows
+from mm_assets.formats.lance.partition_stats import LancePartitionStats
 from mm_assets.formats.lance.reader import LanceSource, lance_options
 from mm_assets.formats.lance.refusal import PartitionsRefused
 from mm_assets.formats.lance.storage_types import to_storage_schema
@@ -81,7 +81,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         writer.planned = schema
         return writer
 
-    def partition_facts(self) -> dict[str, dict[str, object]] | None:
+    def partition_stats(self) -> dict[str, dict[str, object]] | None:
         """Rows, digest and commit of every partition the table holds, and whether its rows are all there;
         None without a table.
         """
@@ -109,13 +109,13 @@ class InterleavedLanceWriter(InterleavedWriter):
         stored = dict(zip(with_original_names(schema).names, schema.names, strict=True))
         return table.partitions_with_values([stored[name] for name in columns], among)
 
-    def strays(self) -> list[Stray]:
+    def orphan_rows(self) -> list[OrphanRows]:
         """Rows of the table that no partition's commit has put there."""
-        return self._table().strays()
+        return self._table().orphan_rows()
 
-    def remove_strays(self) -> int:
+    def remove_orphan_rows(self) -> int:
         """Take such rows out in a commit of its own; returns how many they were."""
-        return self._table().remove_strays()
+        return self._table().remove_orphan_rows()
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Commit all sound partitions. Raises `PartitionsRefused` for the others."""
@@ -163,7 +163,7 @@ class InterleavedLanceWriter(InterleavedWriter):
             facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest
         }
 
-    def _digest(self, facts: PartitionFacts) -> str | None:
+    def _digest(self, facts: LancePartitionStats) -> str | None:
         """The digest of the rows that a partition has now; None where they cannot be read."""
         found = ContentDigest()
         partition = Partition(facts.partition, (self.table_uri,), facts.fragment_ids)

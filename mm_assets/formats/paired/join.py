@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from mm_assets.formats.paired.tar_index import Payload, TarSamples
+from mm_assets.formats.paired.tar_index import ModalityTarIndex, Payload
 from mm_assets.formats.tar.header import damage
 
 Sample = dict[str, Any]
@@ -21,7 +21,7 @@ class JoinedTars:
     that it lacks and another has.
     """
 
-    def __init__(self, tars: dict[str, TarSamples]) -> None:
+    def __init__(self, tars: dict[str, ModalityTarIndex]) -> None:
         self._tars = tars
         self.keys = list(dict.fromkeys(chain.from_iterable(tar.payloads for tar in tars.values())))
         self.missing = {
@@ -93,7 +93,7 @@ class JoinedTars:
             yield sample
 
 
-def _read_on(tar: TarSamples, key: str, payload: Payload, data: bytes) -> bytes:
+def _read_on(tar: ModalityTarIndex, key: str, payload: Payload, data: bytes) -> bytes:
     """All of a payload of which one ``pread`` gave only the first bytes (the kernel stops short of 2 GiB)."""
     chunks = [data]
     at, end = payload.offset + len(data), payload.offset + payload.size

@@ -25,7 +25,7 @@ class Payload(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class TarSamples:
+class ModalityTarIndex:
     """The payload of each key and extension, keys in the order of their first members; ``unkeyed`` are files
     of no sample.
     """
@@ -39,7 +39,7 @@ class TarSamples:
 
 def index_samples(
     fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None
-) -> TarSamples:
+) -> ModalityTarIndex:
     """Index an open tar. Names become keys and lower-case extensions by webdataset's rule, after ``rename``
     and ``select``.
 
@@ -79,4 +79,4 @@ def index_samples(
             raise ValueError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
         found[extension] = Payload(member.offset, member.size)
     unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
-    return TarSamples(fd, url, payloads, frozenset(extensions), unkeyed)
+    return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed)

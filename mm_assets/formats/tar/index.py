@@ -61,7 +61,7 @@ class Skipped(NamedTuple):
         return self.kind in "SM"
 
 
-class Stretch(NamedTuple):
+class DamagedRange(NamedTuple):
     """Bytes from ``start`` up to ``end`` that belong to no member that can be read, and why."""
 
     start: int
@@ -82,7 +82,7 @@ class TarIndex:
     by_name: dict[str, Member | Ambiguous]
     skipped: list[Skipped]
     end: int
-    stretches: tuple[Stretch, ...] = ()
+    damaged_ranges: tuple[DamagedRange, ...] = ()
 
 
 def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:

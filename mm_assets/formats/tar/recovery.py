@@ -28,7 +28,7 @@ _OF_EXTENDED = re.compile(rb"PaxHeader|@LongLink")  # how writers call these hea
 _PAX_RECORD = re.compile(rb"[1-9][0-9]{0,6} [^=\n]{1,255}=")
 
 
-class Resumption:
+class Recovery:
     """Finds the way on in one tar. All calls together read its bytes a bounded number of times: each begins
     where the last one ended.
 

@@ -23,24 +23,24 @@ from mm_assets.formats.tar.header import (
 )
 from mm_assets.formats.tar.index import (
     Ambiguous,
+    DamagedRange,
     Member,
     Skipped,
-    Stretch,
     TarIndex,
     by_name,
     follow_links,
 )
-from mm_assets.formats.tar.recovery import Resumption
+from mm_assets.formats.tar.recovery import Recovery
 
 __all__ = [
     "Ambiguous",
     "Member",
     "Skipped",
-    "Stretch",
+    "DamagedRange",
     "TarDamage",
     "TarIndex",
     "read_members",
-    "salvage",
+    "scan_tolerant",
     "scan",
 ]
 
@@ -74,32 +74,32 @@ def scan(fd: int, name: str) -> TarIndex:
     return _index(walk, name, ())
 
 
-def salvage(fd: int, name: str) -> TarIndex:
+def scan_tolerant(fd: int, name: str) -> TarIndex:
     """What `scan` finds of a sound tar, and of another all that lies before and behind its damage, which the
     index states.
     """
     walk = _Walk(fd, name)
-    resumption = Resumption(fd, walk.file_size)
-    stretches: list[Stretch] = []
+    resumption = Recovery(fd, walk.file_size)
+    damaged_ranges: list[DamagedRange] = []
     at = 0
-    while not stretches or at < walk.file_size:
+    while not damaged_ranges or at < walk.file_size:
         try:
             walk.run(at)
             break
         except TarDamage as error:
-            is_last = error.is_cut or len(stretches) + 1 == MAX_STRETCHES
+            is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_STRETCHES
             at = walk.file_size if is_last else resumption.behind(error, walk.at, walk.extended)
-            stretches.append(Stretch(walk.end, at, error.with_traceback(None)))
-    return _index(walk, name, tuple(stretches))
+            damaged_ranges.append(DamagedRange(walk.end, at, error.with_traceback(None)))
+    return _index(walk, name, tuple(damaged_ranges))
 
 
-def _index(walk: _Walk, name: str, stretches: tuple[Stretch, ...]) -> TarIndex:
+def _index(walk: _Walk, name: str, damaged_ranges: tuple[DamagedRange, ...]) -> TarIndex:
     members = walk.members
     names = by_name(members)
     if walk.has_links:
         members = follow_links(members, names)
         names = by_name(members)
-    return TarIndex(name, members, names, walk.skipped, walk.end, stretches)
+    return TarIndex(name, members, names, walk.skipped, walk.end, damaged_ranges)
 
 
 class _Walk:

@@ -10,7 +10,7 @@ from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
 from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.tar.scan import Member, read_members
-from mm_assets.formats.webdataset.resolve import Content
+from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.formats.webdataset.rows import Row
 
 _SNIFF_BYTES = 64
@@ -55,7 +55,7 @@ class BlobBuilder:
                     row.content_type = CONTENT_TYPES["tiff"]
         return blobs.array()
 
-    def _frame(self, row: Row, content: Content, frame: int) -> FramePlan | None:
+    def _frame(self, row: Row, content: ResolvedContent, frame: int) -> FramePlan | None:
         name = content.member.name
         if name != self._tiff:
             self._tiff, self._plans = name, self._plan(content.member)

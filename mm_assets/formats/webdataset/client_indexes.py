@@ -22,7 +22,7 @@ _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionFacts:
+class TarPartitionStats:
     """One tar, as far as the dataset-level files need to know it.
 
     ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted
@@ -53,7 +53,7 @@ class PartitionFacts:
             if not _FEATURE.fullmatch(feature):
                 raise ValueError(f"{self.file}: column {column!r} has no feature {feature!r}")
 
-    def with_idx(self, idx: _Bytes) -> PartitionFacts:
+    def with_idx(self, idx: _Bytes) -> TarPartitionStats:
         """The same, with the digest of this ``.tar.idx``."""
         return replace(self, idx=xxhash.xxh3_128_hexdigest(idx))
 
@@ -69,7 +69,7 @@ class PartitionFacts:
         return json.dumps(content | {"columns": list(self.columns.items()), "idx": self.idx}) + "\n"
 
     @classmethod
-    def from_json(cls, text: _Text) -> PartitionFacts:
+    def from_json(cls, text: _Text) -> TarPartitionStats:
         """The facts that `to_json` wrote. Raises ``ValueError`` for other text."""
         try:
             raw = json.loads(text)
@@ -81,7 +81,7 @@ class PartitionFacts:
 
 
 def parse_pairs(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """``pairs`` of `PartitionFacts` from names "<position>.<ext>". Raises ``ValueError`` for another name."""
+    """``pairs`` of `TarPartitionStats` from names "<position>.<ext>". Raises ``ValueError`` for another name."""
     found: dict[str, set[int]] = {}
     for name in set(names):
         match = _PAIR.fullmatch(name)
@@ -130,7 +130,7 @@ def union_feature(one: str, other: str) -> str:
     return "json"
 
 
-def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
+def union_columns(facts: Iterable[TarPartitionStats]) -> dict[str, str]:
     """Feature of every extra column, by first appearance."""
     union: dict[str, str] = {}
     for partition in facts:
@@ -139,7 +139,7 @@ def union_columns(facts: Iterable[PartitionFacts]) -> dict[str, str]:
     return union
 
 
-def union_pairs(facts: Iterable[PartitionFacts]) -> list[str]:
+def union_pairs(facts: Iterable[TarPartitionStats]) -> list[str]:
     """Every "<position>.<ext>", by position, then extension."""
     pairs = {
         (position, ext) for part in facts for ext, positions in part.pairs.items() for position in positions
@@ -147,30 +147,32 @@ def union_pairs(facts: Iterable[PartitionFacts]) -> list[str]:
     return [f"{position}.{ext}" for position, ext in sorted(pairs)]
 
 
-def wids_index(name: str, facts: Iterable[PartitionFacts]) -> str:
+def wids_index(name: str, facts: Iterable[TarPartitionStats]) -> str:
     """``index.json`` of wids: every tar with its count, relative to the index."""
     shards = [{"url": p.file, "nsamples": p.samples, "filesize": p.bytes} for p in _in_order(facts)]
     return _json({"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards})
 
 
-def parse_wids_index(text: str | bytes) -> list[PartitionFacts]:
+def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
     """Files, counts and sizes that a `wids_index` lists; no pairs and columns. None are listed in what is no
     such index.
     """
     try:
-        return [PartitionFacts(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]]
+        return [
+            TarPartitionStats(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]
+        ]
     except (ValueError, LookupError, TypeError, AttributeError):
         return []
 
 
-def energon_info(facts: Iterable[PartitionFacts]) -> str:
+def energon_info(facts: Iterable[TarPartitionStats]) -> str:
     """``.nv-meta/.info.json`` of Megatron-Energon."""
     return _json(
         {"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(facts)}}
     )
 
 
-def energon_split(facts: Iterable[PartitionFacts]) -> str:
+def energon_split(facts: Iterable[TarPartitionStats]) -> str:
     """``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
     files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(facts)]
     train = "  train:\n" + "".join(files) if files else "  train: []\n"
@@ -182,7 +184,7 @@ def energon_dataset() -> str:
     return "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
-def _in_order(facts: Iterable[PartitionFacts]) -> list[PartitionFacts]:
+def _in_order(facts: Iterable[TarPartitionStats]) -> list[TarPartitionStats]:
     return sorted(facts, key=lambda p: p.file)
 
 

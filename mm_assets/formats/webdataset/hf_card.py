@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mm_assets.formats.webdataset.client_indexes import (
-    PartitionFacts,
+    TarPartitionStats,
     union_columns,
     union_feature,
     union_pairs,
@@ -81,12 +81,12 @@ every TIFF, and frames compressed as JPEG lose pixels by it: take TIFF bytes fro
 """
 
 
-def readme(facts: Sequence[PartitionFacts], also: Sequence[PartitionFacts] = ()) -> str:
+def readme(facts: Sequence[TarPartitionStats], also: Sequence[TarPartitionStats] = ()) -> str:
     """``README.md`` for the tars of ``facts``; ``also`` widens the declared features without being listed."""
     return front_matter([*facts, *also]) + _body(facts)
 
 
-def front_matter(facts: Iterable[PartitionFacts]) -> str:
+def front_matter(facts: Iterable[TarPartitionStats]) -> str:
     """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a
     word.
     """
@@ -110,7 +110,7 @@ def front_matter(facts: Iterable[PartitionFacts]) -> str:
     return "".join([*lines, "---\n"])
 
 
-def declares(card: str, facts: PartitionFacts) -> bool:
+def declares(card: str, facts: TarPartitionStats) -> bool:
     """True when a `readme` already declares all pairs and columns of a partition, in features that hold them."""
     found = _DECLARED.findall(card.partition("\n---\n")[0])
     images = {name for name, what in found if what == _IMAGE}
@@ -152,7 +152,7 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _body(facts: Sequence[PartitionFacts]) -> str:
+def _body(facts: Sequence[TarPartitionStats]) -> str:
     parts = sorted(facts, key=lambda p: p.file)
     shown = parts if len(parts) <= 20 else parts[:10]
     rows = "".join(f"| `{p.file}` | {p.samples:,} | {p.bytes:,} |\n" for p in shown)

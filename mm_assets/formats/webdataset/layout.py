@@ -106,7 +106,7 @@ def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(item.lower().lstrip(".") for item in extensions)
 
 
-def is_own_layout(payload: dict[str, object]) -> bool:
+def is_native_layout(payload: dict[str, object]) -> bool:
     """Whether a json is of our layout (or the three-format notebook's), whose references are WebDataset keys."""
     extra = payload.get(ROW_EXTRA)
     return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}

@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
 from mm_assets.formats.webdataset.payload import SampleError, naming
-from mm_assets.formats.webdataset.resolve import Content, Resolved, resolve_raw
+from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID
 from mm_assets.interleaved.notices import warn_user
@@ -31,7 +31,7 @@ from mm_assets.interleaved.source_ref import build_source_ref
 _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["tiff"]}
 
 
-class RawDecoder:
+class Mint1tDecoder:
     """Decodes the raw samples of one tar.
 
     ``path`` is what ``source_ref`` calls the tar; ``pairs`` are those of a tar of pairs.
@@ -88,7 +88,7 @@ class RawDecoder:
             texts, text_ref = self._caption(self.pairs, fields, key, json_ref)
             named = self._named_member(fields, residue)
             image = self.pairs.image(key, named)
-            images = [None, image.member.name if isinstance(image, Content) else str(named or key)]
+            images = [None, image.member.name if isinstance(image, ResolvedContent) else str(named or key)]
             rows = self.text_rows(texts, text_ref) + self.image_rows(images, [None, image])
         text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
         self._spread(fields, layout.per_text_fields, texts, text_rows, where, residue)
@@ -175,7 +175,7 @@ class RawDecoder:
             if found is None:
                 continue
             row = Row(position, "image")
-            if isinstance(found, Content):
+            if isinstance(found, ResolvedContent):
                 size, most = found.member.size, self.max_member_bytes
                 if size > most:
                     row.error = f"oversized member {found.member.name!r}: {size} bytes, at most {most}"

@@ -24,7 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     TEXTS,
     sample_stem,
 )
-from mm_assets.formats.webdataset.mint1t_sample import RawDecoder, checked_length, member_ref
+from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, checked_length, member_ref
 from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
@@ -32,7 +32,7 @@ from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
 
-def decode_own(payload: dict[str, Any], member: Member, raw: RawDecoder) -> Sample:
+def decode_native(payload: dict[str, Any], member: Member, raw: Mint1tDecoder) -> Sample:
     """The rows of one json. Raises `SampleError` naming the field that is not as the layout says."""
     where = f"{raw.path}: {member.name}"
     sample_id = payload.get(SAMPLE_ID, sample_stem(member.name))
@@ -63,7 +63,9 @@ def _heed_refusal(payload: dict[str, Any], where: str) -> None:
     raise error
 
 
-def _decode(payload: dict[str, Any], member: Member, raw: RawDecoder, sample_id: str, where: str) -> Sample:
+def _decode(
+    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, sample_id: str, where: str
+) -> Sample:
     texts, images = _list(payload, TEXTS, where), _list(payload, IMAGES, where)
     json_ref = member_ref(raw.path, member)
     metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.formats.tar.scan import Member, TarIndex
-from mm_assets.formats.webdataset.layout import RawLayout, extension, is_own_layout, sample_stem
+from mm_assets.formats.webdataset.layout import RawLayout, extension, is_native_layout, sample_stem
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.resolve import Content, Resolved, frame_member, lookup
+from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, frame_member, lookup
 from mm_assets.interleaved.faults import DANGLING_REFERENCE
 
 CAPTION = "caption"  # json field with the text, where no member has it
@@ -52,7 +52,7 @@ class ImageTextPairs:
             return f"ambiguous: key {key!r} has {len(found)} images: {_names(found)}"
         member = lookup(found[0].name, self.index) if named is None else frame_member(key, self.index, named)
         assert member is not None
-        return Content(member) if isinstance(member, Member) else member
+        return ResolvedContent(member) if isinstance(member, Member) else member
 
 
 def find_pairs(
@@ -96,7 +96,7 @@ def find_pairs(
 
 def _is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
     """Whether a json says by itself what the items of its sample are."""
-    return layout.texts_field in payload or layout.images_field in payload or is_own_layout(payload)
+    return layout.texts_field in payload or layout.images_field in payload or is_native_layout(payload)
 
 
 def _names(members: Sequence[Member]) -> str:

@@ -73,7 +73,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
         per_text_fields: Sequence[str] = (),
         materialize: bool = True,
         relative_to: str | None = None,
-        set_aside: bool = False,
+        quarantine_errors: bool = False,
         max_member_bytes: int = MAX_MEMBER_BYTES,
         taken_ids: Collection[str] = (),
         roots: Sequence[str] | None = None,
@@ -106,12 +106,12 @@ class InterleavedWebdatasetReader(InterleavedReader):
         )
         self.read_bytes = materialize
         self.relative_to = local_path(relative_to).rstrip("/") if relative_to else None
-        self.set_aside = set_aside
+        self.quarantine_errors = quarantine_errors
         self.max_member_bytes = max_member_bytes
         self.taken_ids = frozenset(taken_ids)
 
     def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
-        ids = SampleIds(self.taken_ids) if self.set_aside else None
+        ids = SampleIds(self.taken_ids) if self.quarantine_errors else None
         return lambda uri: self._source(uri, partition, ids)
 
     def _open_file(self, uri: str, partition: Partition) -> FileSource:

@@ -14,7 +14,7 @@ from mm_assets.formats.webdataset.layout import TIFF_EXTENSIONS, RawLayout, exte
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ResolvedContent:
     """Where an image's bytes are: a whole member, or one of ``frames`` frames of a TIFF member."""
 
     member: Member
@@ -22,7 +22,7 @@ class Content:
     frames: int = 1
 
 
-Resolved = Content | str  # a string says why the reference does not resolve
+Resolved = ResolvedContent | str  # a string says why the reference does not resolve
 
 _TIFF_SPELLINGS = tuple(s for e in TIFF_EXTENSIONS for s in (e, e.upper(), e.capitalize()))
 
@@ -44,30 +44,32 @@ def resolve_raw(
     """
     found = [None if token is None else _by_name(token, key, layout, index) for token in references]
     opaque = [
-        i for i, token in enumerate(references) if token is not None and not isinstance(found[i], Content)
+        i
+        for i, token in enumerate(references)
+        if token is not None and not isinstance(found[i], ResolvedContent)
     ]
     if opaque and len(opaque) == sum(token is not None for token in references):
         tiff = frame_member(key, index, default_member)
         if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
             if isinstance(tiff, Member) and len(opaque) == 1 and extension(tiff.name) not in TIFF_EXTENSIONS:
-                found[opaque[0]] = Content(tiff)  # `image_member_field` named the one image there is
+                found[opaque[0]] = ResolvedContent(tiff)  # `image_member_field` named the one image there is
                 return found
             for frame, i in enumerate(opaque):
-                found[i] = Content(tiff, frame, len(opaque)) if isinstance(tiff, Member) else tiff
+                found[i] = ResolvedContent(tiff, frame, len(opaque)) if isinstance(tiff, Member) else tiff
             return found
     return _number_frames(found)
 
 
 def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
     """A TIFF that several references name is one frame for each, in their order."""
-    times = Counter(item.member.name for item in found if isinstance(item, Content))
+    times = Counter(item.member.name for item in found if isinstance(item, ResolvedContent))
     seen: Counter[str] = Counter()
     numbered: list[Resolved | None] = []
     for item in found:
-        if isinstance(item, Content):
+        if isinstance(item, ResolvedContent):
             name = item.member.name
             if times[name] > 1 and extension(name) in TIFF_EXTENSIONS:
-                item = Content(item.member, seen[name], times[name])
+                item = ResolvedContent(item.member, seen[name], times[name])
                 seen[name] += 1
         numbered.append(item)
     return numbered
@@ -102,7 +104,7 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
             else f"dangling reference {token!r}: no member, and no frame of a TIFF"
         )
     found = next(iter(matches.values()))
-    return Content(found) if isinstance(found, Member) else found
+    return ResolvedContent(found) if isinstance(found, Member) else found
 
 
 def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
@@ -114,7 +116,7 @@ def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     for name in names:
         found = lookup(name, index)
         if found is not None:
-            return Content(found) if isinstance(found, Member) else found
+            return ResolvedContent(found) if isinstance(found, Member) else found
     return f"missing member {names[0]!r}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.webdataset.declared_types import DeclaredTypes
-from mm_assets.formats.webdataset.resolve import Content
+from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.json_times import RAW
 from mm_assets.interleaved.json_values import FieldTally, build_column, dumps, is_json, json_field
@@ -28,7 +28,7 @@ class Row:
     modality: str
     content_type: str | None = None
     text: str | None = None
-    content: Content | None = None
+    content: ResolvedContent | None = None
     source_ref: str | None = None
     error: str | None = None
     binary: bytes | None = None

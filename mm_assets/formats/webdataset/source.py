@@ -73,8 +73,8 @@ class WebdatasetSource(FileSource):
             self.notes["unreferenced_members"] = unreferenced
         if skipped := self._samples.skipped():
             self.notes["skipped_members"] = [member.name for member in skipped]
-        if strays := self._samples.strays():
-            self.notes["strays"] = strays
+        if unreferenced_members := self._samples.unreferenced_members():
+            self.notes["unreferenced_losses"] = unreferenced_members
         per_item = [*layout.per_text_fields, *layout.per_image_fields]
         if self._members and (
             absent := [name for name in per_item if name not in self._samples.decoder.spread]
@@ -114,8 +114,8 @@ class WebdatasetSource(FileSource):
                 self.notes.setdefault("unreferenced_frames", []).append(
                     f"{member.name}: {frames - references} of {frames} frames"
                 )
-                self.notes.setdefault("strays", []).extend(
-                    _stray_frame(self._samples.path, member, frame, frames)
+                self.notes.setdefault("unreferenced_losses", []).extend(
+                    _unreferenced_frame(self._samples.path, member, frame, frames)
                     for frame in range(references, frames)
                 )
         self._frames.clear()
@@ -149,7 +149,7 @@ class WebdatasetSource(FileSource):
         return SampleError(BAD_LAYOUT, f"{self.uri}: {error}")
 
 
-def _stray_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
+def _unreferenced_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
     """The ledger's entry of a frame that no reference leads to."""
     reason = f"frame {frame} of {frames} is no image of any sample that was read"
     ref = member_ref(path, member, frame)

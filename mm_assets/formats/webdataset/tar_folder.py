@@ -18,7 +18,7 @@ from mm_assets.formats.folder_files import FolderFiles
 from mm_assets.formats.tar.spool import local_tar
 from mm_assets.formats.tar.writer import END_BLOCKS
 from mm_assets.formats.webdataset.client_indexes import (
-    PartitionFacts,
+    TarPartitionStats,
     energon_dataset,
     energon_info,
     energon_split,
@@ -46,7 +46,7 @@ class TarFolder(FolderFiles):
     until it declares everybody's columns, and `finish` must not run while a partition is being published.
     """
 
-    def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
+    def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: TarPartitionStats) -> None:
         """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's
         previous ones.
 
@@ -101,7 +101,7 @@ class TarFolder(FolderFiles):
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
-    def facts(self) -> list[PartitionFacts]:
+    def facts(self) -> list[TarPartitionStats]:
         """Facts of all published partitions, by file name."""
         names = self._list(_OWN)
         return self._read_facts(
@@ -129,7 +129,7 @@ class TarFolder(FolderFiles):
             self._write(_SPLIT, energon_split(kept))  # before the counts: a tar in the split has one
             self._write(_INFO, energon_info(kept))
 
-    def _declare(self, facts: PartitionFacts) -> None:
+    def _declare(self, facts: TarPartitionStats) -> None:
         """Make the card declare what a tar is about to bring.
 
         Reads all facts only when that is something new.
@@ -139,7 +139,7 @@ class TarFolder(FolderFiles):
             self._write_card(facts)
             card = self._read(_CARD)
 
-    def _write_card(self, facts: PartitionFacts) -> None:
+    def _write_card(self, facts: TarPartitionStats) -> None:
         """Write the card until it holds what is known *after* writing it: others may have written in between."""
         while True:
             published, pending = self.facts(), [*self._pending(), facts]
@@ -148,12 +148,12 @@ class TarFolder(FolderFiles):
                 return
             self._write(_CARD, readme(published, also=pending))
 
-    def _pending(self) -> list[PartitionFacts]:
+    def _pending(self) -> list[TarPartitionStats]:
         return self._read_facts(
             f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING)
         )
 
-    def _settle(self) -> list[PartitionFacts]:
+    def _settle(self) -> list[TarPartitionStats]:
         """Facts of the tars that exist, after mending those of which a publisher died, or whose facts or idx
         are not as they were written.
         """
@@ -188,7 +188,7 @@ class TarFolder(FolderFiles):
                     settled += self._mend(file, [p[file] for p in (pending, known) if file in p])
         return settled
 
-    def _mend(self, file: str, candidates: list[PartitionFacts]) -> list[PartitionFacts]:
+    def _mend(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
         """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a
         column.
 
@@ -223,16 +223,16 @@ class TarFolder(FolderFiles):
             fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a kill
             yield
 
-    def _read_facts(self, names: Iterable[str]) -> list[PartitionFacts]:
+    def _read_facts(self, names: Iterable[str]) -> list[TarPartitionStats]:
         """Facts that cannot be read are none: `finish` takes them from the tar."""
         found = []
         for text in self._read_many(names).values():
             with suppress(ValueError):
-                found.append(PartitionFacts.from_json(text))
+                found.append(TarPartitionStats.from_json(text))
         return found
 
 
-def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: PartitionFacts) -> None:
+def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: TarPartitionStats) -> None:
     size = os.path.getsize(staged_tar)
     end = int.from_bytes(idx[-8:], "little")
     if not (size == facts.bytes == end + END_BLOCKS and len(idx) == 8 * (facts.samples + 1)):

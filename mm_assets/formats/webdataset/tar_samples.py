@@ -15,14 +15,14 @@ from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.tar.scan import (
+    DamagedRange,
     Member,
     Skipped,
-    Stretch,
     TarDamage,
     TarIndex,
     read_members,
-    salvage,
     scan,
+    scan_tolerant,
 )
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.declared_types import SLOT
@@ -32,11 +32,11 @@ from mm_assets.formats.webdataset.layout import (
     UNPAIRED,
     RawLayout,
     extension,
-    is_own_layout,
+    is_native_layout,
     sample_stem,
 )
-from mm_assets.formats.webdataset.mint1t_sample import RawDecoder, member_ref
-from mm_assets.formats.webdataset.native_sample import decode_own
+from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, member_ref
+from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.pairs import find_pairs
 from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
 from mm_assets.formats.webdataset.rows import Sample, misfit
@@ -93,7 +93,7 @@ class TarSamples:
             self.descriptor, self.index = self._open(uri, options, stack)
             self._stack = stack.pop_all()
         pairs = find_pairs(self.index, layout, self._payload, self._text)
-        self.decoder = RawDecoder(path, self.index, layout, max_member_bytes, pairs)
+        self.decoder = Mint1tDecoder(path, self.index, layout, max_member_bytes, pairs)
         jsons = [member for member in self.index.members if layout.is_json(member.name)]
         self.members = jsons if pairs is None else pairs.documents(jsons)
 
@@ -127,14 +127,14 @@ class TarSamples:
                 self.items += 1
                 ref = build_source_ref(self.path, skipped.name, skipped.header_offset)
                 self.losses.append(_lost_sample(self._id_prefix + sample_stem(skipped.name), no_file, ref))
-        self.losses += [self._stretch(stretch) for stretch in self.index.stretches]
+        self.losses += [self._damaged_range(damaged_range) for damaged_range in self.index.damaged_ranges]
 
     def decode(self, member: Member) -> Sample:
         """The sample of a json member, or of the text member of a pair without one. Raises `SampleError`."""
         payload = self._payload(member) if self._layout.is_json(member.name) else {}
         sample = (
-            decode_own(payload, member, self.decoder)
-            if is_own_layout(payload)
+            decode_native(payload, member, self.decoder)
+            if is_native_layout(payload)
             else self.decoder.decode(payload, member)
         )
         sample.nbytes = member.size
@@ -163,7 +163,7 @@ class TarSamples:
             if not (member.has_lost_bytes or self._layout.is_json(member.name))
         ]
 
-    def strays(self) -> list[Loss]:
+    def unreferenced_members(self) -> list[Loss]:
         """All of these, for the ledger."""
         refs = [
             *(self._told(member)[1:] for member in self.unreferenced()),
@@ -204,7 +204,7 @@ class TarSamples:
             return descriptor, scan(descriptor, self.name)
         damaged: list[TarDamage] = []
         descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
-        index = salvage(descriptor, self.name)
+        index = scan_tolerant(descriptor, self.name)
         return descriptor, _with_packing(
             index, damaged[0], os.fstat(descriptor).st_size
         ) if damaged else index
@@ -283,10 +283,10 @@ class TarSamples:
         sample_id = sample_stem(member.name) if error.sample_id is None else error.sample_id
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
 
-    def _stretch(self, stretch: Stretch) -> Loss:
-        kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR
-        ref = build_source_ref(self.path, None, stretch.start, stretch.end - stretch.start)
-        return Loss(None, None, None, "quarantined", kind, str(stretch.damage), source_ref=ref)
+    def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
+        kind = TRUNCATED_TAR if damaged_range.damage.is_cut else DAMAGED_TAR
+        ref = build_source_ref(self.path, None, damaged_range.start, damaged_range.end - damaged_range.start)
+        return Loss(None, None, None, "quarantined", kind, str(damaged_range.damage), source_ref=ref)
 
 
 def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
@@ -303,10 +303,12 @@ def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
 
 def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:
     """With what is wrong with the gzip file around the tar: that is why the tar is cut, where it is."""
-    whole, last = index.stretches[:-1], index.stretches[-1:]
+    whole, last = index.damaged_ranges[:-1], index.damaged_ranges[-1:]
     if last and not last[0].damage.is_cut:
-        whole, last = index.stretches, ()
-    return replace(index, stretches=(*whole, Stretch(last[0].start if last else size, size, damage)))
+        whole, last = index.damaged_ranges, ()
+    return replace(
+        index, damaged_ranges=(*whole, DamagedRange(last[0].start if last else size, size, damage))
+    )
 
 
 def _refuse_large(sample: Sample, member: Member, where: str) -> None:

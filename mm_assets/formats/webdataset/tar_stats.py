@@ -11,12 +11,12 @@ import pyarrow as pa
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.tar.scan import scan
 from mm_assets.formats.tar.writer import idx_bytes
-from mm_assets.formats.webdataset.client_indexes import PartitionFacts, hf_type, parse_pairs
+from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs
 from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.interleaved.schema_text import schema_from_text
 
 
-def measure(fd: int, file: str) -> tuple[PartitionFacts, bytes]:
+def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
     """Facts of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
 
     Raises `TarDamage`.
@@ -29,12 +29,12 @@ def measure(fd: int, file: str) -> tuple[PartitionFacts, bytes]:
         starts.append(group[0].header_offset)
         pairs.update(member.name.partition(".")[2] for member in group)
     idx = idx_bytes(starts, index.end)
-    facts = PartitionFacts(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
+    facts = TarPartitionStats(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
     return facts.with_idx(idx), idx
 
 
 def stated_columns(fd: int, file: str) -> dict[str, str] | None:
-    """``columns`` of `PartitionFacts` by the first json of an open tar: all of a tar state the same. None if
+    """``columns`` of `TarPartitionStats` by the first json of an open tar: all of a tar state the same. None if
     it is not one of ours.
     """
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from mm_assets.formats.file_survey import FileSurvey, SampleFacts
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.sample_ids import SampleIds
@@ -33,13 +33,13 @@ def survey_tar(
     with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
         frames = _Frames(tar.descriptor)
-        samples: list[SampleFacts] = []
+        samples: list[SurveyedSample] = []
         unresolved: list[tuple[str, int, str]] = []
         for member, sample in tar.sound():
             tally.observe(sample)
             images = [row for row in sample.rows if row.modality == "image"]
             samples.append(
-                SampleFacts(
+                SurveyedSample(
                     sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images)
                 )
             )

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mm_assets.formats.storage import StagedFile, StorageOptions, remove
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.client_indexes import PartitionFacts, hf_type, parse_pairs
+from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs
 from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.webdataset.tar_folder import TarFolder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
@@ -63,7 +63,7 @@ class TarSink(Sink):
             return self._uri, self._staged.publish()
         folder, name = os.path.split(self._uri)
         columns = {field.name: hf_type(field) for field in self._encoder.extras}
-        facts = PartitionFacts(
+        facts = TarPartitionStats(
             name, self._writer.samples, self._writer.bytes, parse_pairs(self._pairs), columns
         )
         TarFolder(folder, self._options).publish(self._staged.path, self._writer.idx_bytes(), facts)

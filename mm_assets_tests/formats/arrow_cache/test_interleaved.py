@@ -17,7 +17,7 @@ from mm_assets.accounting.canonical import derive
 from mm_assets.formats import ArrowCache, read_shard, read_sharded_cache_meta
 from mm_assets.formats.arrow_cache import interleaved_writer
 from mm_assets.formats.arrow_cache.metadata import meta_of, metadata_text
-from mm_assets.formats.arrow_cache.shards import Shard
+from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.arrow_cache.caches import build
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
@@ -146,7 +146,7 @@ def _with_schema(folder: Path, schema: pa.Schema) -> None:
     path = folder / "_metadata.json"
     content = json.loads(path.read_text())
     shards = [
-        Shard(*one)
+        CacheShard(*one)
         for one in zip(
             *(content[f"shard_{name}"] for name in ("filenames", "row_counts", "sizes", "digests")),
             strict=True,

@@ -16,7 +16,7 @@ import pytest
 
 from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.shards import Shard
+from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
 from mm_assets_tests.formats.arrow_cache.killing import (
     FORKSERVER,
@@ -197,7 +197,7 @@ def test_a_cache_that_is_replaced_while_it_is_checked_is_checked_anew(
     build(tmp_path / "cache")
     checked = verified.require_size
 
-    def replaced(path: Path, shard: Shard) -> verified.Look:
+    def replaced(path: Path, shard: CacheShard) -> verified.Look:
         monkeypatch.undo()
         build(tmp_path / "cache", "second", 10)
         return checked(path, shard)

@@ -57,7 +57,11 @@ def _content(row: dict[str, Any]) -> Any:
 def read_tolerantly(file: Path, max_batch_bytes: int | None = None, **options: Any) -> Reading:
     """One file, whose locators are relative to its folder."""
     reader = InterleavedParquetReader(
-        str(file), set_aside=True, relative_to=str(file.parent), max_batch_bytes=max_batch_bytes, **options
+        str(file),
+        quarantine_errors=True,
+        relative_to=str(file.parent),
+        max_batch_bytes=max_batch_bytes,
+        **options,
     )
     (partition,) = reader.partitions()
     stream = reader.open(partition)

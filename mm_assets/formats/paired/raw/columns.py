@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.paired.raw.content import Content
+from mm_assets.formats.paired.raw.content import KeyContent
 from mm_assets.formats.webdataset.layout import SOURCE
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import json_codec
@@ -26,7 +26,7 @@ class Columns:
         self._typed: dict[str, list[pa.DataType]] = {}
         self._declared: tuple[pa.Schema, str] | None = None
 
-    def observe(self, content: Content) -> None:
+    def observe(self, content: KeyContent) -> None:
         """Take in the columns of one sample."""
         for name, value in content.fields.items():
             self._tallies.setdefault(name, FieldTally()).observe(value)
@@ -53,7 +53,7 @@ class Columns:
         widest = functools.reduce(_widest, types)
         return json_field(name) if widest is None or not pa.types.is_null(beside) else pa.field(name, widest)
 
-    def encoded(self, content: Content, key: str) -> dict[str, Any]:
+    def encoded(self, content: KeyContent, key: str) -> dict[str, Any]:
         """The values of a sample as its json has them.
 
         Raises `SampleError` for bytes where other samples have other values.

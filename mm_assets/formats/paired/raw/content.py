@@ -36,7 +36,7 @@ _MAX_AXES = 8
 
 
 @dataclass
-class Content:
+class KeyContent:
     """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as
     arrays of one value.
 
@@ -87,9 +87,9 @@ class Content:
             self.fields.setdefault(SOURCE, {})["members"] = others
 
 
-def content_of(found: Sequence[Found]) -> Content:
+def content_of(found: Sequence[Found]) -> KeyContent:
     """Raises `SampleError` for members that cannot be read or contradict each other."""
-    content = Content()
+    content = KeyContent()
     seen: set[tuple[str, str]] = set()
     items: list[Found] = []
     for one in found:
@@ -105,7 +105,7 @@ def content_of(found: Sequence[Found]) -> Content:
     return content
 
 
-def _take(content: Content, one: Found, seen: set[tuple[str, str]], items: list[Found]) -> None:
+def _take(content: KeyContent, one: Found, seen: set[tuple[str, str]], items: list[Found]) -> None:
     if one.member.broken is not None:
         raise SampleError(UNREADABLE_MEMBER, f"{one.where}: {one.member.broken}")
     if (one.part.modality, one.extension) in seen:
@@ -129,7 +129,7 @@ def _located(one: Found) -> Iterator[None]:
         raise
 
 
-def _add_column(content: Content, one: Found) -> None:
+def _add_column(content: KeyContent, one: Found) -> None:
     suffix = one.suffix
     name = one.extension[: -len(suffix)].rstrip(".") or (one.part.modality if suffix == "npy" else suffix)
     if suffix == "json":

@@ -14,9 +14,9 @@ from fsspec.spec import AbstractFileSystem
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, stem_of
 from mm_assets.formats.paired.raw.merge import merge
-from mm_assets.formats.paired.raw.parts import Part
+from mm_assets.formats.paired.raw.parts import ModalityTar
 from mm_assets.formats.storage import is_remote, local_path, open_binary, size_of
-from mm_assets.formats.tar.scan import salvage
+from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 
 _SUFFIX = ".tar"
@@ -133,7 +133,7 @@ def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[b
             limit = unpacked_limit(size_of(file))
             source = stack.enter_context(open_binary(file)) if is_remote(file) else local_path(file)
             descriptor = stack.enter_context(local_tar(source, called, max_bytes=limit))
-            parts.append(Part(modality, called, descriptor, salvage(descriptor, called)))
+            parts.append(ModalityTar(modality, called, descriptor, scan_tolerant(descriptor, called)))
         with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
             target = os.path.join(folder, "merged.tar")
             merge(parts, target, address.missing_key_policy)

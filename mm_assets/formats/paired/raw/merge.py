@@ -9,8 +9,8 @@ from typing import Any
 
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.paired.raw.columns import Columns
-from mm_assets.formats.paired.raw.content import Content, content_of
-from mm_assets.formats.paired.raw.parts import Found, Part, members_by_key, members_without_key
+from mm_assets.formats.paired.raw.content import KeyContent, content_of
+from mm_assets.formats.paired.raw.parts import Found, ModalityTar, members_by_key, members_without_key
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -29,7 +29,7 @@ from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
 
 
-def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_policy: str) -> None:
+def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_key_policy: str) -> None:
     """Write one sample for each key of any part, in the order of the first part.
 
     Image members become image items, ``.txt`` text items, at the positions that their extensions state
@@ -63,11 +63,13 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
                 payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
             tar.write_sample([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
-            for stretch in part.index.stretches:
-                place = f"{part.name}: bytes {stretch.start} to {stretch.end}"
-                kind = TRUNCATED_TAR if stretch.damage.is_cut else DAMAGED_TAR
-                ref = build_source_ref(part.name, None, stretch.start, stretch.end - stretch.start)
-                payload = _refusal(place, kind, str(stretch.damage), ref)
+            for damaged_range in part.index.damaged_ranges:
+                place = f"{part.name}: bytes {damaged_range.start} to {damaged_range.end}"
+                kind = TRUNCATED_TAR if damaged_range.damage.is_cut else DAMAGED_TAR
+                ref = build_source_ref(
+                    part.name, None, damaged_range.start, damaged_range.end - damaged_range.start
+                )
+                payload = _refusal(place, kind, str(damaged_range.damage), ref)
                 tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
             for unpaired in members_without_key(part):
                 told = {
@@ -80,7 +82,9 @@ def merge(parts: Sequence[Part], target: str | os.PathLike[str], missing_key_pol
                 )
 
 
-def _content(key: str, parts: Sequence[Part], found: Sequence[Found], missing_key_policy: str) -> Content:
+def _content(
+    key: str, parts: Sequence[ModalityTar], found: Sequence[Found], missing_key_policy: str
+) -> KeyContent:
     if missing_key_policy == "skip":
         _refuse_missing(key, parts, found)
     return content_of(found)
@@ -90,12 +94,12 @@ def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]
     return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
-def _missing(parts: Sequence[Part], found: Sequence[Found]) -> list[Part]:
+def _missing(parts: Sequence[ModalityTar], found: Sequence[Found]) -> list[ModalityTar]:
     there = {some.part.modality for some in found}
     return [part for part in parts if part.modality not in there]
 
 
-def _refuse_mismatch(parts: Sequence[Part], keys: Mapping[str, Sequence[Found]]) -> None:
+def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[Found]]) -> None:
     for key, found in keys.items():
         if lacking := _missing(parts, found):
             raise ValueError(
@@ -103,13 +107,13 @@ def _refuse_mismatch(parts: Sequence[Part], keys: Mapping[str, Sequence[Found]])
             )
 
 
-def _refuse_missing(key: str, parts: Sequence[Part], found: Sequence[Found]) -> None:
+def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[Found]) -> None:
     if lacking := _missing(parts, found):
         names = ", ".join(part.name for part in lacking)
         raise SampleError(MISSING_MODALITY, f"{found[0].where}: no member of key {key!r} in {names}")
 
 
-def _payload(key: str, stem: str, content: Content, columns: Columns) -> dict[str, Any]:
+def _payload(key: str, stem: str, content: KeyContent, columns: Columns) -> dict[str, Any]:
     length = max([*content.texts, *content.images], default=-1) + 1
     texts: list[str | None] = [None] * length
     images: list[str | None] = [None] * length

@@ -18,7 +18,7 @@ _KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Part:
+class ModalityTar:
     """One modality's tar, opened: ``name`` is what locators call it."""
 
     modality: str
@@ -31,7 +31,7 @@ class Part:
 class Found:
     """A member of a sample: of which part, and its extension (lower case, all that follows the key's dot)."""
 
-    part: Part
+    part: ModalityTar
     extension: str
     member: Member
 
@@ -70,7 +70,7 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (match[1], match[2].lower()) if match else None
 
 
-def members_by_key(parts: Sequence[Part]) -> dict[str, list[Found]]:
+def members_by_key(parts: Sequence[ModalityTar]) -> dict[str, list[Found]]:
     """The members of each key, keys in the order of the first part, then of the others."""
     keys: dict[str, list[Found]] = {}
     for part in parts:
@@ -90,7 +90,7 @@ class Unpaired:
     reason: str | None = None
 
 
-def members_without_key(part: Part) -> list[Unpaired]:
+def members_without_key(part: ModalityTar) -> list[Unpaired]:
     """The members of no sample, those that are no files among them."""
     unnamed = [Found(part, "", member) for member in part.index.members if split_name(member.name) is None]
     no_files = [skipped for skipped in part.index.skipped if not skipped.has_lost_bytes]

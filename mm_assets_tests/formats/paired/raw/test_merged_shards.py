@@ -40,7 +40,7 @@ def merged(folder: Path, parts: dict[str, list[tuple[str, Any]]], policy: str = 
     reader = reader_for(
         "webdataset",
         [shard.uri],
-        set_aside=True,
+        quarantine_errors=True,
         relative_to=relative_root(locations.roots()),
         roots=locations.roots(),
     )
@@ -311,7 +311,7 @@ def test_members_without_a_key_are_told(tmp_path: Path) -> None:
         device.type = tarfile.CHRTYPE
         tar.addfile(device)
     (shard,) = locations.shards().values()
-    reader = reader_for("webdataset", [shard.uri], set_aside=True, roots=locations.roots())
+    reader = reader_for("webdataset", [shard.uri], quarantine_errors=True, roots=locations.roots())
     stream = reader.open(reader.partitions()[0])
     assert [batch.data.num_rows for batch in stream] == [3]
     told = stream.notes[shard.uri]["unreferenced_members"]
@@ -324,29 +324,29 @@ def test_members_without_a_key_are_told(tmp_path: Path) -> None:
     survey = survey_tar(shard.uri, reader.layout, "x.tar", max_member_bytes=1 << 20)
     assert sorted(survey.unreferenced) == sorted(told)
 
-    strays = {
+    unreferenced = {
         ref["member"]: (ref, loss.reason)
-        for loss in stream.notes[shard.uri]["strays"]
+        for loss in stream.notes[shard.uri]["unreferenced_losses"]
         if (ref := json.loads(loss.source_ref))
     }
-    assert {ref["path"] for ref, _ in strays.values()} == {"images/x.tar", "texts/x.tar"}
+    assert {ref["path"] for ref, _ in unreferenced.values()} == {"images/x.tar", "texts/x.tar"}
     for name, data in parts["images"][1:]:
-        ref, reason = strays[name]
+        ref, reason = unreferenced[name]
         assert (tmp_path / ref["path"]).read_bytes()[ref["byte_offset"] :][: ref["byte_size"]] == data
         assert reason == "it is no part of any sample that was read"
-    assert "a.device" in strays and "device" in strays["a.device"][1]
+    assert "a.device" in unreferenced and "device" in unreferenced["a.device"][1]
 
 
 def test_a_raw_tar_with_such_a_member_leads_nowhere_else(tmp_path: Path) -> None:
     """What a tar of the user's says in a member of this name is no locator."""
     lie = {"where": "/etc/passwd", "ref": '{"path": "/etc/passwd"}', "reason": None}
     tar = make_tar(tmp_path / "x.tar", [("a.json", {"texts": ["x"]}), ("b.unpaired", lie)])
-    reader = reader_for("webdataset", str(tar), set_aside=True)
+    reader = reader_for("webdataset", str(tar), quarantine_errors=True)
     stream = reader.open(reader.partitions()[0])
     assert len(list(stream)) == 1
     assert stream.notes[str(tar)]["unreferenced_members"] == ["b.unpaired"]
-    (stray,) = stream.notes[str(tar)]["strays"]
-    assert json.loads(stray.source_ref)["path"] == str(tar)
+    (loss,) = stream.notes[str(tar)]["unreferenced_losses"]
+    assert json.loads(loss.source_ref)["path"] == str(tar)
 
 
 def test_locators_lead_to_the_tars_themselves(tmp_path: Path) -> None:

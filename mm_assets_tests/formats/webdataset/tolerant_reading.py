@@ -1,0 +1,79 @@
+"""Read a tar with what is bad set aside; what must hold for every such reading is asserted here."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.file_survey import FileSurvey
+from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
+from mm_assets.formats.webdataset.tar_survey import survey_tar
+from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.interleaved.losses import Loss
+
+
+@dataclass(frozen=True)
+class Reading:
+    table: pa.Table
+    losses: list[Loss]
+    survey: FileSurvey
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows without the place that their bytes had in the tar."""
+        rows = self.table.to_pylist()
+        for row in rows:
+            if row["source_ref"] is not None:
+                ref = json.loads(row["source_ref"])
+                row["source_ref"] = (ref["path"], ref["member"], ref["byte_size"], ref.get("frame_index"))
+        return rows
+
+    @property
+    def ids(self) -> list[str]:
+        return list(dict.fromkeys(self.table["sample_id"].to_pylist()))
+
+
+def read_tolerantly(shard: Path, **options: Any) -> Reading:
+    """One tar, whose locators are relative to its folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return _read(shard, options)
+
+
+def _read(shard: Path, options: dict[str, Any]) -> Reading:
+    reader = InterleavedWebdatasetReader(
+        str(shard), quarantine_errors=True, relative_to=str(shard.parent), **options
+    )
+    (partition,) = reader.partitions()
+    stream = reader.open(partition)
+    opened = list(stream.losses)
+    tables = [batch.data for batch in stream]
+    table = pa.concat_tables(tables) if tables else stream.schema.empty_table()
+    assert table.schema.equals(stream.schema, check_metadata=True)
+    assert stream.losses == opened, "known before the first batch"
+    assert stream.items == table.num_rows + sum(loss.is_item for loss in stream.losses)
+    layout = reader.layout if options else RawLayout()
+    survey = survey_tar(
+        str(shard), layout, shard.name, max_member_bytes=options.get("max_member_bytes", MAX_MEMBER_BYTES)
+    )
+    if "taken_ids" not in options:
+        assert list(survey.losses) == stream.losses
+        assert sum(facts.items for facts in survey.samples) == table.num_rows
+        assert [facts.sample_id for facts in survey.samples] == list(
+            dict.fromkeys(table["sample_id"].to_pylist())
+        )
+    for loss in stream.losses:
+        assert str(shard.parent) not in f"{loss.reason}{loss.source_ref}", "no path of this machine"
+    return Reading(table, stream.losses, survey)
+
+
+def located_bytes(shard: Path, loss: Loss) -> bytes:
+    """What the locator of a loss points at, in a tar that is not packed."""
+    ref = json.loads(loss.source_ref or "null")
+    assert ref["path"] == shard.name
+    return shard.read_bytes()[ref["byte_offset"] : ref["byte_offset"] + ref["byte_size"]]
