@@ -188,7 +188,7 @@ def test_shards_of_other_types_are_the_table_that_was_made_of_them(
     for kind in FORMATS:
         write(kind, tmp_path / kind, batches)
     found = [Dataset(canonical_sources(str(tmp_path / kind))) for kind in FORMATS]
-    assert len({dataset.facts.digest for dataset in found}) == 1
+    assert len({dataset.stats.digest for dataset in found}) == 1
     assert all(compare(found[0], other).is_equal for other in found[1:])
 
 

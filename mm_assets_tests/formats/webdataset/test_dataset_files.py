@@ -457,7 +457,7 @@ def test_a_folder_holds_what_follows_from_its_tars(root: str, tmp_path: Path) ->
         "README.md",
     ]
     assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
-    assert TarFolder(root).facts() == [one.facts, two.facts]
+    assert TarFolder(root).stats() == [one.facts, two.facts]
     assert TarFolder(root).finish() == []
 
 
@@ -509,7 +509,7 @@ def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp
     overwrite(root, "junk.tar", b"junk" * 1000)
     overwrite(root, "junk.tar.idx", b"")
     sound = contents(root, hidden=True)
-    facts = TarFolder(root).facts()
+    facts = TarFolder(root).stats()
     assert [(part.file, part.columns, part.pairs) for part in facts] == [
         ("a.tar", {"n": "int64"}, {"png": (2,)})
     ]
@@ -520,7 +520,7 @@ def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp
         overwrite(root, ".mm_assets/a.tar.json", damage)
     assert TarFolder(root).finish() == []
     assert contents(root, hidden=True) == sound
-    assert TarFolder(root).facts() == facts
+    assert TarFolder(root).stats() == facts
 
 
 def test_facts_of_another_number_of_samples(root: str, tmp_path: Path) -> None:
@@ -731,7 +731,7 @@ def test_processes_that_publish_at_once_lose_no_column(tmp_path: Path) -> None:
     for worker in workers:
         worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    facts = TarFolder(root).facts()
+    facts = TarFolder(root).stats()
     assert len(facts) == 36
     card = (tmp_path / "out" / "README.md").read_text()
     assert all(declares(card, part) for part in facts)
@@ -799,4 +799,4 @@ def test_publishers_of_a_local_folder_wait_for_each_other(tmp_path: Path) -> Non
         during = contents(str(tmp_path / "out"), hidden=True)
         assert publisher.is_alive() and {n: d for n, d in during.items() if not n.endswith(".tmp")} == before
     publisher.join(30)
-    assert [part.file for part in TarFolder(tmp_path / "out").facts()] == ["a.tar", "b.tar"]
+    assert [part.file for part in TarFolder(tmp_path / "out").stats()] == ["a.tar", "b.tar"]
