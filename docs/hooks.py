@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 def on_config(config: Any) -> Any:
     """Put the pages of a folder where the navigation names it (``guides/``), by name."""
     config.nav = [_filled(section, Path(config.docs_dir)) for section in config.nav]
-    config.nav = [section for section in config.nav if list(section.values())[0]]
+    config.nav = [section for section in config.nav if next(iter(section.values()))]
     return config
 
 

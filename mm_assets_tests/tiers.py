@@ -15,12 +15,12 @@ SLOW = (
     "benchmarks",
     "cli",
     "demo",
+    "docs",
     "formats/hostile/test_declared.py",
     "formats/test_memory.py",
     "graph",
     "io_managers",
     "live",
-    "test_readme.py",
     "test_sensors.py",
     "test_startup.py",
 )
