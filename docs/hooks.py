@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+
+# The façade derives its `__all__` from a table of names, which griffe, reading sources as text, cannot follow. The
+# reference names the modules that define them instead.
+logging.getLogger("mkdocs.plugins.griffe").addFilter(
+    lambda record: "__all__: MODULES" not in record.getMessage()
+)
 
 
 def on_config(config: Any) -> Any:
