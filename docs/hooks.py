@@ -11,8 +11,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 
-# The façade derives its `__all__` from a table of names, which griffe, reading sources as text, cannot follow. The
-# reference names the modules that define them instead.
+# The façade derives its `__all__` from a table, which griffe cannot follow: it reads sources as text.
+# The reference names the modules that define them instead.
 logging.getLogger("mkdocs.plugins.griffe").addFilter(
     lambda record: "__all__: MODULES" not in record.getMessage()
 )
