@@ -21,10 +21,11 @@ SLOW = (
     "graph",
     "io_managers",
     "live",
+    "test_extras.py",
     "test_sensors.py",
     "test_startup.py",
 )
-CLIENTS = ("clients",)
+CLIENTS = ("clients", "test_wheel.py")
 
 
 def is_fast(path: Path) -> bool:
