@@ -178,7 +178,9 @@ class CacheRows:
 
 
 class HuggingFaceSamples:
-    """The same rows in the Arrow files of Hugging Face datasets, by slices as Arrow tables: its fastest way."""
+    """The same rows in the Arrow files of Hugging Face datasets, by slices as Arrow tables: its fastest
+    way.
+    """
 
     def __init__(self, folder: str) -> None:
         import datasets

@@ -31,8 +31,8 @@ def test_every_name_is_the_object_of_its_module(package: ModuleType) -> None:
 def test_names_of_the_library_contract() -> None:
     contract = """INTERLEAVED_SCHEMA RESERVED_COLUMNS InterleavedBatch build_source_ref parse_source_ref
         reconcile_schema align_table resolve_schema materialize InterleavedParquetReader
-        InterleavedWebdatasetReader InterleavedLanceReader InterleavedParquetWriter InterleavedWebdatasetWriter
-        InterleavedLanceWriter"""
+        InterleavedWebdatasetReader InterleavedLanceReader InterleavedParquetWriter
+        InterleavedWebdatasetWriter InterleavedLanceWriter"""
     assert set(contract.split()) <= set(MODULES)
 
 

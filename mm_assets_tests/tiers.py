@@ -17,6 +17,7 @@ SLOW = (
     "demo",
     "docs",
     "formats/hostile/test_declared.py",
+    "formats/hostile/test_pairs.py",
     "formats/test_memory.py",
     "graph",
     "io_managers",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,12 +18,11 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import SchemaMismatch
+from mm_assets_tests.accounting.mutations import PNG, rewrite
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, table_of, write
-from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import same, tables
 
-PNG = picture(0)[1]
 EXTRAS = [pa.field("n", pa.int64()), json_field("j"), pa.field("when", pa.timestamp("s", "UTC"))]
 ROWS = [
     item("a", n=5, j='{"k":[1,null]}', when=7, content_type="application/json", source_ref='{"path":"x"}'),
@@ -290,17 +287,6 @@ def test_remote_files(kind: str, tmp_path: Path) -> None:
     with fsspec.open(url, "wb") as file:
         file.write(Path(str(source.uri)).read_bytes())
     assert derive(kind, url).digest == report.partitions[0].digest
-
-
-def rewrite(tar: Path, change: Any) -> None:
-    """Every member of a tar, as (name, bytes), through a function that gives any number of them."""
-    with tarfile.open(tar) as old:
-        members = [(m.name, old.extractfile(m).read()) for m in old]
-    with tarfile.open(tar, "w") as new:
-        for name, data in (changed for member in members for changed in change(*member)):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            new.addfile(info, io.BytesIO(data))
 
 
 @pytest.mark.parametrize(
