@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 3000
 BENCH ?= peer
 
-.PHONY: demo test-fast test check lint ui clients test-clients bench lock public-names clean
+.PHONY: demo test-fast test check lint ui docs clients test-clients bench lock public-names clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -33,6 +33,15 @@ check: lint test  ## lint and test
 ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
 	exports="$$($(BIN)/python -m mm_assets.demo.home)" && eval "$$exports" && $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)
 
+# An environment of its own: pages are made from our sources as text, without the project's own packages.
+.venv-docs/.made: requirements-docs.lock
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --no-deps -r requirements-docs.lock
+	touch $@
+
+docs: .venv-docs/.made  ## the documentation with the library reference, as pages in build/docs/; a dead link fails
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+
 clients:  ## every client the outputs must open in, in an environment of their own (2.4 GB)
 	clients/install
 
@@ -42,12 +51,13 @@ test-clients: .venv/.made clients  ## the tests that need those clients, a brows
 bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another benchmark or size: make bench BENCH="memory --full"
 	$(BIN)/python -m benchmarks $(BENCH)
 
-lock: .venv/.made  ## the exact versions for the ranges of pyproject.toml; what is locked stays while it fits
+lock: .venv/.made  ## the exact versions for pyproject.toml and requirements-docs.in; what is locked stays while it fits
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip compile pyproject.toml --extra dev -o requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
+	$(BIN)/uv pip compile requirements-docs.in -o requirements-docs.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
 
 public-names: .venv/.made  ## what `from mm_assets import ...` gives, from the `__all__` of the modules
 	$(BIN)/python -m tools.public_names
 
 clean:
-	rm -rf .venv .venv-clients .dagster demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-clients .venv-docs .dagster demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

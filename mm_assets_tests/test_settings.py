@@ -8,7 +8,7 @@ import pytest
 
 from mm_assets.settings import Settings, describe, variable
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs" / "settings.md").read_text()
 
 
 def test_defaults_filter_nothing() -> None:
@@ -66,8 +66,8 @@ def test_bounds_the_wrong_way_round() -> None:
         Settings.from_environment({"MM_MIN_ASPECT_RATIO": "2", "MM_MAX_ASPECT_RATIO": "1"})
 
 
-def test_every_setting_says_what_it_means_and_is_in_the_readme() -> None:
+def test_every_setting_says_what_it_means_and_is_in_the_documentation() -> None:
     meanings = describe()
     assert set(meanings) == {variable(f.name) for f in fields(Settings)}
     assert all(meanings.values())
-    assert [name for name in meanings if f"`{name}`" not in README] == []
+    assert [name for name in meanings if f"`{name}`" not in PAGE] == []

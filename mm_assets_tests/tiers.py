@@ -15,6 +15,7 @@ SLOW = (
     "benchmarks",
     "cli",
     "demo",
+    "docs",
     "formats/hostile/test_declared.py",
     "formats/hostile/test_pairs.py",
     "formats/test_memory.py",
@@ -22,7 +23,6 @@ SLOW = (
     "io_managers",
     "live",
     "test_extras.py",
-    "test_readme.py",
     "test_sensors.py",
     "test_startup.py",
 )

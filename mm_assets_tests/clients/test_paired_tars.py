@@ -23,7 +23,6 @@ from mm_assets_tests.formats.raw_tars import make_tar
 pytestmark = pytest.mark.clients
 
 SCRIPTS = Path(__file__).with_name("open_with")
-OUR_EXAMPLES = ROOT / "docs" / "paired_tars.md"
 # The specification's text is not ours to copy: it is read in place. test_dataset.py and test_policies.py have
 # what it says.
 EXAMPLES = ROOT.parent / "shared" / "seeds" / "003_bdad4b65ead177a6.txt"
@@ -130,10 +129,3 @@ def test_the_examples_run_as_written(data: Path) -> None:
     assert len(told("print(shard_group)")["printed"]) == 100
     assert len(told("DataPipeline")["keys"]) == 2
     assert told('print(sample["jpg"])')["printed"][0].startswith("sample_")
-
-
-def test_our_documents_examples_run(data: Path) -> None:
-    blocks: list[dict[str, Any]] = [json.loads(line) for line in script("paired_blocks", OUR_EXAMPLES, data)]
-    assert [block["error"] for block in blocks] == [None] * 4
-    assert blocks[-1]["printed"] == ["1 of 3 keys dropped", "not in embeddings ['b']"]
-    assert blocks[-2]["keys"] == [f"c{at}" for at in range(100)]

@@ -1,0 +1,156 @@
+"""The page of the data model has every table and column that there really is, with its type."""
+
+from __future__ import annotations
+
+import json
+import re
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA
+from mm_assets.interleaved import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
+from mm_assets_tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "data_model.md").read_text()
+Columns = dict[str, str]  # name to type
+
+
+def tables(heading: str) -> list[Columns]:
+    """The tables of a section that list columns or keys with their types, in their order."""
+    (section,) = re.findall(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    found: list[Columns] = []
+    for line in section.splitlines():
+        if re.match(r"\| (column|key)( of `\w+`)? \| type \|", line):
+            found.append({})
+        elif row := re.match(r"\| `(\w+)` \| ([^|]+) \|", line):
+            found[-1][row[1]] = row[2].strip()
+    return found
+
+
+def columns(schema: pa.Schema) -> Columns:
+    return {field.name: f"{field.type}{'' if field.nullable else ', not null'}" for field in schema}
+
+
+def keys(value: dict[str, Any]) -> Columns:
+    kinds = {str: "string", int: "number", float: "number", bool: "bool", list: "list", dict: "object"}
+    return {name: kinds[type(entry)] for name, entry in value.items()}
+
+
+def some(folder: Path, pattern: str) -> Path:
+    return min(folder.glob(pattern))
+
+
+@pytest.fixture(scope="module")
+def storage(demo: Path) -> Path:
+    return demo / "demo" / "storage"
+
+
+def test_items() -> None:
+    (documented,) = tables("Items")
+    assert list(documented.items()) == list(columns(INTERLEAVED_SCHEMA).items())
+
+
+@pytest.mark.parametrize(
+    ("heading", "at", "pattern"),
+    [
+        ("Image scores", 0, "scores/*.parquet"),
+        ("Ledger: lost items", 0, "ledger/items/*/*.parquet"),
+        ("Ledger: balance", 0, "ledger/balance/*/*.parquet"),
+        ("Surveys of raw shards", 0, "ledger/raw_shards/*.parquet"),
+        ("Surveys of raw shards", 2, "ledger/sample_ids/*.parquet"),
+    ],
+)
+def test_tables_of_a_run(heading: str, at: int, pattern: str, storage: Path) -> None:
+    assert tables(heading)[at] == columns(pq.read_schema(some(storage, pattern)))
+
+
+def test_quarantine() -> None:
+    (documented,) = tables("Quarantine")
+    assert documented == columns(QUARANTINE_SCHEMA)
+
+
+@pytest.mark.parametrize("folder", ["curated", "filtered"])
+def test_reserved_columns_of_a_run_come_first(folder: str, storage: Path) -> None:
+    (documented,) = tables("Items")
+    for file in (storage / folder).glob("*.parquet"):
+        schema = pq.read_schema(file)
+        assert schema.names[:8] == list(RESERVED_COLUMNS)
+        assert {name: kind for name, kind in columns(schema).items() if name in documented} == documented
+
+
+def test_the_lance_table_has_the_columns_of_all_shards(storage: Path) -> None:
+    schema = lance.dataset(str(storage / "lance" / "items.lance")).schema
+    shards = [columns(pq.read_schema(file)) for file in (storage / "filtered").glob("*.parquet")]
+    assert columns(schema) == {name: kind for shard in shards for name, kind in shard.items()}
+    assert list(columns(schema))[:8] == list(tables("Items")[0])
+
+
+def test_the_locator(storage: Path) -> None:
+    (documented,) = tables("The locator `source_ref`")
+    refs = pq.read_table(some(storage, "curated/pdf-*.parquet")).column("source_ref").to_pylist()
+    assert max((keys(json.loads(ref)) for ref in refs), key=len) == documented
+
+
+def test_the_arrow_cache(storage: Path) -> None:
+    (documented,) = tables("The Arrow cache")
+    assert keys(json.loads(some(storage, "arrow_cache/*/_metadata.json").read_text())) == documented
+
+
+def test_the_json_of_the_tars(storage: Path) -> None:
+    (documented,) = tables("The tars")
+    with tarfile.open(some(storage, "webdataset/*.tar")) as tar:
+        document = json.load(tar.extractfile(next(m for m in tar if m.name.endswith(".json"))))  # type: ignore[arg-type]
+    assert keys(document) == documented
+
+
+@pytest.mark.parametrize(
+    "asset", ["curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache"]
+)
+def test_records(asset: str, storage: Path) -> None:
+    documented, account = tables("Records")
+    record = json.loads(some(storage, f"ledger/{asset}/*.json").read_text())
+    assert keys(record) == documented
+    assert keys(record["account"]) == account
+
+
+@pytest.mark.parametrize("asset", ["image_scores", "quarantine"])
+def test_records_of_what_has_no_rows(asset: str, storage: Path) -> None:
+    _, account = tables("Records")
+    record = json.loads(some(storage, f"ledger/{asset}/*.json").read_text())
+    assert keys(record["account"]) == dict(list(account.items())[:2])
+
+
+def test_the_rest_of_a_survey(storage: Path) -> None:
+    _, rest, _, published = tables("Surveys of raw shards")
+    sealed = json.loads(
+        pq.read_metadata(some(storage, "ledger/raw_shards/*.parquet")).metadata[b"mm_assets:survey"]
+    )
+    assert set(sealed) == {"content", "seal"}
+    assert keys(json.loads(sealed["content"])) == rest
+    sealed = json.loads(some(storage, "ledger/raw_shards/*.published.json").read_text())
+    assert set(sealed) == {"content", "seal"}
+    assert keys(json.loads(sealed["content"])) == published
+
+
+def test_proofs(storage: Path) -> None:
+    of_shard, summary = tables("Proofs")
+    assert keys(json.loads(some(storage, "proof/*/*.json").read_text())) == of_shard
+    assert keys(json.loads((storage / "proof" / "proof.json").read_text())) == summary
+
+
+def test_file_metadata(storage: Path) -> None:
+    for file in (storage / "curated").glob("*.parquet"):
+        metadata = pq.read_schema(file).metadata
+        assert metadata[b"mm_assets:schema_version"] == b"1"
+        assert metadata[b"mm_assets:shard"].decode() == file.stem
+
+
+def test_every_folder_of_a_run_is_on_the_page(storage: Path) -> None:
+    for folder in storage.iterdir():
+        assert f"| `{folder.name}/" in PAGE, folder.name
