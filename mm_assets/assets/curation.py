@@ -1,8 +1,8 @@
 """From raw shards to filtered Parquet."""
 
 from mm_assets.checks.row_checks import BALANCED, ROW_CHECKS
-from mm_assets.filters.aspect_ratio import SCORES
 from mm_assets.filters.readable import ReadableImages
+from mm_assets.filters.score_filter import SCORES
 from mm_assets.io_managers.check_results import IMAGES_DECODE
 from mm_assets.io_managers.quarantine import RAW
 from mm_assets.io_managers.scores import DIMENSIONS_AGREE

@@ -70,7 +70,8 @@ class Plan:
     side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """Changes if and only if a step's class name or a field changes; equal in every process.
+        """Changes if and only if a step's class name, a field or its class' ``version`` changes; equal in
+        every process.
 
         Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary
         object).
@@ -168,7 +169,10 @@ def _canonical(value: Any) -> Any:
         return {"path": str(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class": type(value).__qualname__, "fields": fields}
+        version = getattr(type(value), "version", "")  # of a filter; most have none
+        return {"class": type(value).__qualname__, "fields": fields} | (
+            {"version": version} if version and "version" not in fields else {}
+        )
     if isinstance(value, Mapping):
         return {"map": sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=repr)}
     if isinstance(value, (set, frozenset)):
