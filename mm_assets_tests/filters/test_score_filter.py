@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -18,8 +17,6 @@ from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.resources.filter_thresholds import filter_thresholds
 from mm_assets.settings import Settings, describe, variable
 from mm_assets_tests.filters.test_aspect_ratio import batch, image
-
-README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @dataclass(frozen=True)
