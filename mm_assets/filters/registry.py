@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.image_size import ImageSizeFilter
 from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
 
-FILTERS: tuple[type[ScoreFilter], ...] = (AspectRatioFilter,)
+FILTERS: tuple[type[ScoreFilter], ...] = (AspectRatioFilter, ImageSizeFilter)
 """In the order in which they look at an image; the first that drops it is the one in the ledger."""
 
 
