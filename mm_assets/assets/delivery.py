@@ -1,6 +1,6 @@
 """From filtered Parquet to what training and search read."""
 
-from mm_assets.checks.row_checks import ROW_CHECKS
+from mm_assets.io_managers.check_results import ROW_CHECKS
 from mm_assets.io_managers.sharded import sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 

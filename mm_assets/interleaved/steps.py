@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,18 +16,35 @@ from mm_assets.interleaved.losses import Loss, located
 # The count of rows that steps changed, by setting an error: those rows have another digest than they came
 # with.
 ROWS_CHANGED = "rows_changed"
+EXAMPLES = 20  # that are kept of each kind
+
+
+@dataclass(frozen=True)
+class Example:
+    """One item that a step counted, and a few words on it."""
+
+    sample_id: str | None
+    position: int | None
+    text: str = ""
+
+
+def examples_of(rows: pa.Table, text: str = "") -> tuple[Example, ...]:
+    """The first `EXAMPLES` rows of an interleaved table as examples, all with the same ``text``."""
+    first = rows.select(["sample_id", "position"]).slice(0, EXAMPLES).to_pylist()
+    return tuple(Example(row["sample_id"], row["position"], text) for row in first)
 
 
 @dataclass(frozen=True)
 class StepResult:
     """What a step leaves of a batch; the rows it took out, whole, and why each went, in the same order; what
-    it counted.
+    it counted, and examples of it under the same names.
     """
 
     batch: InterleavedBatch
     losses: tuple[Loss, ...] = ()
     removed: pa.Table | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
 
 
 class Step(Protocol):
@@ -41,7 +58,8 @@ class BatchStream:
 
     ``items`` is how many items the source holds by its own account (headers, json, footers), None when it
     does not say. ``losses`` are those that are not among the batches, ``removed`` digests the rows that steps
-    took out, ``counts`` sums what steps counted; they are complete once the stream is read.
+    took out, ``counts`` sums what steps counted, ``examples`` are the first `EXAMPLES` of each
+    name; they are complete once the stream is read.
     """
 
     def __init__(
@@ -59,6 +77,7 @@ class BatchStream:
         self.losses: list[Loss] = []
         self.removed = ContentDigest()
         self.counts: Counter[str] = Counter()
+        self.examples: dict[str, list[Example]] = {}
         self.notes: dict[str, Any] = {}
         self._batches = batches
 
@@ -74,12 +93,8 @@ class BatchStream:
             self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items
         )
         # Of all steps, however many calls added them.
-        result.losses, result.removed, result.counts, result.notes = (
-            self.losses,
-            self.removed,
-            self.counts,
-            self.notes,
-        )
+        result.losses, result.removed, result.notes = self.losses, self.removed, self.notes
+        result.counts, result.examples = self.counts, self.examples
         return result
 
 
@@ -92,5 +107,8 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
                 result.losses.extend(located(outcome.losses, removed))
                 result.removed.observe(removed)
             result.counts.update(outcome.counts)
+            for name, found in outcome.examples.items():
+                known = result.examples.setdefault(name, [])
+                known.extend(found[: EXAMPLES - len(known)])
             batch = outcome.batch
         yield batch

@@ -15,7 +15,7 @@ from mm_assets.formats.tables import UnreadableFile
 from mm_assets.io_managers.planned_jobs import PlannedJob
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.reports import ShardReports
-from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult, digest
+from mm_assets.io_managers.shards import Plan, ShardJob, ShardResult, digest
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"
@@ -54,13 +54,6 @@ def set_aside_shard(job: ShardJob) -> ShardResult:
         "first": {"json": first},
         "bytes": nbytes,
     }
-    summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    check = Check(
-        "empty",
-        not len(records),
-        "WARN",
-        {"records": len(records), "kinds": {"json": kinds}, "summary": summary},
-    )
     uri = job.dest if len(records) else ""
     account = {FILES: digest_files(job.root, [job.dest])}
     return ShardResult(
@@ -69,7 +62,7 @@ def set_aside_shard(job: ShardJob) -> ShardResult:
         uri=uri,
         version=content.hexdigest(),
         metadata=metadata,
-        checks=(check,),
+        checks=tuple(check.outcome(records) for check in job.checks),
         account=account,
     )
 
