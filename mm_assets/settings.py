@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.filters.readable import MAX_PIXELS
-from mm_assets.filters.registry import FILTERS, settings_of
+from mm_assets.filters.registry import FILTERS, known_filters, settings_of
 from mm_assets.filters.score_filter import ScoreFilter
 from mm_assets.formats.paired.raw.address import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
@@ -25,6 +25,7 @@ from mm_assets.formats.webdataset.layout import (
     RawLayout,
 )
 from mm_assets.interleaved.policies import POLICIES
+from mm_assets.plugins import load_plugins
 
 PREFIX = "MM_"
 
@@ -87,6 +88,10 @@ def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[
             (known.name, Any, _setting(None, _PARSERS[known.kind], known.meaning))
             for known in settings_of(filters)
         ]
+        taken = {f.name for f in fields(cls)}
+        for kind in filters:
+            if clash := [known.name for known in kind.settings().values() if known.name in taken]:
+                raise ValueError(f"filter {kind.name!r} of {kind.__module__}: {variable(clash[0])} is taken")
         namespace = {
             "__module__": cls.__module__,
             "__doc__": cls.__doc__,
@@ -149,6 +154,7 @@ class Settings:
     schema_changes: str = _setting(
         "refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
     )
+    plugins: tuple[str, ...] = _setting((), _names, "modules with filters and checks of your own")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -162,6 +168,9 @@ class Settings:
             for name, text in (os.environ if environment is None else environment).items()
             if name.startswith(PREFIX)
         }
+        added = known_filters(load_plugins(given))[len(FILTERS) :]
+        if added:
+            cls = _with_settings_of(added)(cls)
         known = {variable(f.name): f for f in fields(cls)}
         for name in given:
             if name not in known:

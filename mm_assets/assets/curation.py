@@ -1,5 +1,6 @@
 """From raw shards to filtered Parquet."""
 
+from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.score_filter import SCORES
 from mm_assets.io_managers.check_results import (
@@ -17,7 +18,7 @@ from mm_assets.resources.image_validation import ImageValidation
 
 @sharded(
     code_version="3",
-    checks=INGEST_CHECKS,
+    checks=with_plugins("curated_parquet", INGEST_CHECKS),
     io_manager_key="ingest_io_manager",
     group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
@@ -50,7 +51,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
 
 @sharded(
     code_version="2",
-    checks=ROW_CHECKS,
+    checks=with_plugins("filtered_parquet", ROW_CHECKS),
     io_manager_key="parquet_io_manager",
     group_name="interleaved",
     description="Curated rows without the images that the filters drop (none, where no bound is set); positions keep their gaps.",

@@ -54,12 +54,18 @@ def setting(name: str, kind: type, default: Any, meaning: str, quantity: str | N
 
 def minimum(quantity: str, kind: type, meaning: str) -> Any:
     """Declare the setting ``min_<quantity>``: a lower bound, inclusive, 0 where it is not set."""
-    return setting(f"min_{quantity}", kind, kind(0), meaning, quantity)
+    return _bound(f"min_{quantity}", kind, 0, meaning, quantity)
 
 
 def maximum(quantity: str, kind: type, meaning: str) -> Any:
     """Declare the setting ``max_<quantity>``: an upper bound, inclusive, infinite where it is not set."""
-    return setting(f"max_{quantity}", kind, math.inf, meaning, quantity)
+    return _bound(f"max_{quantity}", kind, math.inf, meaning, quantity)
+
+
+def _bound(name: str, kind: type, default: float, meaning: str, quantity: str) -> Any:
+    if kind not in (float, int):
+        raise TypeError(f"bound {name!r} is a float or an int, not {kind!r}")
+    return setting(name, kind, float(default) if kind is float else default, meaning, quantity)
 
 
 @dataclass(frozen=True)
