@@ -9,11 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.registry import FILTERS, filters_of, known_filters
-from mm_assets.io_managers.check_results import ROW_CHECKS
-from mm_assets.plugins import load_plugins
-from mm_assets.resources.filter_thresholds import filter_thresholds
+from mm_assets.plugins import PluginError, load_plugins
 from mm_assets.settings import Settings, describe
 
 FILTER = """
@@ -29,15 +26,6 @@ class Large(ScoreFilter):
 
 FILTERS = (Large,)
 """
-CHECK = """
-from mm_assets.io_managers.shards import Check, ShardCheck
-
-def fine(shard):
-    return Check("fine", True)
-
-CHECKS = {"final_tars": [ShardCheck("fine", fine)]}
-"""
-
 Module = Callable[[str], str]
 
 
@@ -67,7 +55,6 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
     assert settings.plugins == (name, name)
     (made,) = filters_of(settings.filters, settings.filter_values())
     assert (made.name, made.min_bytes) == ("large", 7)  # type: ignore[attr-defined]
-    assert filter_thresholds(settings.filters, settings.filter_values()).steps() == (made,)
     with pytest.raises(ValueError, match="^MM_MIN_BYTE_SIZE: no such setting"):
         Settings.from_environment({"MM_MIN_BYTE_SIZE": "7"})
     with pytest.raises(
@@ -75,14 +62,6 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
     ):
         Settings.from_environment({"MM_PLUGINS": name, "MM_MIN_BYTE_SIZ": "7"})
     assert "MM_MIN_BYTE_SIZE" not in describe()
-
-
-def test_checks_of_a_plugin_follow_ours(module: Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MM_PLUGINS", module(CHECK))
-    assert [check.name for check in with_plugins("final_tars", ROW_CHECKS)] == [
-        *(check.name for check in ROW_CHECKS), "fine",
-    ]  # fmt: skip
-    assert with_plugins("curated_parquet", ROW_CHECKS) == ROW_CHECKS
 
 
 @pytest.mark.parametrize(
@@ -106,31 +85,9 @@ def test_checks_of_a_plugin_follow_ours(module: Module, monkeypatch: pytest.Monk
 )  # fmt: skip
 def test_a_filter_that_does_not_fit_is_one_line(code: str, line: str, module: Module) -> None:
     name = module(code)
-    with pytest.raises(ValueError, match=f"^MM_PLUGINS: module '{name}'.*{re.escape(line)}") as raised:
+    with pytest.raises(PluginError, match=f"^MM_PLUGINS: module '{name}'.*{re.escape(line)}") as raised:
         known_filters(load_plugins({"MM_PLUGINS": name}))
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("code", "line"),
-    [
-        ("CHECKS = [1]", "CHECKS must be a dict of checks by asset"),
-        (
-            CHECK.replace('"final_tars"', '"tars"'),
-            "'tars' in CHECKS is none of curated_parquet, filtered_parquet",
-        ),
-        (CHECK.replace('ShardCheck("fine", fine)', "fine"), "in CHECKS is no ShardCheck"),
-        (CHECK.replace('"fine"', '"ledger_balance"'), "final_tars has a check 'ledger_balance' already"),
-        (CHECK.replace('"fine"', '"zero_loss"'), "final_tars has a check 'zero_loss' already"),
-    ],
-)
-def test_a_check_that_does_not_fit_is_one_line(
-    code: str, line: str, module: Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = module(code)
-    monkeypatch.setenv("MM_PLUGINS", name)
-    with pytest.raises(ValueError, match=f"^MM_PLUGINS: module '{name}': .*{re.escape(line)}"):
-        with_plugins("final_tars", ROW_CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +102,7 @@ def test_a_check_that_does_not_fit_is_one_line(
     ],
 )
 def test_names_that_are_no_modules(text: str, line: str) -> None:
-    with pytest.raises(ValueError, match=f"^MM_PLUGINS: {re.escape(line)}"):
+    with pytest.raises(PluginError, match=f"^MM_PLUGINS: {re.escape(line)}"):
         load_plugins({"MM_PLUGINS": text})
 
 

@@ -16,7 +16,7 @@ def with_plugins(asset: str, own: tuple[ShardCheck, ...]) -> tuple[ShardCheck, .
     """The asset's ``own`` checks, then those under its name in ``CHECKS`` of each plugin.
 
     Raises:
-        ValueError: in one line that names the module, for a check that does not fit.
+        PluginError: in one line that names the module, for a check that does not fit.
     """
     checks = list(own)
     for module in load_plugins():

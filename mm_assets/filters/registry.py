@@ -24,7 +24,7 @@ def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[ScoreFilter], ...
     """`FILTERS`, then those in the lists ``FILTERS`` of plugins.
 
     Raises:
-        ValueError: in one line that names the module, for a filter that does not fit.
+        PluginError: in one line that names the module, for a filter that does not fit.
     """
     known = list(FILTERS)
     for module in plugins:

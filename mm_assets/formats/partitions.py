@@ -55,7 +55,7 @@ def partition_name(file: str, root: str) -> str:
 
 
 def _is_ours(file: str, suffix: str) -> bool:
-    """Tars are told by the facts beside them: a raw shard may have any name, and another may have that
+    """Tars are told by the statistics beside them: a raw shard may have any name, and another may have that
     unescaped.
     """
     folder, name = posixpath.split(file)

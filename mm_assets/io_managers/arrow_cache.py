@@ -37,9 +37,9 @@ class ArrowCacheIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, partition_filename(key))
 
-    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Also what killed builders left: in the caches, and beside them."""
-        super()._sweep(asset, tasks)
+        super().remove_leftovers(asset, planned)
         if is_remote(self.root):
             return
         from mm_assets.formats.arrow_cache.generation import sweep_cache, sweep_folders
@@ -47,5 +47,5 @@ class ArrowCacheIOManager(ShardIOManager):
         folder = Path(local_path(join(self.root, self.folder)))
         if folder.is_dir():
             sweep_folders(folder)
-        for task in tasks.values():
-            sweep_cache(Path(local_path(task.job.dest)))
+        for job in planned.values():
+            sweep_cache(Path(local_path(job.job.dest)))

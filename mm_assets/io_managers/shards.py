@@ -76,9 +76,10 @@ class ShardCheck:
     """A check that workers run on every shard before they publish it.
 
     `function` is one of a module; it is shown what the asset's IO manager has to show of a shard (rows: a
-    `WrittenShard`) and returns the outcome. A `blocking` check that fails with ERROR withholds its shard only.
-    `step`, where there is one, sees each batch that is about to be written, and changes nothing: what it
-    counts, with its examples, is in what `function` is shown. A new `version` has every shard checked again.
+    `WrittenShard`) and returns the outcome. A `blocking` check that fails with ERROR withholds its shard
+    only. `step`, where there is one, sees each batch that is about to be written, and changes nothing: what
+    it counts, with its examples, is in what `function` is shown. A new `version` has every shard checked
+    again.
     """
 
     name: str

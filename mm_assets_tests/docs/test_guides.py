@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.local_tree import LEDGER_BESIDE
 from mm_assets_tests.cli.commands import REPOSITORY, environment
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 
 GUIDES = REPOSITORY / "docs" / "guides"

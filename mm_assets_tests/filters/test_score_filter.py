@@ -14,8 +14,7 @@ from mm_assets.filters.image_scores import ImageScore
 from mm_assets.filters.registry import FILTERS, filters_of, settings_of
 from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum, setting
 from mm_assets.io_managers.shards import Plan, ShardSet
-from mm_assets.resources.filter_thresholds import filter_thresholds
-from mm_assets.settings import Settings, describe, variable
+from mm_assets.settings import describe, variable
 from mm_assets_tests.filters.test_aspect_ratio import batch, image
 
 
@@ -48,11 +47,9 @@ def test_each_filter_is_named_and_set_in_the_same_way_everywhere(
     told = capsys.readouterr().out
     assert re.fullmatch("[a-z][a-z0-9_]*", kind.name)
     assert kind.settings()
-    thresholds = filter_thresholds(FILTERS, {})
     for known in kind.settings().values():
         assert known.meaning == describe()[variable(known.name)]
         assert f"--{known.name.replace('_', '-')} " in told
-        assert known.name in type(thresholds).model_fields
 
 
 def test_names_and_settings_are_unique() -> None:
@@ -68,16 +65,6 @@ def test_filters_are_made_of_what_is_set() -> None:
     assert filters_of(FILTERS, {"max_aspect_ratio": 2.0}) == (AspectRatioFilter(0, 2),)
     assert AspectRatioFilter(0.0, 2.0).threshold == "0..2"
     assert AspectRatioFilter(min_ratio=1.5).threshold == "1.5..inf"
-
-
-def test_the_resource_has_the_settings_of_the_environment() -> None:
-    settings = Settings.from_environment({"MM_MAX_ASPECT_RATIO": "2"})
-    assert settings.filter_values()["max_aspect_ratio"] == 2
-    thresholds = filter_thresholds(settings.filters, settings.filter_values())
-    assert thresholds.steps() == (AspectRatioFilter(0, 2),)
-    assert filter_thresholds((FormatFilter,), {"image_formats": ("png", "jpg")}).steps() == (
-        FormatFilter(wanted=("png", "jpg")),
-    )
 
 
 def test_names_and_bounds_of_one_filter() -> None:

@@ -22,8 +22,8 @@ from mm_assets.interleaved import (
     SchemaMismatch,
 )
 from mm_assets.interleaved.json_values import is_json, json_field
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, table_of, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import hostile
 from mm_assets_tests.formats.test_round_trip import same

@@ -29,8 +29,8 @@ from mm_assets.interleaved.json_values import is_json, json_field
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import POLICIES
 from mm_assets.interleaved.steps import BatchStream
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_round_trip import same
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.types import settled
+from mm_assets.accounting.canonical.types import normalized
 
 # What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there
 # is no other reader.
@@ -64,7 +64,7 @@ class CanonicalSource:
         Raises as `tables` does, also while the blobs of a part are asked for.
         """
         for part in self._read():
-            yield settled(part, str(self.uri))
+            yield normalized(part, str(self.uri))
 
     def _read(self) -> Iterator[RowPart]:
         if not self.uri:

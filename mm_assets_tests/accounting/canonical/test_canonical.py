@@ -1,0 +1,372 @@
+"""Canonical readers find what was written, in its very types, and digest it as the writer did."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mm_assets.accounting.canonical import READERS, CanonicalSource, Derived, derive
+from mm_assets.formats.reader import ShardError
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets.interleaved.json_values import json_field
+from mm_assets.interleaved.schema import SchemaMismatch
+from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, table_of, write
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.formats.test_round_trip import same, tables
+
+PNG = picture(0)[1]
+EXTRAS = [pa.field("n", pa.int64()), json_field("j"), pa.field("when", pa.timestamp("s", "UTC"))]
+ROWS = [
+    item("a", n=5, j='{"k":[1,null]}', when=7, content_type="application/json", source_ref='{"path":"x"}'),
+    item("a", 0, text_content="ü", content_type="text/plain"),
+    item("a", 0, "image", binary_content=PNG, content_type="image/png", n=1),
+    item("a", 2, "image", binary_content=b"no image", content_type="image/odd", materialize_error="broken"),
+    item("b.c/d", 1, "image", materialize_error="gone", j="null"),
+]
+TABLE = table_of(ROWS, EXTRAS)
+
+
+def place(kind: str, folder: Path | str, partition: str = "part") -> CanonicalSource:
+    name = {
+        "parquet": f"{partition}.parquet",
+        "webdataset": f"{partition}.tar",
+        "lance": "items.lance",
+        "arrow_cache": partition,
+    }[kind]
+    return CanonicalSource(kind, f"{folder}/{name}", partition)
+
+
+def rows_of(source: CanonicalSource) -> pa.Table:
+    return pa.concat_tables(source.tables())
+
+
+def sorted_rows(table: pa.Table) -> pa.Table:
+    return table.sort_by([("sample_id", "ascending"), ("position", "ascending"), ("modality", "descending")])
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> None:
+    other = InterleavedBatch(table_of([item("z", 0, text_content="t")]), (), "other")
+    report = write(
+        kind,
+        tmp_path,
+        [InterleavedBatch(TABLE, (), "part"), other],
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    source = place(kind, tmp_path)
+    same(sorted_rows(rows_of(source)), sorted_rows(TABLE))
+    found = derive(kind, source.uri, "part")
+    written = report.partitions[0]
+    assert found == Derived(5, 2, 3, 1, written.digest, found.schema)
+    assert found.schema.equals(TABLE.schema, check_metadata=True)
+    assert set(READERS) == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_table(kind: str, data: st.DataObject) -> None:
+    table = data.draw(tables())
+    with tempfile.TemporaryDirectory() as folder:
+        report = write(
+            kind, folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False
+        )
+        if table.num_rows:
+            same(rows_of(place(kind, folder)), table)
+        assert derive(kind, place(kind, folder).uri, "part").digest == report.partitions[0].digest
+
+
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
+@given(table=tables())
+def test_every_format_has_the_same_digest(table: pa.Table) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found = set()
+        for kind in FORMATS:
+            write(
+                kind,
+                f"{folder}/{kind}",
+                InterleavedBatch(table, (), "part"),
+                on_materialize_error="warn",
+                materialize=False,
+            )
+            found.add(derive(kind, place(kind, f"{folder}/{kind}").uri, "part").digest)
+        assert len(found) == 1
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_nothing_written(kind: str) -> None:
+    assert derive(kind, "", "part") == derive(kind, None, "part") == Derived()
+    assert Derived().digest == "0" * 32
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_not_there(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        derive(kind, place(kind, tmp_path).uri, "part")
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("parquet", "part.parquet"), ("webdataset", "part.tar"), ("lance", "items.lance")]
+)
+def test_what_cannot_be_read_is_named(kind: str, what: str, tmp_path: Path) -> None:
+    write(kind, tmp_path, batch_of(ROWS[:3], EXTRAS, partition="part"))
+    broken = next((tmp_path / what / "data").iterdir()) if kind == "lance" else tmp_path / what
+    broken.write_bytes(broken.read_bytes()[:900])
+    with pytest.raises(ValueError, match=what):
+        derive(kind, str(tmp_path / what), "part")
+
+
+def test_batches_are_small_whatever_the_row_group(tmp_path: Path) -> None:
+    rows = [item(f"s{i}", 0, "image", binary_content=bytes([i]) * (1 << 20)) for i in range(40)]
+    pq.write_table(table_of(rows), tmp_path / "x.parquet", row_group_size=40)
+    write("lance", tmp_path, batch_of(rows, partition="part"))
+    write("webdataset", tmp_path, batch_of(rows, partition="part"))
+    for source in (
+        CanonicalSource("parquet", str(tmp_path / "x.parquet")),
+        place("lance", tmp_path),
+        place("webdataset", tmp_path),
+    ):
+        found = list(source.tables())
+        assert sum(table.num_rows for table in found) == 40
+        assert max(table.nbytes for table in found) < 17 << 20
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"), [(5000, "t"), (40, "t" * (1 << 18))], ids=["many rows", "much text"]
+)
+def test_row_groups_of_much_else_than_images(rows: int, text: str, tmp_path: Path) -> None:
+    table = table_of(
+        [
+            item(f"s{i}", 0, text_content=f"{i}{text}", binary_content=b"b" * (i % 3) or None)
+            for i in range(rows)
+        ]
+    )
+    pq.write_table(table, tmp_path / "one.parquet", row_group_size=rows)
+    pq.write_table(table, tmp_path / "many.parquet", row_group_size=10)
+    one, many = (CanonicalSource("parquet", str(tmp_path / f"{name}.parquet")) for name in ("one", "many"))
+    assert derive("parquet", one.uri) == derive("parquet", many.uri)
+    assert all(part.blobs is None for part in one.parts())
+    assert rows_of(one).equals(rows_of(many))
+    assert max(part.table.nbytes for part in one.parts()) < 17 << 20
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_parts_have_the_same_rows_as_tables(kind: str, tmp_path: Path) -> None:
+    write(
+        kind,
+        tmp_path,
+        batch_of(ROWS, EXTRAS, partition="part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    whole = rows_of(place(kind, tmp_path))
+    tables, blobs = [], []
+    for part in place(kind, tmp_path).parts():
+        assert part.schema.equals(whole.schema, check_metadata=True)
+        if part.table.num_rows:
+            tables.append(part.table)
+            blobs += [None if blob is None else bytes(blob) for blob in part.values() or ()]
+    assert pa.concat_tables(tables).equals(whole.drop_columns(["binary_content"]))
+    assert blobs == whole.column("binary_content").to_pylist()
+
+
+def test_damage_among_the_images_is_named(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "x.parquet", compression="none", use_dictionary=False)
+    start = pq.ParquetFile(tmp_path / "x.parquet").metadata.row_group(0).column(5).data_page_offset
+    data = bytearray((tmp_path / "x.parquet").read_bytes())
+    data[start : start + 16] = b"\xff" * 16
+    (tmp_path / "x.parquet").write_bytes(data)
+    with pytest.raises(ShardError, match="x.parquet: pyarrow cannot read it"):
+        derive("parquet", str(tmp_path / "x.parquet"))
+
+
+def test_types_are_settled_in_files_of_others(tmp_path: Path) -> None:
+    """Other writers have large strings, 64-bit positions, dictionaries."""
+    plain = TABLE.drop_columns(["j", "when"])
+    wide = {pa.string(): pa.large_string(), pa.int32(): pa.int64(), pa.large_binary(): pa.binary()}
+    odd = plain.cast(pa.schema([field.with_type(wide.get(field.type, field.type)) for field in plain.schema]))
+    odd = odd.set_column(2, "modality", odd.column(2).cast(pa.string()).dictionary_encode())
+    pq.write_table(odd, tmp_path / "odd.parquet")
+    pq.write_table(plain, tmp_path / "plain.parquet")
+    assert pq.read_schema(tmp_path / "odd.parquet").field("position").type == pa.int64()
+    found = {name: derive("parquet", str(tmp_path / f"{name}.parquet")) for name in ("odd", "plain")}
+    assert (found["odd"].digest, found["odd"].images) == (found["plain"].digest, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop_columns(["modality"]), "'modality' is missing"),
+        (lambda t: t.set_column(0, "sample_id", pa.array([None, *"abcd"])), "'sample_id' is null in 1 rows"),
+        (lambda t: t.append_column("n", t.column("n")), "'n' occurs twice"),
+        (
+            lambda t: t.append_column("binary_content", t.column("binary_content")),
+            "'binary_content' occurs twice",
+        ),
+    ],
+)
+def test_tables_that_are_no_items(change: Any, message: str, tmp_path: Path) -> None:
+    pq.write_table(change(TABLE), tmp_path / "x.parquet")
+    with pytest.raises(ShardError, match=f"x.parquet: .*{message}"):
+        derive("parquet", str(tmp_path / "x.parquet"))
+
+
+def test_a_schema_to_digest_in(tmp_path: Path) -> None:
+    """Columns that other partitions widened are digested in the types they were written in, if asked."""
+    first = InterleavedBatch(table_of(ROWS[:2], EXTRAS), (), "one")
+    second = InterleavedBatch(
+        table_of([item("y", n="text", j="1")], [pa.field("n", pa.string()), json_field("j")]), (), "two"
+    )
+    written = write("lance", tmp_path, [first]).partitions[0]
+    write("lance", tmp_path, [second])
+    uri = str(tmp_path / "items.lance")
+    assert derive("lance", uri, "one").digest != written.digest
+    assert derive("lance", uri, "one", first.data.schema).digest == written.digest
+    assert derive("lance", uri, "gone").rows == 0
+    with pytest.raises(SchemaMismatch, match="'n'"):
+        derive("lance", uri, "two", first.data.schema)
+
+
+def test_lance_rows_that_moved_to_other_fragments(tmp_path: Path) -> None:
+    batches = [
+        InterleavedBatch(table_of([item(name, i, text_content="t" * i) for i in range(3)]), (), name)
+        for name in ("one", "two")
+    ]
+    reports = write("lance", tmp_path, batches).partitions
+    uri = str(tmp_path / "items.lance")
+    lance.dataset(uri).optimize.compact_files()
+    assert len(lance.dataset(uri).get_fragments()) == 1
+    assert [derive("lance", uri, name).digest for name in ("one", "two")] == [
+        report.digest for report in reports
+    ]
+    lance.dataset(uri).delete("sample_id = 'one' AND position = 1")
+    assert [derive("lance", uri, name).rows for name in ("one", "two", None)] == [2, 3, 5]
+
+
+def test_raw_tars_are_read_by_our_own_reader(tmp_path: Path) -> None:
+    payload = {"texts": ["t", None], "images": [None, "k.png"], "url": "u"}
+    raw = make_tar(tmp_path / "raw" / "r.tar", [("k.json", payload), ("k.png", PNG)])
+    found = rows_of(CanonicalSource("webdataset", str(raw), relative_to=str(raw.parent)))
+    assert [row["binary_content"] for row in found.to_pylist()] == [None, None, PNG]
+    assert '"path": "r.tar"' in found.column("source_ref")[0].as_py()
+    assert str(raw) in rows_of(CanonicalSource("webdataset", str(raw))).column("source_ref")[0].as_py()
+
+
+def test_a_tar_without_our_bookkeeping_is_read_by_our_own_reader(tmp_path: Path) -> None:
+    payload = {
+        "sample_id": "s",
+        "texts": [None],
+        "images": ["0.png"],
+        "_row_extra": {"text": [None], "image": [{"w": 3}], "metadata": {}},
+    }
+    tar = make_tar(tmp_path / "n.tar", [("s.0.png", PNG), ("s.json", payload)])
+    (found,) = [table for table in CanonicalSource("webdataset", str(tar)).tables() if table.num_rows]
+    assert found.select(["position", "modality", "w", "binary_content"]).to_pylist()[1] == {
+        "position": 0, "modality": "image", "w": 3, "binary_content": PNG,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["parquet", "webdataset"])
+def test_remote_files(kind: str, tmp_path: Path) -> None:
+    import fsspec
+
+    report = write(
+        kind, tmp_path, InterleavedBatch(TABLE, (), "part"), on_materialize_error="warn", materialize=False
+    )
+    source = place(kind, tmp_path)
+    url = f"memory://{tmp_path}/part"
+    with fsspec.open(url, "wb") as file:
+        file.write(Path(str(source.uri)).read_bytes())
+    assert derive(kind, url).digest == report.partitions[0].digest
+
+
+def rewrite(tar: Path, change: Any) -> None:
+    """Every member of a tar, as (name, bytes), through a function that gives any number of them."""
+    with tarfile.open(tar) as old:
+        members = [(m.name, old.extractfile(m).read()) for m in old]
+    with tarfile.open(tar, "w") as new:
+        for name, data in (changed for member in members for changed in change(*member)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            new.addfile(info, io.BytesIO(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda name, data: [(name, data)] * 2, "sample 'a' occurs twice"),
+        (lambda name, data: [] if name == "a.json" else [(name, data)], "key 'a' has no json"),
+        (
+            lambda name, data: [(name, data.replace(b'"sample_id":', b'"sample_id":1,"s":'))],
+            "'s' is not of the layout|sample_id is 1",
+        ),
+        (
+            lambda name, data: [(name, data[:-2] if name.endswith("b%2Ec%2Fd.json") else data)],
+            "json of the sample with key 'b%2Ec%2Fd'",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"texts":', b'"texts":3,"images":'))],
+            "sample 'a': its json is not as the layout says",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"schema":"', b'"schema":"A'))],
+            "sample 'a': its json states no column types",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"0.png"', b'"__key__"'))],
+            "sample 'a': its json is not as the layout says",
+        ),
+        (
+            lambda name, data: [(name, data.replace(b'"modality":"image"', b'"modality":"sound"'))],
+            "modality 'sound' and position 2",
+        ),
+    ],
+)
+def test_tars_that_are_not_as_documented(change: Any, message: str, tmp_path: Path) -> None:
+    write(
+        "webdataset",
+        tmp_path,
+        InterleavedBatch(TABLE, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    rewrite(tmp_path / "part.tar", change)
+    with pytest.raises(ShardError, match=f"part.tar.*({message})"):
+        derive("webdataset", str(tmp_path / "part.tar"))
+
+
+def test_values_of_another_type_than_stated_have_their_own(tmp_path: Path) -> None:
+    write(
+        "webdataset",
+        tmp_path,
+        InterleavedBatch(TABLE, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    rewrite(
+        tmp_path / "part.tar", lambda name, data: [(name, data.replace(b'{"n":5,', b'{"n":5.0,"added":[1],'))]
+    )
+    found = [
+        table
+        for table in CanonicalSource("webdataset", str(tmp_path / "part.tar")).tables()
+        if table.num_rows
+    ]
+    assert sum(table.num_rows for table in found) == 5
+    odd = found[0].slice(0, 1)
+    assert odd.schema.field("n").type == pa.float64()
+    assert odd.select(["sample_id", "n", "j", "added"]).to_pylist() == [
+        {"sample_id": "a", "n": 5.0, "j": '{"k":[1,null]}', "added": "[1]"}
+    ]
+    assert all(table.schema.field("n").type == pa.int64() for table in found[1:])
