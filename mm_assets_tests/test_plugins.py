@@ -78,9 +78,9 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
         (FILTER.replace("@dataclass(frozen=True)", ""), "filter Large must be a dataclass"),
         (FILTER.replace("    min_bytes", "    # min_bytes"), "filter Large has no settings"),
         (FILTER.replace("    def", "    more: int\n    def"), "cannot be imported: TypeError: non-default"),
-        (FILTER.replace('"large"', '"image_size"'), "filter Large: the name 'image_size' is taken by mm_assets"),
-        (FILTER.replace('"byte_size"', '"image_side"'), "filter Large: the setting 'min_image_side' is taken"),
-        (FILTER.replace("int,", "dict,"), "cannot be imported: TypeError: bound 'min_byte_size' is a float or an int, not"),
+        (FILTER.replace('"large"', '"image_size"'), "Large: the name 'image_size' is taken by mm_assets"),
+        (FILTER.replace('"byte_size"', '"image_side"'), "Large: the setting 'min_image_side' is taken"),
+        (FILTER.replace("int,", "dict,"), "TypeError: bound 'min_byte_size' is a float or an int, not"),
     ],
 )  # fmt: skip
 def test_a_filter_that_does_not_fit_is_one_line(code: str, line: str, module: Module) -> None:
