@@ -23,11 +23,12 @@ SLOW = (
     "io_managers",
     "live",
     "resources",
+    "test_extras.py",
     "test_readme.py",
     "test_sensors.py",
     "test_startup.py",
 )
-CLIENTS = ("clients",)
+CLIENTS = ("clients", "test_wheel.py")
 
 
 def is_fast(path: Path) -> bool:

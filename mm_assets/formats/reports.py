@@ -13,6 +13,8 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.steps import Example
 
+__all__ = ["PartitionReport", "WriteReport"]
+
 
 @dataclass(frozen=True)
 class PartitionReport:
