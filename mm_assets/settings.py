@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.filters.readable import MAX_PIXELS
+from mm_assets.filters.registry import FILTERS, known_filters, settings_of
+from mm_assets.filters.score_filter import ScoreFilter
 from mm_assets.formats.paired.raw.address import MISSING_KEY_POLICIES
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset.layout import (
@@ -23,8 +25,11 @@ from mm_assets.formats.webdataset.layout import (
     RawLayout,
 )
 from mm_assets.interleaved.policies import POLICIES
+from mm_assets.plugins import load_plugins
 
 PREFIX = "MM_"
+
+S = TypeVar("S", bound="Settings")
 
 
 def _one_of(*names: str) -> Callable[[str], str]:
@@ -67,11 +72,46 @@ def _setting(default: Any, parse: Callable[[str], Any], meaning: str) -> Any:
     return field(default=default, metadata={"parse": parse, "meaning": meaning})
 
 
+_PARSERS: Mapping[type, Callable[[str], Any]] = {
+    float: _number(float),
+    int: _number(int),
+    str: str,
+    tuple: _names,
+}
+
+
+def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[S]], type[S]]:
+    """The settings of filters as further fields of a class of settings; all are unset by default."""
+
+    def decorate(cls: type[S]) -> type[S]:
+        added = [
+            (known.name, Any, _setting(None, _PARSERS[known.kind], known.meaning))
+            for known in settings_of(filters)
+        ]
+        taken = {f.name for f in fields(cls)}
+        for kind in filters:
+            if clash := [known.name for known in kind.settings().values() if known.name in taken]:
+                raise ValueError(f"filter {kind.name!r} of {kind.__module__}: {variable(clash[0])} is taken")
+        namespace = {
+            "__module__": cls.__module__,
+            "__doc__": cls.__doc__,
+            "filters": (*cls.filters, *filters),
+        }
+        return make_dataclass(cls.__name__, added, bases=(cls,), frozen=True, namespace=namespace)
+
+    return decorate
+
+
+@_with_settings_of(FILTERS)
 @dataclass(frozen=True)
 class Settings:
     """Every setting, with what holds where it is not set; ``MM_<NAME>`` is its variable. `describe` has what
     each means.
+
+    Those of the filters in ``filters`` are fields, too.
     """
+
+    filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
 
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace")
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
@@ -83,12 +123,6 @@ class Settings:
         0.5,
         _number(float, 1),
         "share of a shard's members and items that may be quarantined, unreferenced or unreadable",
-    )
-    min_aspect_ratio: float | None = _setting(
-        None, _number(float), "least width/height that `filtered_parquet` keeps"
-    )
-    max_aspect_ratio: float | None = _setting(
-        None, _number(float), "greatest width/height that `filtered_parquet` keeps"
     )
     sample_id_field: str | None = _setting(None, str, "json field, or column, with the sample id")
     sample_id_prefix: str | None = _setting(
@@ -120,6 +154,7 @@ class Settings:
     schema_changes: str = _setting(
         "refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
     )
+    plugins: tuple[str, ...] = _setting((), _names, "modules with filters and checks of your own")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -133,6 +168,9 @@ class Settings:
             for name, text in (os.environ if environment is None else environment).items()
             if name.startswith(PREFIX)
         }
+        added = known_filters(load_plugins(given))[len(FILTERS) :]
+        if added:
+            cls = _with_settings_of(added)(cls)
         known = {variable(f.name): f for f in fields(cls)}
         for name in given:
             if name not in known:
@@ -148,12 +186,16 @@ class Settings:
                         f"{name} {error}" if str(error).startswith("must") else f"{name}: {error}"
                     ) from error
         settings = cls(**values)
-        low, high = settings.min_aspect_ratio, settings.max_aspect_ratio
-        if low is not None and high is not None and low > high:
-            raise ValueError(
-                f"MM_MIN_ASPECT_RATIO is {low:g}, more than MM_MAX_ASPECT_RATIO, which is {high:g}"
-            )
+        for pair in (pair for kind in cls.filters for pair in kind.bounds()):
+            low, high = (getattr(settings, name) for name in pair)
+            if low is not None and high is not None and low > high:
+                least, most = map(variable, pair)
+                raise ValueError(f"{least} is {low:g}, more than {most}, which is {high:g}")
         return settings
+
+    def filter_values(self) -> dict[str, Any]:
+        """The settings of the filters, by name; None for what is not set."""
+        return {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
 
     def raw_layout(self) -> dict[str, Any]:
         """How documents of raw shards are read, as arguments of `RawReader`."""

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent
 
 SLOW = (
     "benchmarks",
+    "checks",
     "cli",
     "demo",
     "docs",
@@ -22,6 +23,7 @@ SLOW = (
     "graph",
     "io_managers",
     "live",
+    "resources",
     "test_extras.py",
     "test_sensors.py",
     "test_startup.py",

@@ -1,12 +1,16 @@
 """From raw shards to filtered Parquet."""
 
-from mm_assets.checks.row_checks import BALANCED, ROW_CHECKS
-from mm_assets.filters.aspect_ratio import SCORES
+from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.io_managers.check_results import IMAGES_DECODE
+from mm_assets.filters.score_filter import SCORES
+from mm_assets.io_managers.check_results import (
+    INGEST_CHECKS,
+    QUARANTINE_CHECKS,
+    ROW_CHECKS,
+    SCORE_CHECKS,
+)
 from mm_assets.io_managers.quarantine import RAW
-from mm_assets.io_managers.scores import DIMENSIONS_AGREE
-from mm_assets.io_managers.sharded import ShardCheck, sharded
+from mm_assets.io_managers.sharded import sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 from mm_assets.resources.filter_thresholds import FilterThresholds
 from mm_assets.resources.image_validation import ImageValidation
@@ -14,10 +18,7 @@ from mm_assets.resources.image_validation import ImageValidation
 
 @sharded(
     code_version="3",
-    checks=(
-        *ROW_CHECKS,
-        ShardCheck(IMAGES_DECODE, "Every image could be read; a sample was decoded in full."),
-    ),
+    checks=with_plugins("curated_parquet", INGEST_CHECKS),
     io_manager_key="ingest_io_manager",
     group_name="interleaved",
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
@@ -28,7 +29,7 @@ def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
 
 @sharded(
     code_version="1",
-    checks=(ShardCheck("empty", "Nothing of the shard is in quarantine."),),
+    checks=QUARANTINE_CHECKS,
     io_manager_key="quarantine_io_manager",
     group_name="interleaved",
     description="What could not be read, with its class, its place and its raw bytes. Mend the raw shard, and its records close.",
@@ -39,10 +40,7 @@ def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
 
 @sharded(
     code_version="2",
-    checks=(
-        ShardCheck(DIMENSIONS_AGREE, "Images have the dimensions that their documents declare."),
-        BALANCED,
-    ),
+    checks=SCORE_CHECKS,
     io_manager_key="scores_io_manager",
     group_name="interleaved",
     description="Width, height, format and byte size of every image, from its header.",
@@ -53,7 +51,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
 
 @sharded(
     code_version="2",
-    checks=ROW_CHECKS,
+    checks=with_plugins("filtered_parquet", ROW_CHECKS),
     io_manager_key="parquet_io_manager",
     group_name="interleaved",
     description="Curated rows without the images that the filters drop (none, where no bound is set); positions keep their gaps.",

@@ -1,13 +1,14 @@
 """From filtered Parquet to what training and search read."""
 
-from mm_assets.checks.row_checks import ROW_CHECKS
+from mm_assets.checks.plugin_checks import with_plugins
+from mm_assets.io_managers.check_results import ROW_CHECKS
 from mm_assets.io_managers.sharded import sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
 
 
 @sharded(
     code_version="2",
-    checks=ROW_CHECKS,
+    checks=with_plugins("final_tars", ROW_CHECKS),
     io_manager_key="webdataset_io_manager",
     group_name="interleaved",
     description="WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator.",
@@ -18,7 +19,7 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
 
 @sharded(
     code_version="2",
-    checks=ROW_CHECKS,
+    checks=with_plugins("lance_table", ROW_CHECKS),
     io_manager_key="lance_io_manager",
     group_name="interleaved",
     description="One Lance table of all shards, indexed by sample id and modality.",
@@ -29,7 +30,7 @@ def lance_table(filtered_parquet: ShardSet) -> Plan:
 
 @sharded(
     code_version="1",
-    checks=ROW_CHECKS,
+    checks=with_plugins("arrow_cache", ROW_CHECKS),
     io_manager_key="arrow_cache_io_manager",
     group_name="interleaved",
     description="Memory-mapped Arrow files of whole samples: any of them at once, for training.",

@@ -9,7 +9,7 @@ from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mm_assets.cli import losses, raw_layout
+from mm_assets.cli import filter_flags, losses, raw_layout
 from mm_assets.cli.arguments import byte_size, location, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
@@ -40,8 +40,7 @@ def add_to(commands: Any) -> None:
         "--fields", type=raw_layout.names, help="passthrough columns to keep, comma-separated (default: all)"
     )
     raw_layout.add_flags(parser)
-    parser.add_argument("--min-aspect-ratio", type=float, help="keep images with at least this width/height")
-    parser.add_argument("--max-aspect-ratio", type=float, help="keep images with at most this width/height")
+    filter_flags.add_flags(parser)
     policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
     parser.add_argument(
         "--on-materialize-error",
@@ -148,7 +147,6 @@ def _named(conversion: Any, message: str) -> str:
 
 
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
-    from mm_assets.filters.aspect_ratio import AspectRatioFilter
     from mm_assets.filters.readable import ReadableImages
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
     from mm_assets.formats.partitions import root_of_locations
@@ -188,10 +186,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         roots=roots,
         mode=options.mode,
     )
-    steps: list[Any] = [ReadableImages()]
-    if (bounds := AspectRatioFilter.between(options.min_aspect_ratio, options.max_aspect_ratio)) is not None:
-        steps.append(bounds)
-    return reader, writer, steps
+    return reader, writer, [ReadableImages(), *filter_flags.filters_asked_for(options)]
 
 
 def _max_loss(options: argparse.Namespace) -> float:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
+from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
 
@@ -23,7 +24,7 @@ class PartitionReport:
     ``items`` is how many items the input holds by its own account (None: it does not say); each of them is
     among the ``rows`` or the ``losses``. ``digest`` is of the rows as written, ``source_digest`` of the same
     rows before their columns took the output's types, ``lost_digest`` of the rows that steps and the policy
-    took out.
+    took out. ``counts`` and ``examples`` are what steps counted, and the first items of each name.
     """
 
     partition: str
@@ -43,6 +44,7 @@ class PartitionReport:
     losses: tuple[Loss, ...] = ()
     errors: tuple[ItemError, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     dropped_columns: tuple[str, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)

@@ -66,6 +66,7 @@ class RowTally:
             losses=(*stream.losses, *self.losses),
             errors=tuple(self.errors),
             counts={**stream.counts, ROWS_CHANGED: stream.counts[ROWS_CHANGED] + self.changed},
+            examples={name: tuple(found) for name, found in stream.examples.items()},
             dropped_columns=left_out,
             notes=stream.notes,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,22 @@ from mm_assets.interleaved.losses import Loss, with_source_refs
 # Key of the count of rows that steps changed by setting an error. Their digests differ from those of the
 # input.
 ROWS_CHANGED = "rows_changed"
+EXAMPLES = 20  # that are kept of each kind
+
+
+@dataclass(frozen=True)
+class Example:
+    """One item that a step counted, and a few words on it."""
+
+    sample_id: str | None
+    position: int | None
+    text: str = ""
+
+
+def examples_of(rows: pa.Table, text: str = "") -> tuple[Example, ...]:
+    """The first `EXAMPLES` rows of an interleaved table as examples, all with the same ``text``."""
+    first = rows.select(["sample_id", "position"]).slice(0, EXAMPLES).to_pylist()
+    return tuple(Example(row["sample_id"], row["position"], text) for row in first)
 
 
 @dataclass(frozen=True)
@@ -23,13 +39,15 @@ class StepResult:
     """Result of a step on one batch.
 
     ``batch`` is what is left. ``removed`` has the rows taken out, ``losses`` one reason for each of them in
-    the same order. ``counts`` adds to the counters of the stream.
+    the same order. ``counts`` adds to the counters of the stream; ``examples`` has examples of what was
+    counted, under the same names.
     """
 
     batch: InterleavedBatch
     losses: tuple[Loss, ...] = ()
     removed: pa.Table | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
 
 
 class Step(Protocol):
@@ -43,7 +61,8 @@ class BatchStream:
 
     ``items`` is the number of items that the source declares (headers, json, footers), None if it does not
     say. ``losses`` are the items that are not among the batches, ``removed`` is the digest of the rows that
-    steps took out, ``counts`` sums the counters of steps. These are complete once the stream has been read.
+    steps took out, ``counts`` sums the counters of steps, ``examples`` has the first `EXAMPLES` of each
+    counter. These are complete once the stream has been read.
     """
 
     def __init__(
@@ -61,6 +80,7 @@ class BatchStream:
         self.losses: list[Loss] = []
         self.removed = ContentDigest()
         self.counts: Counter[str] = Counter()
+        self.examples: dict[str, list[Example]] = {}
         self.notes: dict[str, Any] = {}
         self._batches = batches
 
@@ -76,12 +96,8 @@ class BatchStream:
             self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items
         )
         # Shared, so that they cover all steps, however many calls added them.
-        result.losses, result.removed, result.counts, result.notes = (
-            self.losses,
-            self.removed,
-            self.counts,
-            self.notes,
-        )
+        result.losses, result.removed, result.notes = self.losses, self.removed, self.notes
+        result.counts, result.examples = self.counts, self.examples
         return result
 
 
@@ -94,5 +110,8 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
                 result.losses.extend(with_source_refs(outcome.losses, removed))
                 result.removed.observe(removed)
             result.counts.update(outcome.counts)
+            for name, found in outcome.examples.items():
+                known = result.examples.setdefault(name, [])
+                known.extend(found[: EXAMPLES - len(known)])
             batch = outcome.batch
         yield batch

@@ -251,7 +251,15 @@ class ShardIOManager(dg.ConfigurableIOManager):
             dest = self.locate(asset, key)
             jobs.append(
                 ShardJob(
-                    sources[key], dest, side_inputs, plan.steps, options, reports.blocking, asset, self.root
+                    sources[key],
+                    dest,
+                    side_inputs,
+                    plan.steps,
+                    options,
+                    reports.blocking,
+                    asset,
+                    self.root,
+                    plan.checks,
                 )
             )
         planned: dict[str, PlannedJob] = {}

@@ -1,25 +1,49 @@
-"""Findings about one shard that was just written, as the outcome of its asset checks."""
+"""The checks that workers run on each shard of an asset, each with its function."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
 
 from mm_assets.accounting.ledger import Balance
-from mm_assets.formats.writer import PartitionReport
+from mm_assets.filters.dimensions import DimensionTally
 from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
-from mm_assets.io_managers.shards import Check
+from mm_assets.io_managers.shards import Check, ShardCheck
+from mm_assets.io_managers.written_shard import WrittenShard
 
 SCHEMA_ALIGNMENT = "schema_alignment"
 MATERIALIZATION_ERRORS = "materialization_errors"
 LEDGER_BALANCE = "ledger_balance"
 IMAGES_DECODE = "images_decode"
+DIMENSIONS_AGREE = "dimensions_agree"
+EMPTY = "empty"
 _LISTED = 20
 
 
-def schema_alignment(report: PartitionReport) -> Check:
+class Balanced(Protocol):
+    """What is shown of a shard of which items in and out are known."""
+
+    @property
+    def balance(self) -> Balance: ...
+
+
+@dataclass(frozen=True)
+class ScoredShard:
+    """What checks are shown of a shard of image scores."""
+
+    dimensions: DimensionTally
+    balance: Balance
+
+
+def schema_alignment(shard: WrittenShard) -> Check:
     """Reserved columns first, in canonical order, with canonical types; nothing left out on the way."""
+    report = shard.report
     problems = []
     for index, field in enumerate(INTERLEAVED_SCHEMA):
         if field.name not in report.schema.names:
@@ -37,11 +61,12 @@ def schema_alignment(report: PartitionReport) -> Check:
     return Check(SCHEMA_ALIGNMENT, not problems, "ERROR", metadata)
 
 
-def materialization_errors(report: PartitionReport, policy: str) -> Check:
+def materialization_errors(shard: WrittenShard) -> Check:
     """No item carries an error.
 
     Under ``error`` a single one fails the shard; the other policies let it pass with a warning.
     """
+    report, policy = shard.report, shard.policy
     listed = [
         {"sample_id": e.sample_id, "position": e.position, "message": e.message, "outcome": e.outcome}
         for e in report.errors[:_LISTED]
@@ -65,12 +90,13 @@ def _first(errors: Sequence[ItemError]) -> str:
     return f"sample {errors[0].sample_id!r}, position {errors[0].position}: {errors[0].message}{more}"
 
 
-def ledger_balance(balance: Balance) -> Check:
+def ledger_balance(shard: Balanced) -> Check:
     """Items in = out + filtered + quarantined; where the input's digest is known, also the rows themselves,
     modulo order.
 
     An input that does not say how many items it holds leaves nothing to balance; ours all say it.
     """
+    balance = shard.balance
     metadata = {
         "items_in": -1 if balance.items_in is None else balance.items_in,
         "items_out": balance.items_out,
@@ -84,15 +110,88 @@ def ledger_balance(balance: Balance) -> Check:
     return Check(LEDGER_BALANCE, passed, "ERROR", metadata)
 
 
-def images_decode(report: PartitionReport) -> Check:
+def images_decode(shard: WrittenShard) -> Check:
     """Every image that was looked into could be read; a sample of them was decoded to the last pixel."""
-    bad = [error for error in report.errors if error.kind in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)]
+    bad = [error for error in shard.report.errors if error.kind in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)]
     listed = [{"sample_id": e.sample_id, "position": e.position, "message": e.message} for e in bad[:_LISTED]]
     metadata = {
-        "images_checked": report.counts.get("images_checked", 0),
-        "images_decoded": report.counts.get("images_decoded", 0),
+        "images_checked": shard.counts.get("images_checked", 0),
+        "images_decoded": shard.counts.get("images_decoded", 0),
         "unreadable": len(bad),
         "first": {"json": listed},
         "summary": _first(bad),
     }
     return Check(IMAGES_DECODE, not bad, "WARN", metadata)
+
+
+def dimensions_agree(shard: ScoredShard) -> Check:
+    """Images have the size that their documents declare, where they declare one."""
+    tally = shard.dimensions
+    listed = [
+        {
+            "sample_id": m.sample_id,
+            "position": m.position,
+            "declared": list(m.declared),
+            "measured": list(m.measured),
+        }
+        for m in tally.mismatches[:_LISTED]
+    ]
+    metadata = {
+        "compared": tally.compared,
+        "undeclared": tally.undeclared,
+        "mismatches": len(tally.mismatches),
+        "first": {"json": listed},
+        "summary": f"{len(tally.mismatches)} images of other dimensions than declared"
+        if tally.mismatches
+        else "",
+    }
+    return Check(DIMENSIONS_AGREE, not tally.mismatches, "WARN", metadata)
+
+
+def empty(records: pa.Table) -> Check:
+    """Nothing of the shard is in quarantine."""
+    kinds = dict(Counter(records.column("kind").to_pylist()))
+    summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    metadata = {"records": len(records), "kinds": {"json": kinds}, "summary": summary}
+    return Check(EMPTY, not len(records), "WARN", metadata)
+
+
+BALANCE = ShardCheck(
+    LEDGER_BALANCE,
+    ledger_balance,
+    blocking=True,
+    description="Items in = out + filtered + quarantined, by count and by digest.",
+)
+ROW_CHECKS = (
+    ShardCheck(
+        SCHEMA_ALIGNMENT,
+        schema_alignment,
+        blocking=True,
+        description="Reserved columns are canonical, no column was left out.",
+    ),
+    ShardCheck(
+        MATERIALIZATION_ERRORS,
+        materialization_errors,
+        description="No item carries an error; what happens if one does is the policy's.",
+    ),
+    BALANCE,
+)
+"""The checks of every asset made of interleaved rows."""
+
+INGEST_CHECKS = (
+    *ROW_CHECKS,
+    ShardCheck(
+        IMAGES_DECODE,
+        images_decode,
+        description="Every image could be read; a sample was decoded in full.",
+    ),
+)
+SCORE_CHECKS = (
+    ShardCheck(
+        DIMENSIONS_AGREE,
+        dimensions_agree,
+        description="Images have the dimensions that their documents declare.",
+    ),
+    BALANCE,
+)
+QUARANTINE_CHECKS = (ShardCheck(EMPTY, empty, description="Nothing of the shard is in quarantine."),)

@@ -13,7 +13,7 @@ from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UnreadableFile
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.raw_input import RawInput
-from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult, digest
+from mm_assets.io_managers.shards import Plan, ShardJob, ShardResult, digest
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"
@@ -52,13 +52,6 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
         "first": {"json": first},
         "bytes": nbytes,
     }
-    summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    check = Check(
-        "empty",
-        not len(records),
-        "WARN",
-        {"records": len(records), "kinds": {"json": kinds}, "summary": summary},
-    )
     uri = job.dest if len(records) else ""
     account = {FILES: digest_files(job.root, [job.dest])}
     return ShardResult(
@@ -67,7 +60,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
         uri=uri,
         version=content.hexdigest(),
         metadata=metadata,
-        checks=(check,),
+        checks=tuple(check.outcome(records) for check in job.checks),
         account=account,
     )
 

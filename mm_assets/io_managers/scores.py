@@ -1,19 +1,11 @@
 """Image scores: one small Parquet file per shard."""
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
-from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
-
-if TYPE_CHECKING:
-    from mm_assets.filters.dimensions import DimensionTally
-
-DIMENSIONS_AGREE = "dimensions_agree"
-_LISTED = 20
+from mm_assets.io_managers.shards import ShardJob, ShardResult, blocked_by
 
 
 def score_shard(job: ShardJob) -> ShardResult:
@@ -28,7 +20,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.formats.parquet_file import publish_table
     from mm_assets.formats.partitions import Partition
-    from mm_assets.io_managers.check_results import ledger_balance
+    from mm_assets.io_managers.check_results import ScoredShard
     from mm_assets.io_managers.shard_work import column_schema, reader_arguments
 
     reader = InterleavedParquetReader((), **reader_arguments(job.options))
@@ -45,7 +37,7 @@ def score_shard(job: ShardJob) -> ShardResult:
     scores = pa.concat_tables(parts)
     balance = Balance(images, len(scores), {}, {})
     errors = len(scores) - scores.column("error").null_count
-    checks = (dimensions_agree(dimensions), ledger_balance(balance))
+    checks = tuple(check.outcome(ScoredShard(dimensions, balance)) for check in job.checks)
     if (reason := blocked_by(checks, job.blocking)) is not None:
         return ShardResult(job.key, ok=False, checks=checks, error=reason)
     nbytes = publish_table(job.dest, scores)
@@ -74,29 +66,6 @@ def score_shard(job: ShardJob) -> ShardResult:
         checks=checks,
         account={FILES: files},
     )
-
-
-def dimensions_agree(tally: "DimensionTally") -> Check:
-    """Images have the size that their documents declare, where they declare one."""
-    listed = [
-        {
-            "sample_id": m.sample_id,
-            "position": m.position,
-            "declared": list(m.declared),
-            "measured": list(m.measured),
-        }
-        for m in tally.mismatches[:_LISTED]
-    ]
-    metadata = {
-        "compared": tally.compared,
-        "undeclared": tally.undeclared,
-        "mismatches": len(tally.mismatches),
-        "first": {"json": listed},
-        "summary": f"{len(tally.mismatches)} images of other dimensions than declared"
-        if tally.mismatches
-        else "",
-    }
-    return Check(DIMENSIONS_AGREE, not tally.mismatches, "WARN", metadata)
 
 
 class ScoresIOManager(ShardIOManager):

@@ -25,13 +25,9 @@ from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets.interleaved.schema_text import schema_to_text
 from mm_assets.interleaved.steps import ROWS_CHANGED
-from mm_assets.io_managers.check_results import (
-    images_decode,
-    ledger_balance,
-    materialization_errors,
-    schema_alignment,
-)
+from mm_assets.io_managers.check_results import MATERIALIZATION_ERRORS
 from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
+from mm_assets.io_managers.written_shard import CheckStep, WrittenShard
 
 # Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how
 # many it has.
@@ -61,15 +57,13 @@ def convert_shard(
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
-    conversion = Conversion(reader, partition, writer, (*steps, strip))
+    looks = (CheckStep(check) for check in job.checks if check.step is not None)
+    conversion = Conversion(reader, partition, writer, (*steps, *looks, strip))
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
-        policy = writer.on_materialize_error
-        checks.extend(
-            [schema_alignment(report), materialization_errors(report, policy), images_decode(report)]
-        )
-        checks.append(ledger_balance(_balance(report, in_digest)))
+        shard = WrittenShard(report, _balance(report, in_digest), writer.on_materialize_error)
+        checks.extend(declared.outcome(shard.shown_to(declared)) for declared in job.checks)
         reason = blocked_by(checks, job.blocking) or (
             None if max_loss is None else LossShare.of_report(report).refusal(max_loss)
         )
@@ -81,7 +75,7 @@ def convert_shard(
     except _Withheld as error:
         return ShardResult(job.key, ok=False, checks=tuple(checks), error=str(error)), None
     except MaterializeError as error:
-        failed = Check("materialization_errors", False, "ERROR", {"policy": "error", "first": str(error)})
+        failed = Check(MATERIALIZATION_ERRORS, False, "ERROR", {"policy": "error", "first": str(error)})
         return ShardResult(job.key, ok=False, checks=(failed,), error=str(error)), None
     except (
         ShardError,

@@ -6,7 +6,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal
 
 import dagster as dg
@@ -14,22 +14,10 @@ import dagster as dg
 from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, SHARDED_TAG
 from mm_assets.io_managers.metadata import metadata_values
-from mm_assets.io_managers.shards import Plan
+from mm_assets.io_managers.shards import Plan, ShardCheck
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
 Body = Callable[..., Plan]
-
-
-@dataclass(frozen=True)
-class ShardCheck:
-    """A check that workers run on every shard before they publish it.
-
-    A blocking one that fails with ERROR withholds its shard only.
-    """
-
-    name: str
-    description: str | None = None
-    blocking: bool = False
 
 
 def sharded(
@@ -77,7 +65,7 @@ def sharded(
                     for c in checks
                 ],
                 **asset_kwargs,
-            )(_outputs_of(body))
+            )(_outputs_of(body, tuple(checks)))
 
     return decorate
 
@@ -98,7 +86,7 @@ def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
     ]
 
 
-def _outputs_of(body: Body) -> Callable[..., Iterator[dg.Output[Any]]]:
+def _outputs_of(body: Body, checks: tuple[ShardCheck, ...]) -> Callable[..., Iterator[dg.Output[Any]]]:
     """The body as Dagster wants it: a generator with an output for each check, then the marked plan."""
 
     @functools.wraps(body)
@@ -111,7 +99,7 @@ def _outputs_of(body: Body) -> Callable[..., Iterator[dg.Output[Any]]]:
         for spec in run.assets_def.check_specs:
             if spec.key in run.selected_asset_check_keys:
                 yield dg.Output(None, output_name=spec.get_python_identifier())
-        yield dg.Output(plan, metadata={events.MARK: True})
+        yield dg.Output(replace(plan, checks=checks), metadata={events.MARK: True})
 
     # The generator's own type, not that of the body: Dagster would take `-> Plan` for the type of its
     # outputs.

@@ -11,10 +11,12 @@ import dataclasses
 import enum
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
+
+from mm_assets.formats.error_lines import error_line
 
 
 @dataclass(frozen=True)
@@ -57,33 +59,11 @@ class ShardSet:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each
-    `side_inputs` input at hand.
-
-    `steps` are picklable frozen dataclasses. `side_inputs` names further inputs (image scores, for instance) whose
-    shards have the same keys.
-    """
-
-    source: ShardSet
-    steps: tuple[Any, ...] = ()
-    side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
-
-    def digest(self) -> str:
-        """Changes if and only if a step's class name or a field changes; equal in every process.
-
-        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary
-        object).
-        """
-        for step in self.steps:
-            if not dataclasses.is_dataclass(step) or isinstance(step, type):
-                raise TypeError(f"a step must be an instance of a frozen dataclass, not {step!r}")
-        return digest(self.steps)
-
-
-@dataclass(frozen=True)
 class Check:
-    """Outcome of one declared check on one shard. `severity` is "ERROR" or "WARN", `metadata` as in `ShardResult`."""
+    """Outcome of one declared check on one shard.
+
+    `severity` is "ERROR" or "WARN", `metadata` as in `ShardResult`.
+    """
 
     name: str
     passed: bool
@@ -92,14 +72,83 @@ class Check:
 
 
 @dataclass(frozen=True)
+class ShardCheck:
+    """A check that workers run on every shard before they publish it.
+
+    `function` is one of a module; it is shown what the asset's IO manager has to show of a shard (rows: a
+    `WrittenShard`) and returns the outcome. A `blocking` check that fails with ERROR withholds its shard
+    only. `step`, where there is one, sees each batch that is about to be written, and changes nothing: what
+    it counts, with its examples, is in what `function` is shown. A new `version` has every shard checked
+    again.
+    """
+
+    name: str
+    function: Callable[[Any], Check]
+    blocking: bool = False
+    description: str | None = None
+    step: Callable[[Any], Any] | None = None
+    version: str = ""
+
+    def outcome(self, shown: Any) -> Check:
+        """The outcome on one shard.
+
+        Raises:
+            ValueError: in one line that names check and module, when the function fails or returns something
+                else than an outcome of this check.
+        """
+        try:
+            found = self.function(shown)
+        except Exception as error:
+            raise self.fault(error) from error
+        if not isinstance(found, Check) or found.name != self.name:
+            raise ValueError(f"{self._place()} returned {found!r}, no outcome of {self.name!r}")
+        return found
+
+    def fault(self, error: Exception) -> ValueError:
+        """The error to raise for one in the code of the check."""
+        return ValueError(f"{self._place()}: {error_line(error)}")
+
+    def _place(self) -> str:
+        return f"check {self.name!r} of {self.function.__module__}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each
+    `side_inputs` input at hand.
+
+    `steps` are picklable frozen dataclasses. `side_inputs` names further inputs (image scores, for instance) whose
+    shards have the same keys. `checks` are those of the asset; `sharded` adds them.
+    """
+
+    source: ShardSet
+    steps: tuple[Any, ...] = ()
+    side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
+    checks: tuple[ShardCheck, ...] = ()
+
+    def digest(self) -> str:
+        """Changes if and only if a step's class name, a field or a version, of a step's class or a check,
+        changes; equal in every process.
+
+        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary
+        object).
+        """
+        for step in self.steps:
+            if not dataclasses.is_dataclass(step) or isinstance(step, type):
+                raise TypeError(f"a step must be an instance of a frozen dataclass, not {step!r}")
+        versions = {check.name: check.version for check in self.checks if check.version}
+        return digest([self.steps, versions] if versions else self.steps)
+
+
+@dataclass(frozen=True)
 class ShardJob:
-    """Everything a worker needs for one shard: read `shard` and `side_inputs`, apply `steps`, publish at `dest` in
-    one step.
+    """Everything a worker needs for one shard: read `shard` and `side_inputs`, apply `steps`, publish at
+    `dest` in one step.
 
     `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's
-    (compression, error policy …) and what `resolve_jobs` found for this shard. `blocking` names the checks that
-    forbid to publish when they fail with severity ERROR: the worker then leaves what is at `dest` alone and
-    answers `ok=False`.
+    (compression, error policy …) and what `resolve_jobs` found for this shard. `checks` are asked before the
+    shard is published. `blocking` names those that forbid to publish when they fail with severity ERROR: the
+    worker then leaves what is at `dest` alone and answers `ok=False`.
     """
 
     shard: Shard
@@ -110,6 +159,7 @@ class ShardJob:
     blocking: frozenset[str] = frozenset()
     asset: str = ""
     root: str = ""
+    checks: tuple[ShardCheck, ...] = ()
 
     @property
     def key(self) -> str:
@@ -168,7 +218,10 @@ def _canonical(value: Any) -> Any:
         return {"path": str(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"class": type(value).__qualname__, "fields": fields}
+        version = getattr(type(value), "version", "")  # of a filter; most have none
+        return {"class": type(value).__qualname__, "fields": fields} | (
+            {"version": version} if version and "version" not in fields else {}
+        )
     if isinstance(value, Mapping):
         return {"map": sorted(([_canonical(k), _canonical(v)] for k, v in value.items()), key=repr)}
     if isinstance(value, (set, frozenset)):

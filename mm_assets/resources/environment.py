@@ -13,7 +13,7 @@ from mm_assets.io_managers.raw_gate import RawGate
 from mm_assets.io_managers.scores import ScoresIOManager
 from mm_assets.io_managers.webdataset import WebdatasetIOManager
 from mm_assets.io_managers.workers import Workers
-from mm_assets.resources.filter_thresholds import FilterThresholds
+from mm_assets.resources.filter_thresholds import filter_thresholds
 from mm_assets.resources.image_validation import ImageValidation
 from mm_assets.resources.raw_shards import RawShards
 from mm_assets.settings import Settings
@@ -45,9 +45,7 @@ def resources_from_environment() -> dict[str, Any]:
     return {
         "raw": raw,
         "workers": workers,
-        "bounds": FilterThresholds(
-            min_aspect_ratio=settings.min_aspect_ratio, max_aspect_ratio=settings.max_aspect_ratio
-        ),
+        "bounds": filter_thresholds(settings.filters, settings.filter_values()),
         "looks": ImageValidation(
             decode_fraction=settings.decode_fraction, max_pixels=settings.max_image_pixels
         ),

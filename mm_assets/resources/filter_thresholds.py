@@ -1,23 +1,40 @@
 """Thresholds of the filters, as one thing to configure."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, create_model
 
-from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.registry import filters_of, settings_of
+from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
 
 
 class FilterThresholds(dg.ConfigurableResource[Any]):
-    """Bounds of the aspect-ratio filter, both inclusive; unset ones keep everything.
+    """The settings of the filters; unset ones keep everything. `filter_thresholds` makes one with its fields.
 
-    Changing them re-filters from stored scores: no image is read again.
+    Changing them filters again from stored scores: no image is read again.
     """
 
-    min_aspect_ratio: float | None = Field(default=None, ge=0)
-    max_aspect_ratio: float | None = Field(default=None, gt=0)
+    filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
 
-    def steps(self) -> tuple[AspectRatioFilter, ...]:
-        """The filters that these bounds ask for."""
-        bounds = AspectRatioFilter.between(self.min_aspect_ratio, self.max_aspect_ratio)
-        return () if bounds is None else (bounds,)
+    def steps(self) -> tuple[ScoreFilter, ...]:
+        """The filters that these settings ask for."""
+        values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
+        return filters_of(self.filters, values)
+
+
+def filter_thresholds(filters: tuple[type[ScoreFilter], ...], values: Mapping[str, Any]) -> FilterThresholds:
+    """The resource with a field for each setting of ``filters``, and its ``values`` by setting."""
+    fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
+    made = create_model("FilterThresholds", __base__=FilterThresholds, **fields)
+    made.filters = filters
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return made(**given)
+
+
+def _field(known: FilterSetting) -> tuple[Any, Any]:
+    if known.kind not in (float, int):
+        return (list[str] if known.kind is tuple else str) | None, Field(None, description=known.meaning)
+    least: dict[str, Any] = {"gt": 0} if known.name == f"max_{known.quantity}" else {"ge": 0}
+    return known.kind | None, Field(None, description=known.meaning, **least)

@@ -214,13 +214,15 @@ def test_contexts_outside_of_a_run() -> None:
 
 
 def test_own_code_location_loads_without_preview_warnings() -> None:
-    from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
+    from mm_assets.io_managers.sharded import landed_checks, sharded
+    from mm_assets.io_managers.shards import ShardCheck
+    from mm_assets_tests.io_managers import toy_job
     from mm_assets_tests.io_managers.toy import curated
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
 
-        @sharded(code_version="1", checks=[ShardCheck("c")])
+        @sharded(code_version="1", checks=[ShardCheck("c", toy_job.not_empty)])
         def quiet(curated):  # type: ignore[no-untyped-def]
             raise NotImplementedError
 

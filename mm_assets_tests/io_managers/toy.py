@@ -16,15 +16,18 @@ import dagster as dg
 from mm_assets.formats.storage import staged
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.raw import RawShardIOManager, observe_changes
-from mm_assets.io_managers.sharded import ShardCheck, landed_checks, sharded
-from mm_assets.io_managers.shards import Plan, ShardJob, ShardResult, ShardSet
+from mm_assets.io_managers.sharded import landed_checks, sharded
+from mm_assets.io_managers.shards import Plan, ShardCheck, ShardJob, ShardResult, ShardSet
 from mm_assets.io_managers.workers import Workers
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy_job
 from mm_assets_tests.io_managers.toy_job import Measure, MinLength, Upper
 
 CHUNK = int(os.environ.get("TOY_CHUNK", "100"))
-CHECKS = (ShardCheck("not_empty", blocking=True), ShardCheck("short_lines"))
+CHECKS = (
+    ShardCheck("not_empty", toy_job.not_empty, blocking=True),
+    ShardCheck("short_lines", toy_job.short_lines),
+)
 
 
 def check_key(asset: str, name: str) -> dg.AssetCheckKey:

@@ -65,11 +65,12 @@ def transform(job: ShardJob) -> list[str]:
     return lines
 
 
-def checks_of(lines: list[str]) -> tuple[Check, ...]:
-    return (
-        Check("not_empty", passed=bool(lines), metadata={"lines": len(lines)}),
-        Check("short_lines", passed=all(len(line) < 20 for line in lines), severity="WARN"),
-    )
+def not_empty(lines: list[str]) -> Check:
+    return Check("not_empty", passed=bool(lines), metadata={"lines": len(lines)})
+
+
+def short_lines(lines: list[str]) -> Check:
+    return Check("short_lines", passed=all(len(line) < 20 for line in lines), severity="WARN")
 
 
 def run(job: ShardJob) -> ShardResult:
@@ -77,7 +78,7 @@ def run(job: ShardJob) -> ShardResult:
     lines = transform(job)
     text = "".join(f"{line}{job.options['suffix']}\n" for line in lines)
     version = hashlib.sha256(text.encode()).hexdigest()[:16]
-    checks = checks_of(lines)
+    checks = tuple(check.outcome(lines) for check in job.checks)
     if blocked := blocked_by(checks, job.blocking):
         return ShardResult(job.key, ok=False, checks=checks, error=blocked)
     with staged(job.dest) as file:

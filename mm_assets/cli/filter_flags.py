@@ -1,0 +1,45 @@
+"""Flags of the filters, a flag for each of their settings."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mm_assets.cli.raw_layout import names
+
+if TYPE_CHECKING:
+    from mm_assets.filters.score_filter import ScoreFilter
+
+_DEST = "filter setting "  # in front of the name, which an option of the command may have, too
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    from mm_assets.filters.registry import known_filters, settings_of
+    from mm_assets.plugins import load_plugins
+
+    group = parser.add_argument_group("filters", "images that are dropped; without a flag none are")
+    known_ones = known_filters(load_plugins())
+    for known in settings_of(known_ones):
+        kind: Callable[[str], Any] = names if known.kind is tuple else known.kind
+        flag, meaning = f"--{known.name.replace('_', '-')}", known.meaning.replace("%", "%%")
+        try:
+            group.add_argument(
+                flag, dest=_DEST + known.name, metavar=known.name.upper(), type=kind, help=meaning
+            )
+        except argparse.ArgumentError as error:
+            raise ValueError(
+                f"a filter of a plugin has the setting {known.name!r}: {flag} is taken"
+            ) from error
+    parser.set_defaults(filters=known_ones)
+
+
+def filters_asked_for(options: argparse.Namespace) -> tuple[ScoreFilter, ...]:
+    """The filters whose flags are given."""
+    from mm_assets.filters.registry import filters_of
+
+    values = {
+        name.removeprefix(_DEST): value for name, value in vars(options).items() if name.startswith(_DEST)
+    }
+    return filters_of(options.filters, values)

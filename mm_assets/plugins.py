@@ -1,0 +1,48 @@
+"""Modules of users that add filters and checks; only ``MM_PLUGINS`` of the environment names them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+
+from mm_assets.formats.error_lines import error_line
+from mm_assets.interleaved.errors import MmAssetsError
+
+VARIABLE = "MM_PLUGINS"
+LISTS = ("FILTERS", "CHECKS")
+
+
+class PluginError(MmAssetsError, ValueError):
+    """A module that ``MM_PLUGINS`` names cannot be used; the message names it."""
+
+
+def load_plugins(environment: Mapping[str, str] | None = None) -> tuple[ModuleType, ...]:
+    """Import the modules that the variable names, separated by commas.
+
+    Raises:
+        PluginError: in one line that names the module, for one that cannot be imported or adds nothing.
+    """
+    text = (os.environ if environment is None else environment).get(VARIABLE, "")
+    return tuple(_load(name) for name in dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+
+
+def plugin_fault(module: ModuleType, what: str) -> PluginError:
+    """The error to raise for something in a plugin that does not fit."""
+    return PluginError(f"{VARIABLE}: module {module.__name__!r}: {what}")
+
+
+def _load(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise PluginError(f"{VARIABLE}: {name!r} is not the name of a module; separate names by commas")
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        hint = "; install it, or put its folder on PYTHONPATH" if error.name == name else ""
+        raise PluginError(f"{VARIABLE}: module {name!r} cannot be imported: {error}{hint}") from error
+    except Exception as error:
+        raise PluginError(f"{VARIABLE}: module {name!r} cannot be imported: {error_line(error)}") from error
+    if not any(hasattr(module, known) for known in LISTS):
+        raise plugin_fault(module, f"it has neither {' nor '.join(LISTS)}")
+    return module

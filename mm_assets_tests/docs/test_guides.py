@@ -1,0 +1,108 @@
+"""The examples of the guides on filters and checks, run exactly as they are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.formats.local_tree import LEDGER_BESIDE
+from mm_assets_tests.cli.commands import REPOSITORY, environment
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+
+GUIDES = REPOSITORY / "docs" / "guides"
+
+
+def _blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (GUIDES / page).read_text(), re.DOTALL)
+
+
+def _install(page: str, folder: Path) -> None:
+    """Write the page's module under the name that the page gives it."""
+    (name,) = re.findall(r"Put this into `(\w+\.py)`", (GUIDES / page).read_text())
+    (code,) = _blocks(page, "python")
+    (folder / name).write_text(code)
+
+
+def _run(script: str, folder: Path, **variables: str) -> str:
+    """Run lines of a shell, as in a terminal in which the project is installed."""
+    tools = {"mm-assets": "-m mm_assets.cli", "make": "-m mm_assets.demo"}
+    functions = "".join(f'{tool}() {{ "{sys.executable}" {run}; }}\n' for tool, run in tools.items())
+    functions = functions.replace("mm_assets.cli;", 'mm_assets.cli "$@";')
+    done = subprocess.run(
+        ["bash", "-e", "-u", "-c", functions + script],
+        cwd=folder,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_filter_on_the_command_line(tmp_path: Path) -> None:
+    _install("add_a_filter.md", tmp_path)
+    make_shards(tmp_path / "demo" / "raw", members=2, pdf=0, samples=6)
+    (script,) = _blocks("add_a_filter.md", "sh")
+    told = _run(script, tmp_path)
+    (count,) = re.findall(r"filtered: (\d+) image", told)
+    tables = [pq.read_table(path) for path in (tmp_path / "out" / "large_images").glob("*.parquet")]
+    sizes = [
+        len(data) for table in tables for data in table["binary_content"].to_pylist() if data is not None
+    ]
+    assert len(tables) == 2
+    assert min(sizes) >= 5000
+    lists = (tmp_path / "out" / "large_images" / LEDGER_BESIDE).glob("*.parquet")
+    lost = [row for path in lists for row in pq.read_table(path).to_pylist()]
+    assert len(lost) == int(count) > 0
+    assert {(row["kind"], row["reason"], row["threshold"]) for row in lost} == {
+        ("byte_size", "fewer bytes than min_bytes", "5000")
+    }
+    assert max(row["score"] for row in lost) < 5000
+
+
+def test_both_in_the_graph(tmp_path: Path) -> None:
+    for page in ("add_a_filter.md", "add_a_check.md"):
+        _install(page, tmp_path)
+    documents = {
+        "one": {"texts": ["first", None, " \n", None], "images": [None, "a.png", None, "b.png"]},
+        "two": {"texts": ["second"], "images": [None]},
+    }
+    images = {name: picture(number)[1] for name, number in (("a.png", 0), ("b.png", 3))}
+    small, large = sorted(map(len, images.values()))
+    assert small < large
+    members = [(f"{name}.json", json.dumps(document).encode()) for name, document in documents.items()]
+    make_tar(tmp_path / "raw" / "p.tar", [*members, *images.items()])
+    (script,) = _blocks("add_a_check.md", "sh")
+    (tmp_path / "dagster.yaml").write_bytes((REPOSITORY / "dagster.yaml").read_bytes())
+    storage = tmp_path / "storage"
+    _run(
+        script.replace("MM_PLUGINS=my_checks", "MM_PLUGINS=my_checks,my_filters"),
+        tmp_path,
+        MM_RAW_SHARDS=str(tmp_path / "raw"),
+        MM_STORAGE=str(storage),
+        MM_MIN_BYTE_SIZE=str(large),
+    )
+    (lost,) = pq.read_table(storage / "ledger" / "items" / "filtered_parquet").to_pylist()
+    assert (lost["kind"], lost["score"], lost["threshold"]) == ("byte_size", small, str(large))
+    record = json.loads((storage / "ledger" / "curated_parquet" / "p.json").read_text())
+    (outcome,) = (check for check in record["checks"] if check["name"] == "texts_not_blank")
+    assert (outcome["passed"], outcome["metadata"]["summary"]) == (False, "1 of 3 texts are blank")
+    assert outcome["metadata"]["first"]["json"] == [
+        {"sample_id": "one", "position": 2, "text": "nothing but whitespace"}
+    ]
+    assert "texts_not_blank" not in (storage / "ledger" / "filtered_parquet" / "p.json").read_text()
+
+
+def test_links_of_the_guides_lead_somewhere() -> None:
+    for page in GUIDES.glob("add_a_*.md"):
+        for target in re.findall(r"`(mm_assets/[\w/]+(?:\.py)?)`", page.read_text()):
+            assert (REPOSITORY / target).exists() or os.path.isdir(REPOSITORY / target), target

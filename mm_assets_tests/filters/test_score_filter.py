@@ -1,0 +1,99 @@
+"""The frame of filters: what a filter gets from its settings, and how one that fails is told."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from mm_assets.cli import main
+from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.image_scores import ImageScore
+from mm_assets.filters.registry import FILTERS, filters_of, settings_of
+from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum, setting
+from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets.settings import describe, variable
+from mm_assets_tests.filters.test_aspect_ratio import batch, image
+
+
+@dataclass(frozen=True)
+class FormatFilter(ScoreFilter):
+    name = "format"
+
+    wanted: tuple[str, ...] = setting("image_formats", tuple, (), "formats that are kept")
+    min_bytes: int = minimum("byte_size", int, "least bytes")
+    max_bytes: int = maximum("byte_size", int, "most bytes")
+
+    def verdict(self, score: ImageScore) -> str | None:
+        return None if score.format in self.wanted else "of another format"
+
+
+@dataclass(frozen=True)
+class Failing(ScoreFilter):
+    name = "failing"
+
+    def verdict(self, score: ImageScore) -> str | None:
+        raise KeyError("width")
+
+
+@pytest.mark.parametrize("kind", FILTERS)
+def test_each_filter_is_named_and_set_in_the_same_way_everywhere(
+    kind: type[ScoreFilter], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["convert", "--help"])
+    told = capsys.readouterr().out
+    assert re.fullmatch("[a-z][a-z0-9_]*", kind.name)
+    assert kind.settings()
+    for known in kind.settings().values():
+        assert known.meaning == describe()[variable(known.name)]
+        assert f"--{known.name.replace('_', '-')} " in told
+
+
+def test_names_and_settings_are_unique() -> None:
+    assert len({kind.name for kind in FILTERS}) == len(FILTERS)
+    names = [known.name for known in settings_of(FILTERS)]
+    assert len(set(names)) == len(names)
+
+
+def test_filters_are_made_of_what_is_set() -> None:
+    assert filters_of(FILTERS, {}) == ()
+    assert filters_of(FILTERS, {"min_aspect_ratio": None, "other": 3}) == ()
+    assert filters_of(FILTERS, {"min_aspect_ratio": 0.0}) == (AspectRatioFilter(0, math.inf),)
+    assert filters_of(FILTERS, {"max_aspect_ratio": 2.0}) == (AspectRatioFilter(0, 2),)
+    assert AspectRatioFilter(0.0, 2.0).threshold == "0..2"
+    assert AspectRatioFilter(min_ratio=1.5).threshold == "1.5..inf"
+
+
+def test_names_and_bounds_of_one_filter() -> None:
+    result = FormatFilter(wanted=("png",), min_bytes=5)(batch(image(3, 3, "JPEG"), image(3, 3)))
+    assert [(loss.position, loss.kind, loss.score, loss.threshold) for loss in result.losses] == [
+        (0, "format", None, "png..5..inf")
+    ]
+    with pytest.raises(ValueError, match="^format bounds must be 0 <= min <= max, not 5 and 4$"):
+        FormatFilter(min_bytes=5, max_bytes=4)
+    with pytest.raises(TypeError, match="setting 'x' is of one of float, int, str, tuple"):
+        setting("x", dict, None, "a dict")
+
+
+def test_a_filter_that_fails_is_named_with_its_module() -> None:
+    with pytest.raises(ValueError, match=f"^filter 'failing' of {__name__}: KeyError: 'width'$"):
+        Failing()(batch(image(3, 3)))
+
+
+def test_version_and_settings_are_part_of_the_fingerprint() -> None:
+    @dataclass(frozen=True)
+    class Judge(ScoreFilter):
+        name = "judge"
+
+        limit: float = setting("limit", float, 1.0, "a limit")
+
+        def verdict(self, score: ImageScore) -> str | None:
+            return None
+
+    before = {Plan(ShardSet("a"), (Judge(limit),)).digest() for limit in (1.0, 2.0)}
+    Judge.version = "2"
+    after = {Plan(ShardSet("a"), (Judge(limit),)).digest() for limit in (1.0, 2.0)}
+    assert len(before | after) == 4
