@@ -2,7 +2,8 @@
 readers and writers do.
 """
 
-from mm_assets.accounting.canonical.derive import Derived, derive
-from mm_assets.accounting.canonical.source import READERS, CanonicalSource
+from mm_assets.accounting.canonical.derive import derive
+from mm_assets.accounting.canonical.derived import Derived
+from mm_assets.accounting.canonical.source import CanonicalSource
 
-__all__ = ["READERS", "Derived", "CanonicalSource", "derive"]
+__all__ = ["Derived", "CanonicalSource", "derive"]

@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.accounted_format import accounted_format
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.types import retyped
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.unify import unify_schemas
-
-
-@dataclass(frozen=True)
-class Derived:
-    """What a canonical reader finds. ``samples`` are runs of rows of one sample id, ``schema`` the columns,
-    each in one type for all.
-
-    ``offsets`` are where the samples of a tar of ours begin and where the last ends, in bytes; None where
-    they were not looked at.
-    """
-
-    rows: int = 0
-    samples: int = 0
-    images: int = 0
-    texts: int = 0
-    digest: str = ContentDigest().hexdigest()
-    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
-    offsets: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
 
 
 def derive(
@@ -49,12 +33,9 @@ def derive(
     they were written. Raises as `CanonicalSource.tables` does, and `SchemaMismatch` for a column that does not fit.
     """
     _keep_freed_memory()
-    if kind == "webdataset" and uri and schema is None:
-        from mm_assets.accounting.canonical.tar_digest import derive_tar
-
-        found = derive_tar(uri, options)
-        if found is not None:
-            return found
+    digest = accounted_format(kind).digest
+    if digest is not None and uri and schema is None and (found := digest(uri, options)) is not None:
+        return found
     tally = DigestTally()
     for part in CanonicalSource(kind, uri, partition, options=options).parts():
         tally.add(part if schema is None else replace(part, table=retyped(part.table, schema)))

@@ -12,7 +12,7 @@ from itertools import chain
 import pyarrow as pa
 import xxhash
 
-from mm_assets.accounting.canonical.derive import Derived
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.tar_json import Item
 from mm_assets.accounting.canonical.webdataset import declared_columns, tar_documents
 from mm_assets.formats.storage import StorageOptions

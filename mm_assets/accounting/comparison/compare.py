@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mm_assets.accounting.canonical.derive import Derived
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import (
@@ -96,7 +96,7 @@ def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset)
     )
     if isinstance(left, CanonicalSource) and isinstance(right, CanonicalSource):
         for source, mine, other in ((left, first, second), (right, second, first)):
-            if source.kind == "lance" and source.partition is not None:
+            if source.is_part_of_table:
                 other.typed_as = mine
     return first, second
 

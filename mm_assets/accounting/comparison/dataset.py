@@ -9,7 +9,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical.derive import Derived, DigestTally
+from mm_assets.accounting.canonical.derive import DigestTally
+from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.types import changes, retyped
 from mm_assets.accounting.comparison.row_index import RowIndex
