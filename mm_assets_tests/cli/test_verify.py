@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 
 from mm_assets.cli import main
 from mm_assets.demo.shards import make_shards
+from mm_assets.formats.format_table import SHOWN
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
@@ -241,10 +242,10 @@ def test_raw_shards_and_what_was_made_of_them(tmp_path: Path, capsys: pytest.Cap
     ("make", "message"),
     [
         (lambda path: None, "no such file or folder"),
-        (lambda path: path.mkdir(), "no .tar, .parquet, .lance or _metadata.json of a cache here"),
+        (lambda path: path.mkdir(), f"no {SHOWN} here"),
         (
             lambda path: path.write_bytes(b"junk"),
-            "bad: no .tar, .parquet, .lance or _metadata.json of a cache\n",
+            f"bad: no {SHOWN}\n",
         ),
         (
             lambda path: (path.mkdir(), (path / "x.parquet").write_bytes(b"PAR1 junk PAR1")),

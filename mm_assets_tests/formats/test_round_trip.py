@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.formats.absent_content import absent_content
 from mm_assets.interleaved import InterleavedBatch, json_codec
 from mm_assets.interleaved.policies import with_errors
-from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.interleaved.arrow_values import TEXT, arrow_types, columns, json_columns
 
 IDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(
@@ -91,20 +88,6 @@ def tables(draw: Any, types: st.SearchStrategy[pa.DataType] = arrow_types) -> pa
             field = pa.field(name, values.type)
         table = table.append_column(field, values)
     return table
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=50, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_table(kind: str, data: st.DataObject) -> None:
-    table = data.draw(tables())
-    with tempfile.TemporaryDirectory() as folder:
-        batch = InterleavedBatch(table, ("somewhere",), "part")
-        report = write(kind, folder, batch, on_materialize_error="warn", materialize=False)
-        assert report.rows == table.num_rows
-        if table.num_rows:
-            same(read(kind, folder), table)
-            same(read(kind, folder, max_batch_bytes=1), table)
 
 
 def test_times_and_nulls_inside_a_struct_in_parquet(tmp_path: Path) -> None:
