@@ -9,7 +9,7 @@ import pyarrow as pa
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.partitions import Partition, common_root, partition_name
-from mm_assets.formats.raw_reader import RawReader
+from mm_assets.formats.registry import reader_for
 
 _BYTES_AT_ONCE = 8 << 20
 
@@ -17,8 +17,9 @@ _BYTES_AT_ONCE = 8 << 20
 def raw_parts(source: CanonicalSource) -> Iterator[RowPart]:
     """The rows of one file, in types that are told from its values, or those that it states."""
     uri = str(source.uri)
-    reader = RawReader(
-        (),
+    reader = reader_for(
+        source.kind,
+        [],
         max_batch_bytes=_BYTES_AT_ONCE,
         relative_to=source.relative_to,
         storage_options=source.options,

@@ -34,7 +34,8 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 class Mint1tDecoder:
     """Decodes the raw samples of one tar.
 
-    ``path`` is what ``source_ref`` calls the tar; ``pairs`` are those of a tar of pairs.
+    ``path`` is what ``source_ref`` calls the tar, ``images_path`` the one with the images, if that is
+    another; ``pairs`` are those of a tar of pairs.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Mint1tDecoder:
         layout: RawLayout,
         max_member_bytes: int,
         pairs: ImageTextPairs | None = None,
+        images_path: str | None = None,
     ) -> None:
         self.path = path
+        self.images_path = path if images_path is None else images_path
         self.index = index
         self.layout = layout
         self.pairs = pairs
@@ -55,13 +58,13 @@ class Mint1tDecoder:
             set()
         )  # names of the members that are images of some sample, or texts of pairs
 
-    def decode(self, payload: dict[str, Any], member: Member) -> Sample:
-        """The rows of one json (of a pair without one, of nothing).
+    def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
+        """The rows of one json (of a pair without one, of nothing); its key is told by the member's name.
 
         Raises `SampleError` when there is no usable sample id, a per-item field is no list, or the text of a
         pair cannot be read.
         """
-        key = sample_stem(member.name)
+        key = sample_stem(member.name) if key is None else key
         fields = dict(payload)
         residue: dict[str, Any] = {}
         sample_id = self._sample_id(fields, key, member, residue)
@@ -183,12 +186,12 @@ class Mint1tDecoder:
                     row.content = found
                 self.referenced.add(found.member.name)
                 row.content_type = _MIME.get(extension(found.member.name))
-                row.source_ref = member_ref(self.path, found.member, found.frame)
+                row.source_ref = member_ref(self.images_path, found.member, found.frame)
                 implied = found.frame is None and found.member.name == token
             else:
                 row.error = found
                 row.content_type = _MIME.get(extension(str(token)))
-                row.source_ref = build_source_ref(self.path, token if isinstance(token, str) else None)
+                row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
                 implied = isinstance(token, str)
             if not implied:
                 row.extras[SOURCE] = {"token": token}

@@ -32,15 +32,21 @@ from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
 
-def decode_native(payload: dict[str, Any], member: Member, raw: Mint1tDecoder) -> Sample:
-    """The rows of one json. Raises `SampleError` naming the field that is not as the layout says."""
+def decode_native(
+    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, key: str | None = None
+) -> Sample:
+    """The rows of one json; its key, with which names of its images begin, is told by the member's name.
+
+    Raises `SampleError` naming the field that is not as the layout says.
+    """
     where = f"{raw.path}: {member.name}"
-    sample_id = payload.get(SAMPLE_ID, sample_stem(member.name))
+    key = sample_stem(member.name) if key is None else key
+    sample_id = payload.get(SAMPLE_ID, key)
     if not isinstance(sample_id, str):
         raise SampleError(BAD_SAMPLE_ID, f"{where}: field {SAMPLE_ID!r} is no string: {sample_id!r:.100}")
     with naming(sample_id):
         _heed_refusal(payload, where)
-        return _decode(payload, member, raw, sample_id, where)
+        return _decode(payload, member, raw, sample_id, key, where)
 
 
 def _heed_refusal(payload: dict[str, Any], where: str) -> None:
@@ -64,13 +70,13 @@ def _heed_refusal(payload: dict[str, Any], where: str) -> None:
 
 
 def _decode(
-    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, sample_id: str, where: str
+    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, sample_id: str, key: str, where: str
 ) -> Sample:
     texts, images = _list(payload, TEXTS, where), _list(payload, IMAGES, where)
     json_ref = member_ref(raw.path, member)
     metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
     text_rows = raw.text_rows(texts, json_ref)
-    image_rows = raw.image_rows(images, resolve_keys(images, sample_stem(member.name), raw.index))
+    image_rows = raw.image_rows(images, resolve_keys(images, key, raw.index))
     for row in image_rows:
         row.extras.pop(SOURCE, None)  # "<position>.<ext>" is what the layout implies
     extra = payload[ROW_EXTRA]
