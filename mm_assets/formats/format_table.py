@@ -131,6 +131,17 @@ FORMAT_TABLE = (
         written="/_metadata.json",
         shown="_metadata.json of a cache",
     ),
+    Format(
+        name="jsonl",
+        title="JSON lines",
+        reader="mm_assets.formats.jsonl.reader:InterleavedJsonlReader",
+        writer="mm_assets.formats.jsonl.writer:InterleavedJsonlWriter",
+        suffixes=(".jsonl.gz", ".jsonl"),
+        written=".jsonl.gz",
+        shown=".jsonl",
+        sidecars=(".images.tar",),
+        raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS),
+    ),
 )
 FORMATS = tuple(entry.name for entry in FORMAT_TABLE)
 _BY_NAME = {entry.name: entry for entry in FORMAT_TABLE}
