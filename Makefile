@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 3000
 BENCH ?= peer
 
-.PHONY: demo test check lint ui clients test-clients bench lock clean
+.PHONY: demo test-fast test check lint ui clients test-clients bench lock clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -16,15 +16,19 @@ BENCH ?= peer
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
 	$(BIN)/python -m mm_assets.demo
 
+test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
+	$(BIN)/python -m pytest --fast -n auto
+
 # File by file, in their order: sorted by number of tests, the few long ones with real daemons would come last, one after the other.
 test: .venv/.made  ## all tests but those of the clients
 	$(BIN)/python -m pytest -m "not clients" -n auto --dist loadfile --no-loadscope-reorder
 
-lint: .venv/.made
+lint: .venv/.made  ## ruff, format, types
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test  ## ruff, types, tests
+check: lint test  ## lint and test
 
 ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
 	exports="$$($(BIN)/python -m mm_assets.demo.home)" && eval "$$exports" && $(BIN)/dagster dev -h 127.0.0.1 -p $(PORT)

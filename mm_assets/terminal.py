@@ -12,7 +12,7 @@ from collections.abc import Callable
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.store_errors import is_of_store
-from mm_assets.warning_lines import show_warnings_as_lines
+from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1
 INTERRUPTED = 130  # as shells have it: 128 and the signal

@@ -18,7 +18,7 @@ from typing import Any
 
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.free_memory import FreeMemory
-from mm_assets.warning_lines import show_warnings_as_lines
+from mm_assets.interleaved.notices import show_warnings_as_lines
 
 # Sent by a worker when it begins a job. Without it a worker killed while idle would cost the next job given
 # to it.

@@ -21,6 +21,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 from mm_assets.formats.error_lines import error_line
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, failure_of
 from mm_assets.worker_process import start as _start
 
@@ -37,7 +38,7 @@ AHEAD = 2
 START_ATTEMPTS = 3
 
 
-class WorkerStartError(ChildProcessError):
+class WorkerStartError(MmAssetsError, ChildProcessError):
     """No worker process gets as far as its first job (an import that fails, no memory): no job is to blame."""
 
 

@@ -1,13 +1,26 @@
-"""Settings of all tests."""
+"""Settings of all tests, and the option ``--fast``."""
 
 import os
+from pathlib import Path
 
-os.environ.setdefault(
-    "OPENBLAS_NUM_THREADS", "1"
-)  # before numpy is imported, here and in hundreds of child processes: its threads spin
+import pytest
+
+# Before numpy is imported, here and in hundreds of child processes: its threads spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hypothesis import settings
+
+from mm_assets_tests.tiers import is_fast
 
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="leave out what mm_assets_tests/tiers.py lists")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files of other tiers unread: to import the graph takes seconds."""
+    return True if config.getoption("--fast") and not is_fast(collection_path) else None

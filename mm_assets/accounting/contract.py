@@ -84,7 +84,7 @@ class ContractColumn:
             self.shards += 1
             self.first = sorted([*self.first, partition])[:_SHARDS_NAMED]
 
-    def settle(self, widen: bool) -> None:
+    def resolve_type(self, widen: bool) -> None:
         """Find the column's type, once all shards are known."""
         surveyed = [group.need for group in self._surveyed.values()]
         if self._landed:
@@ -150,7 +150,7 @@ class SchemaContract:
                     partition, need, landed=False, again=name in counted
                 )
         for contract in columns.values():
-            contract.settle(widen)
+            contract.resolve_type(widen)
         return cls(columns)
 
     def admit(self, partition: str, shard: ShardColumns) -> SchemaDecision:

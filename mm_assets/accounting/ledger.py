@@ -14,9 +14,9 @@ import pyarrow as pa
 from mm_assets.accounting.file_digests import file_problems, files_of
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.parquet_file import UnreadableFile, publish_table, read_small_table
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.storage import StorageOptions, exists, join, remove
-from mm_assets.formats.tables import UnreadableFile, publish_table, read_small_table
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import parse_source_ref
 

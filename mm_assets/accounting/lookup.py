@@ -26,6 +26,7 @@ from mm_assets.formats.registry import reader_for
 from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, open_binary, regular_file
 from mm_assets.formats.tar.header import BLOCK
 from mm_assets.formats.tar.writer import END_BLOCKS
+from mm_assets.interleaved.faults import Fault
 
 COLUMNS = ["sample_id", "position", "modality", "source_ref", "materialize_error"]
 _THREADS = 16  # object stores answer in ~50 ms
@@ -205,8 +206,8 @@ def _tar_of(uri: str, sample_id: str, options: StorageOptions | None) -> Iterato
 def _ranges(fetcher: Fetcher, ranges: Iterable[tuple[int, int]]) -> list[bytes]:
     results = fetcher.fetch([(None, offset, size) for offset, size in ranges])
     for result in results:
-        if isinstance(result, str):
-            raise OSError(result)
+        if isinstance(result, Fault):
+            raise OSError(result.message)
     return results  # type: ignore[return-value]
 
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
-from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER, fault_of
+from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import parse_source_ref
@@ -76,12 +76,12 @@ class LossShare:
         errors = [error for error in report.errors if error.outcome == "kept"]
         examples = _examples((*damaged_ranges, *items, *unreferenced))
         for error in errors:
-            examples.setdefault(fault_of(error.message), error.message[:_LONGEST])
+            examples.setdefault(error.kind, error.message[:_LONGEST])
         return cls(
             Counter(
                 [
                     *(loss.kind for loss in (*items, *unreferenced)),
-                    *(fault_of(error.message) for error in errors),
+                    *(error.kind for error in errors),
                 ]
             ),
             report.rows + len(report.filtered) - len(errors),

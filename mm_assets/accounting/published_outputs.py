@@ -15,9 +15,9 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.lookup import open_parquet
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.shard_columns import ShardColumns, passthrough
+from mm_assets.formats.parquet_file import UNREADABLE
 from mm_assets.formats.parquet_types import original_schema
 from mm_assets.formats.storage import StorageOptions, is_remote
-from mm_assets.formats.tables import UNREADABLE
 from mm_assets.interleaved.json_values import FieldTally
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.accounting.raw_bytes import MAX_DAMAGED_RANGE_BYTES, RawFiles, RawLocation, in_batches
+from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.formats.storage import StorageOptions, exists, remove, staged
-from mm_assets.formats.tables import UnreadableFile, read_small_table
 from mm_assets.interleaved.faults import FETCH_FAILED
 from mm_assets.interleaved.schema import METADATA_POSITION
 

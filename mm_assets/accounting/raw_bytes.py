@@ -20,6 +20,7 @@ from mm_assets.formats.storage import StorageOptions, open_binary, size_of
 from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header
 from mm_assets.formats.tar.header import size_of as member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.interleaved.faults import FETCH_FAILED, Fault
 
 Item = TypeVar("Item")
 
@@ -28,7 +29,7 @@ MAX_SHARD_BYTES = 128 << 20  # they are held in memory, by a worker that may tak
 MAX_DAMAGED_RANGE_BYTES = 1 << 20  # of a damaged stretch: enough to see what it is
 BATCH_BYTES = 16 << 20
 
-Fetch = Callable[[Sequence[Request]], list[bytes | str]]
+Fetch = Callable[[Sequence[Request]], list[bytes | Fault]]
 
 _UNPACKABLE = "the gzip file is damaged before these bytes"
 _CHANGED = "the source has changed: no member of this size lies there any more"
@@ -201,7 +202,7 @@ def _fill(
         ]
         for (index, place), result in zip(batch, fetch(requests), strict=True):
             found[index] = (
-                result if isinstance(result, str) else _payload(memoryview(result), place.is_member)
+                result.message if isinstance(result, Fault) else _payload(memoryview(result), place.is_member)
             )
 
 
@@ -209,10 +210,10 @@ def _fill(
 def _salvaged(file: str, name: str, options: StorageOptions | None) -> Iterator[Fetch]:
     """What reads ranges of a damaged gzip file, those before the damage."""
 
-    def fetch(requests: Sequence[Request]) -> list[bytes | str]:
+    def fetch(requests: Sequence[Request]) -> list[bytes | Fault]:
         ranges = [(offset or 0, size or 0) for _, offset, size in requests]
         results = [(os.pread(descriptor, size, offset), size) for offset, size in ranges]
-        return [data if len(data) == size else _UNPACKABLE for data, size in results]
+        return [data if len(data) == size else Fault(FETCH_FAILED, _UNPACKABLE) for data, size in results]
 
     limit = unpacked_limit(size_of(file, options))
     with (

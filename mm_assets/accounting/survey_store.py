@@ -23,8 +23,8 @@ from mm_assets.accounting.published_outputs import LandedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
 from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.parquet_file import UNREADABLE
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
-from mm_assets.formats.tables import UNREADABLE
 
 T = TypeVar("T")
 

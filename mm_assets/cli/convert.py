@@ -74,9 +74,9 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.error_lines import error_line, told_in_words
     from mm_assets.formats.error_places import located
     from mm_assets.formats.existing_partitions import ExistingPartitions
-    from mm_assets.formats.lance.refusal import PartitionsRefused
     from mm_assets.formats.output_folder import refuse_unwritable
     from mm_assets.formats.registry import other_formats
+    from mm_assets.formats.reports import PartitionsRefused
     from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.interleaved.notices import warn_user

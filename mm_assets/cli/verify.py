@@ -40,10 +40,10 @@ def run(options: argparse.Namespace) -> int:
             dataset = datasets[name] = Dataset(
                 canonical_sources(source, partial(raw_layout.layout_of, options, is_compared=True))
             )
-            facts = dataset.facts
+            stats = dataset.stats
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
-            f"{name}: {source}: {kind}, {facts.samples} samples, {facts.rows} rows, {facts.images} images, digest {facts.digest}",
+            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, digest {stats.digest}",
             flush=True,
         )
     first, *others = datasets

@@ -13,8 +13,8 @@ from typing import Any
 
 from mm_assets.demo.home import demo_bounds, prepare_home
 from mm_assets.formats.error_places import located
+from mm_assets.interleaved.notices import warning_line
 from mm_assets.terminal import interrupted, run_command
-from mm_assets.warning_lines import warning_line
 
 ROOT = Path("demo")
 

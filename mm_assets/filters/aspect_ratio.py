@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.filters.image_scores import ImageScore, ImageScores, score_rows
-from mm_assets.formats.tables import UnreadableFile
+from mm_assets.formats.parquet_file import UnreadableFile
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.buffers import compact, take_rows
 from mm_assets.interleaved.losses import Loss

@@ -11,9 +11,10 @@ import pyarrow as pa
 
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
-from mm_assets.formats.tables import UnreadableFile, read_small_table
+from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import ContentDigest
+from mm_assets.interleaved.faults import unreadable_image
 
 SCORES_SCHEMA = pa.schema(
     [
@@ -54,7 +55,7 @@ def score_image(data: memoryview | bytes | None) -> ImageScore:
     try:
         info = probe(data)
     except ImageError as error:
-        return ImageScore(byte_size=len(data), error=f"unreadable image: {error}")
+        return ImageScore(byte_size=len(data), error=unreadable_image(error).message)
     return _score(info, data)
 
 

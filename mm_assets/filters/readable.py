@@ -15,6 +15,7 @@ from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, Fault, unreadable_image
 from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
@@ -53,7 +54,7 @@ class ReadableImages:
         )
         rows = pc.indices_nonzero(pc.and_(wanted, pc.is_null(table.column("materialize_error")))).to_pylist()
         counts = Counter({CHECKED: len(rows), DECODED: 0, UNDECODABLE: 0})
-        errors: dict[int, str] = {}
+        errors: dict[int, Fault] = {}
         measured: dict[int, ImageInfo] = {}
         for row, view, is_sampled in zip(
             rows, image_views(table, rows), self._sampled(table, rows), strict=True
@@ -62,9 +63,9 @@ class ReadableImages:
             try:
                 measured[row] = self._check(view, is_sampled, counts)
             except DecompressionBomb as error:
-                errors[row] = f"decompression bomb: {error}"
+                errors[row] = Fault(DECOMPRESSION_BOMB, f"decompression bomb: {error}")
             except ImageError as error:
-                errors[row] = f"unreadable image: {error}"
+                errors[row] = unreadable_image(error)
         counts[ROWS_CHANGED] = len(errors)
         return StepResult(batch.with_data(with_errors(table, errors), measured), counts=counts)
 

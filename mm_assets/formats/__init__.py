@@ -8,9 +8,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mm_assets.formats.arrow_cache.examples import decode_example, encode_example
     from mm_assets.formats.arrow_cache.feature_types import Array3D, ClassLabel, Image, Sequence, Value, Video
-    from mm_assets.formats.arrow_cache.features import Features
+    from mm_assets.formats.arrow_cache.features import Features, decode_example, encode_example
     from mm_assets.formats.arrow_cache.fingerprint import cache_fingerprint
     from mm_assets.formats.arrow_cache.interleaved_dataset import InterleavedArrowDataset
     from mm_assets.formats.arrow_cache.metadata import (
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from mm_assets.formats.paired.shard_list import PairedShardList
 
 _LAZY = {
-    "decode_example": "mm_assets.formats.arrow_cache.examples",
-    "encode_example": "mm_assets.formats.arrow_cache.examples",
+    "decode_example": "mm_assets.formats.arrow_cache.features",
+    "encode_example": "mm_assets.formats.arrow_cache.features",
     "Array3D": "mm_assets.formats.arrow_cache.feature_types",
     "ClassLabel": "mm_assets.formats.arrow_cache.feature_types",
     "Features": "mm_assets.formats.arrow_cache.features",

@@ -6,14 +6,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mm_assets.formats.materialize import locator_of
+from mm_assets.interleaved.faults import MISSING_CONTENT, Fault
 
-_NO_TEXT = "missing content: a text row without text"
-_NO_LOCATOR = "missing content: an image without bytes and without a locator"
-_NO_BYTES = "missing content: an image of 0 bytes"
+_NO_TEXT = Fault(MISSING_CONTENT, "missing content: a text row without text")
+_NO_LOCATOR = Fault(MISSING_CONTENT, "missing content: an image without bytes and without a locator")
+_NO_BYTES = Fault(MISSING_CONTENT, "missing content: an image of 0 bytes")
 
 
-def absent_content(table: pa.Table) -> dict[int, str]:
-    """By row number the message for each item without content that has no error yet; all reserved columns
+def absent_content(table: pa.Table) -> dict[int, Fault]:
+    """By row number the fault of each item without content that has no error yet; all reserved columns
     must be there.
 
     Text rows without text, image rows of 0 bytes, and image rows without bytes whose locator is missing or
@@ -29,22 +30,23 @@ def absent_content(table: pa.Table) -> dict[int, str]:
     rows = pc.indices_nonzero(pc.and_(is_unmarked, pc.or_(images, without_text)))
     found = table.select(["modality", "source_ref"]).take(rows).to_pylist()
     lacks_bytes = pc.is_null(binary).take(rows).to_pylist()
-    messages: dict[int, str] = {}
+    faults: dict[int, Fault] = {}
     for row, item, is_null in zip(rows.to_pylist(), found, lacks_bytes, strict=True):
         if item["modality"] == "text":
-            messages[row] = _NO_TEXT
+            faults[row] = _NO_TEXT
         elif not is_null:
-            messages[row] = _NO_BYTES
-        elif (message := _unusable(item["source_ref"])) is not None:
-            messages[row] = message
-    return messages
+            faults[row] = _NO_BYTES
+        elif (fault := _unusable(item["source_ref"])) is not None:
+            faults[row] = fault
+    return faults
 
 
-def _unusable(source_ref: str | None) -> str | None:
+def _unusable(source_ref: str | None) -> Fault | None:
     if source_ref is None:
         return _NO_LOCATOR
     try:
         locator_of(source_ref)
     except (TypeError, ValueError) as error:
-        return f"missing content: an image without bytes, and its locator names none: {error}"
+        words = f"missing content: an image without bytes, and its locator names none: {error}"
+        return Fault(MISSING_CONTENT, words)
     return None

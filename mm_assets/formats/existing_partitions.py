@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 from mm_assets.formats.origins import Note, Origin, OriginNotes
-
-if TYPE_CHECKING:
-    from mm_assets.formats.writer import InterleavedWriter
+from mm_assets.formats.storage import StorageOptions
+from mm_assets.interleaved.errors import MmAssetsError
 
 # What becomes of a partition that is there already and came from another source: it is replaced, refused, or
 # left alone. Without a mode it is refused where a note says so, and nothing is noted where nothing was.
@@ -18,8 +17,22 @@ NEW, SAME = "new", "from the same source"
 OTHER, UNKNOWN = "from another source", "from a source that is not recorded"
 
 
-class PartitionsExist(ValueError):
+class PartitionsExist(MmAssetsError, ValueError):
     """Partitions are there already, from another source, and the mode is ``error``; the message names them."""
+
+
+class PartitionOutputs(Protocol):
+    """What is asked of a writer: its mode, and where its partitions lie."""
+
+    mode: str | None
+    storage_options: StorageOptions | None
+
+    @property
+    def folder(self) -> str: ...
+    def describe(self, partition: str) -> str: ...
+    def note_name(self, partition: str) -> str: ...
+    def file_of(self, partition: str) -> str: ...
+    def existing(self, partitions: Iterable[str]) -> set[str]: ...
 
 
 class ExistingPartitions:
@@ -34,7 +47,7 @@ class ExistingPartitions:
     still to be told to replace it.
     """
 
-    def __init__(self, writer: InterleavedWriter, sources: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, writer: PartitionOutputs, sources: Mapping[str, Sequence[str]]) -> None:
         self._writer = writer
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}

@@ -1,4 +1,4 @@
-"""Read byte ranges, tar members or whole files from one path; each failure is a message, not an exception."""
+"""Read byte ranges, tar members or whole files from one path; each failure is a fault, not an exception."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.tar.scan import Member, TarDamage, TarIndex, scan
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
-from mm_assets.formats.webdataset.resolve import lookup
+from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.faults import FETCH_FAILED, Fault, missing_member
 
 Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte size
 
@@ -22,8 +23,17 @@ _ROW = "what is in a row of a Parquet file has no place in bytes: read the file 
 _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} and {}"
 
 
-class FetchError(ValueError):
-    """A locator cannot be followed."""
+class FetchError(MmAssetsError, ValueError):
+    """A locator cannot be followed; ``kind`` is the class of the fault."""
+
+    def __init__(self, message: str, kind: str = FETCH_FAILED) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+    @property
+    def fault(self) -> Fault:
+        """The fault of an item with this locator."""
+        return Fault(self.kind, str(self))
 
 
 class Fetcher(ABC):
@@ -32,8 +42,8 @@ class Fetcher(ABC):
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
-        """The bytes of each request, or the message why they cannot be had."""
+    def fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
+        """The bytes of each request, or the fault why they cannot be had."""
         is_row = [self._names_row(member) for member, _, _ in requests]
         found = iter(
             self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip])
@@ -41,12 +51,12 @@ class Fetcher(ABC):
             else []
         )
         return [
-            f"{self._name}: {requests[at][0]}: {_ROW}" if skip else next(found)
+            Fault(FETCH_FAILED, f"{self._name}: {requests[at][0]}: {_ROW}") if skip else next(found)
             for at, skip in enumerate(is_row)
         ]
 
     @abstractmethod
-    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]: ...
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]: ...
 
     def _names_row(self, member: str | None) -> bool:
         return is_parquet(self._name) and row_of(member) is not None
@@ -76,10 +86,10 @@ class _LocalFetcher(Fetcher):
         self._descriptor = descriptor
         self._index: TarIndex | None = None
 
-    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
         return [self._one(*request) for request in requests]
 
-    def _one(self, member: str | None, offset: int | None, size: int | None) -> bytes | str:
+    def _one(self, member: str | None, offset: int | None, size: int | None) -> bytes | Fault:
         try:
             if offset is not None and size:
                 return self._range(offset, size)
@@ -87,10 +97,10 @@ class _LocalFetcher(Fetcher):
                 found = self._member(member)
                 return self._range(found.offset, found.size)
             if offset is not None or size is not None:
-                return _BAD_RANGE.format(offset, size)
+                return Fault(FETCH_FAILED, _BAD_RANGE.format(offset, size))
             return self._range(0, os.fstat(self._descriptor).st_size)
         except FetchError as error:
-            return str(error)
+            return error.fault
 
     def _range(self, offset: int, size: int) -> bytes:
         end = os.fstat(self._descriptor).st_size
@@ -111,9 +121,10 @@ class _LocalFetcher(Fetcher):
                 self._index = scan(self._descriptor, self._name)
             except TarDamage as error:
                 raise FetchError(str(error)) from error
-        found = lookup(name, self._index)
+        found = self._index.find(name)
         if not isinstance(found, Member):
-            raise FetchError(found or f"missing member {name!r}")
+            fault = found or missing_member(name)
+            raise FetchError(fault.message, fault.kind)
         return found
 
 
@@ -124,7 +135,7 @@ class _RemoteFetcher(Fetcher):
         self._options = options
         self._fs, self._path = filesystem(uri, options)
 
-    def _fetch(self, requests: Sequence[Request]) -> list[bytes | str]:
+    def _fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
         ranges = list(dict.fromkeys((o, s) for _, o, s in requests if o is not None and s))
         if not ranges:
             return self._unpacked(requests)
@@ -143,14 +154,14 @@ class _RemoteFetcher(Fetcher):
             for _, o, s in requests
         ]
 
-    def _checked(self, data: object, offset: int, size: int) -> bytes | str:
+    def _checked(self, data: object, offset: int, size: int) -> bytes | Fault:
         if not isinstance(data, bytes):
-            return f"failed to read {self._name}: {type(data).__name__}: {data}"
+            return Fault(FETCH_FAILED, f"failed to read {self._name}: {type(data).__name__}: {data}")
         if len(data) != size:
-            return f"{self._name}: range {offset}+{size} is outside the file"
+            return Fault(FETCH_FAILED, f"{self._name}: range {offset}+{size} is outside the file")
         return data
 
-    def _unpacked(self, requests: Sequence[Request]) -> list[bytes | str]:
+    def _unpacked(self, requests: Sequence[Request]) -> list[bytes | Fault]:
         """From a local copy, for what is not a range of the file as it lies there: members, whole files,
         packed tars.
         """

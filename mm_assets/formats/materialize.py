@@ -22,6 +22,7 @@ from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.faults import FETCH_FAILED, Fault, lost_frame
 from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
@@ -81,7 +82,7 @@ def materialize_table(
     if not wanted:
         return table
     found: dict[int, bytes] = {}
-    errors: dict[int, str] = {}
+    errors: dict[int, Fault] = {}
     refs = table.column("source_ref").take(pa.array(wanted)).to_pylist()
     by_path: dict[tuple[str, str], _Requests] = defaultdict(lambda: defaultdict(list))
     for row, text in zip(wanted, refs, strict=True):
@@ -89,7 +90,7 @@ def materialize_table(
             ref = locator_of(text)
             path = _resolve(str(ref["path"]), roots)
         except (TypeError, ValueError) as error:
-            errors[row] = str(error)
+            errors[row] = error.fault if isinstance(error, FetchError) else Fault(FETCH_FAILED, str(error))
             continue
         locator = _Locator(ref["member"], ref["byte_offset"], ref["byte_size"])
         by_path[path, str(ref["path"])][locator].append((row, ref["frame_index"]))
@@ -98,18 +99,18 @@ def materialize_table(
             with open_fetcher(path, name, storage_options) as fetcher:
                 _fetch(fetcher, name, requests, found, errors)
         except Exception as error:  # noqa: BLE001  file systems raise what they like (botocore, aiohttp, missing packages)
-            message = f"failed to read {name}: {_reason(error, path, name)}"
-            errors.update({row: message for rows in requests.values() for row, _ in rows if row not in found})
+            fault = Fault(FETCH_FAILED, f"failed to read {name}: {_reason(error, path, name)}")
+            errors.update({row: fault for rows in requests.values() for row, _ in rows if row not in found})
     if roots is not None:
         _keep_images_only(found, errors)
     return _with_results(table, found, errors)
 
 
-def _keep_images_only(found: dict[int, bytes], errors: dict[int, str]) -> None:
+def _keep_images_only(found: dict[int, bytes], errors: dict[int, Fault]) -> None:
     """What lies inside the roots may still be none of the data's business: a key beside the shards, for one."""
     for row in [row for row, data in found.items() if sniff(data) is None]:
         del found[row]
-        errors[row] = "the source_ref names bytes that are no image"
+        errors[row] = Fault(FETCH_FAILED, "the source_ref names bytes that are no image")
 
 
 def materialize_parts(
@@ -152,12 +153,12 @@ def bytes_to_fetch(table: pa.Table) -> Sizes:
 
 
 def _fetch(
-    fetcher: Fetcher, name: str, requests: _Requests, found: dict[int, bytes], errors: dict[int, str]
+    fetcher: Fetcher, name: str, requests: _Requests, found: dict[int, bytes], errors: dict[int, Fault]
 ) -> None:
     results = fetcher.fetch([(loc.member, loc.byte_offset, loc.byte_size) for loc in requests])
     for result, (locator, rows) in zip(results, requests.items(), strict=True):
         for row, frame in rows:
-            if isinstance(result, str):
+            if isinstance(result, Fault):
                 errors[row] = result
             elif frame is None:
                 found[row] = result
@@ -165,7 +166,7 @@ def _fetch(
                 try:
                     found[row] = split_frame(result, frame)
                 except ImageError as error:
-                    errors[row] = f"failed to extract frame {frame} from {locator.member or name!r}: {error}"
+                    errors[row] = lost_frame(locator.member or name, frame, error)
 
 
 def locator_of(text: str | None) -> SourceRef:
@@ -238,7 +239,7 @@ def _is_inside(path: str, root: str) -> bool:
     return real == real_root or real.startswith(real_root.rstrip("/") + "/")
 
 
-def _with_results(table: pa.Table, found: dict[int, bytes], errors: dict[int, str]) -> pa.Table:
+def _with_results(table: pa.Table, found: dict[int, bytes], errors: dict[int, Fault]) -> pa.Table:
     if found:
         index = table.schema.get_field_index("binary_content")
         table = table.set_column(index, table.schema.field(index), _replace(table.column(index), found))

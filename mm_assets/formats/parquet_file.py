@@ -1,8 +1,8 @@
-"""Parquet files opened for reading a few rows at a time."""
+"""Parquet files: opened for reading a few rows at a time, and small ones that are written and read whole."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -11,7 +11,15 @@ from fsspec.parquet import open_parquet_file
 
 from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.reader import ShardError
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, regular_file
+from mm_assets.formats.storage import (
+    StorageOptions,
+    filesystem,
+    is_remote,
+    open_binary,
+    regular_file,
+    staged,
+)
+from mm_assets.interleaved.errors import MmAssetsError
 
 T = TypeVar("T")
 
@@ -23,6 +31,18 @@ _DAMAGE = (
     ValueError,
 )  # what reading what is no Parquet raises; ValueError: names that are not UTF-8
 _MAX_LISTED = 100_000  # columns, or row groups: what a footer lists takes kilobytes each
+# What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged
+# Parquet.
+UNREADABLE = (
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    OSError,
+    RecursionError,
+    pa.ArrowException,
+)
 
 
 def open_parquet(
@@ -120,3 +140,27 @@ def rows_within(nbytes: int, mean: int) -> int:
     return 1 << (
         rows.bit_length() - 1
     )  # our pages have 16 rows: a batch with rows of two pages is copied once more
+
+
+class UnreadableFile(MmAssetsError, ValueError):
+    """A file is there, and is not what was written; the message names it."""
+
+
+def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
+    """Write a small table in one atomic step; returns the file's bytes."""
+    with staged(uri, options) as file:
+        pq.write_table(table, file.path, compression="zstd")
+        return file.publish()
+
+
+def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions | None = None) -> pa.Table:
+    """Some columns of a table.
+
+    Raises ``FileNotFoundError``, and `UnreadableFile` for what is torn or another table.
+    """
+    with open_binary(uri, options) as file:
+        data = file.read()
+    try:
+        return pq.read_table(pa.BufferReader(data), columns=list(columns)).select(list(columns))
+    except UNREADABLE as error:
+        raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error

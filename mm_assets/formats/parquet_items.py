@@ -85,25 +85,25 @@ class ParquetSource(FileSource):
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         metadata = self._file.metadata
         for group in range(metadata.num_row_groups):
-            facts = metadata.row_group(group)
-            if max_bytes is None or facts.total_byte_size <= max_bytes // 2:
+            row_group = metadata.row_group(group)
+            if max_bytes is None or row_group.total_byte_size <= max_bytes // 2:
                 yield self._checked(
                     partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs)
                 )
                 continue
-            blobs = sum(facts.column(at).total_uncompressed_size for at in self._blob_columns)
+            blobs = sum(row_group.column(at).total_uncompressed_size for at in self._blob_columns)
             if (
                 blobs
                 and BLOBS in columns
-                and facts.num_rows <= ROWS_AT_ONCE
-                and facts.total_byte_size - blobs <= max_bytes // 8
+                and row_group.num_rows <= ROWS_AT_ONCE
+                and row_group.total_byte_size - blobs <= max_bytes // 8
             ):
                 yield from self._apart(
-                    group, [name for name in columns if name != BLOBS], blobs // facts.num_rows, max_bytes
+                    group, [name for name in columns if name != BLOBS], blobs // row_group.num_rows, max_bytes
                 )
                 continue
             for batch in self._batches(
-                group, columns, facts.total_byte_size // max(facts.num_rows, 1), max_bytes
+                group, columns, row_group.total_byte_size // max(row_group.num_rows, 1), max_bytes
             ):
                 yield pa.Table.from_batches([batch])
 

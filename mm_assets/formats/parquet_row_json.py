@@ -33,9 +33,9 @@ def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None
         found: dict[int, bytes] = {}
         first = 0
         for group in range(file.metadata.num_row_groups):
-            facts = file.metadata.row_group(group)
-            if any(first <= row < first + facts.num_rows for row in rows):
-                mean = facts.total_byte_size // max(facts.num_rows, 1)
+            row_group = file.metadata.row_group(group)
+            if any(first <= row < first + row_group.num_rows for row in rows):
+                mean = row_group.total_byte_size // max(row_group.num_rows, 1)
                 start = first
                 for batch in read_batches(
                     file, group, columns, rows_within(_READ_AT_ONCE, mean), uri, use_threads=False
@@ -43,7 +43,7 @@ def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None
                     for row in set(range(start, start + batch.num_rows)).intersection(rows):
                         found[row] = _as_json(batch.slice(row - start, 1))
                     start += batch.num_rows
-            first += facts.num_rows
+            first += row_group.num_rows
         return found
     finally:
         file.close(force=True)

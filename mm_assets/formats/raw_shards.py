@@ -31,12 +31,13 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.formats.store_errors import is_of_store
+from mm_assets.interleaved.errors import MmAssetsError
 
 _PATTERN = re.compile(r"[*?\[]")
 _TOLD = 3  # of the locations where nothing is
 
 
-class AmbiguousPartition(ValueError):
+class AmbiguousPartition(MmAssetsError, ValueError):
     """Several raw files have the name of one partition."""
 
 

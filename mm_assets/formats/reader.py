@@ -19,6 +19,7 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.samples import sample_offsets, sort_items
@@ -37,7 +38,7 @@ from mm_assets.interleaved.unify import unify_schemas
 _PROJECTED_BYTES = 32 << 20
 
 
-class ShardError(ValueError):
+class ShardError(MmAssetsError, ValueError):
     """A file cannot be read as interleaved data; the message names file, sample and field."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 
@@ -100,3 +101,14 @@ class WriteReport:
     @property
     def files(self) -> tuple[str, ...]:
         return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+class PartitionsRefused(MmAssetsError, ValueError):
+    """Partitions were not published (``complaints``: why, by name; ``reasons``: each once), the others of the
+    chunk were.
+    """
+
+    def __init__(self, complaints: Mapping[str, str]) -> None:
+        self.complaints = dict(complaints)
+        self.reasons = list(dict.fromkeys(complaints.values()))
+        super().__init__("; ".join(self.reasons))

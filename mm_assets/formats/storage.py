@@ -24,6 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
+from mm_assets.interleaved.errors import MmAssetsError
 
 StorageOptions = dict[str, Any]
 
@@ -34,7 +35,7 @@ _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
 
 
-class NoRegularFile(ValueError):
+class NoRegularFile(MmAssetsError, ValueError):
     """Under the name of a file lies what may wait for ever, or never end: a named pipe, a socket or a device."""
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from mm_assets.interleaved.errors import MmAssetsError
+
 # Packages of file systems whose errors are of no class that Python has.
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 
@@ -50,7 +52,7 @@ _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 _ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
 
 
-class StoreError(OSError):
+class StoreError(MmAssetsError, OSError):
     """An object store does not give or take what was asked of it; the message says place, cause and what to
     do.
     """

@@ -171,7 +171,7 @@ class InterleavedWriter(ABC):
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
-        """The writer for partitions of these schemas: a format whose partitions share one table settles its
+        """The writer for partitions of these schemas: a format whose partitions share one table resolves its
         columns here.
         """
         return self

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.policies import MaterializeError
 from mm_assets.interleaved.schema import (
     INTERLEAVED_SCHEMA,
@@ -47,6 +48,7 @@ __all__ = [
     "InterleavedWebdatasetReader",
     "InterleavedWebdatasetWriter",
     "MaterializeError",
+    "MmAssetsError",
     "SchemaMismatch",
     "align_table",
     "build_source_ref",

@@ -1,6 +1,8 @@
-"""The classes of faults in data: what quarantine calls them, and the class of an error message of ours."""
+"""The classes of faults in data, as quarantine calls them, and the fault of one item as a value."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 BAD_JSON = "bad_json"
 NOT_UTF8 = "not_utf8"
@@ -56,21 +58,65 @@ FAULTS = (
     INCOMPLETE_SAMPLE,
 )
 
-# Errors of items travel as text, in the column materialize_error, through every format. Their first words
-# tell the class; whoever words an error keeps to these (mm_assets_tests/interleaved/test_faults.py holds
-# every place to it).
-_FIRST_WORDS = (
-    ("missing member", MISSING_MEMBER),
-    ("missing content", MISSING_CONTENT),
-    ("ambiguous", DANGLING_REFERENCE),
-    ("dangling reference", DANGLING_REFERENCE),
-    ("decompression bomb", DECOMPRESSION_BOMB),
-    ("oversized member", OVERSIZED_MEMBER),
-    ("unreadable image", UNDECODABLE_IMAGE),
-    ("failed to extract frame", UNDECODABLE_IMAGE),
-)
+# In data, an item's fault is its message alone: the column materialize_error, in all formats. So the messages
+# of a class begin with words that no other class has. `Fault` holds the code to this table when it makes a
+# message, and `fault_of` reads by it. FETCH_FAILED is all else, errors worded by others among it.
+_FIRST_WORDS = {
+    MISSING_MEMBER: ("missing member",),
+    MISSING_CONTENT: ("missing content",),
+    DANGLING_REFERENCE: ("ambiguous", "dangling reference"),
+    DECOMPRESSION_BOMB: ("decompression bomb",),
+    OVERSIZED_MEMBER: ("oversized member",),
+    UNDECODABLE_IMAGE: ("unreadable image", "failed to extract frame"),
+}
+ITEM_FAULTS = (*_FIRST_WORDS, FETCH_FAILED)
+"""The classes that an item's fault can have; the others are of samples, members or files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with one item: its class, one of `ITEM_FAULTS`, and the message that is written into its
+    row.
+
+    Faults of whole samples are exceptions (`SampleError`), which carry their ``kind`` likewise.
+
+    Raises:
+        ValueError: the message would not be read back as one of this class.
+    """
+
+    kind: str
+    message: str
+
+    def __post_init__(self) -> None:
+        if self.kind != FETCH_FAILED and not self.message.startswith(_FIRST_WORDS.get(self.kind, ())):
+            raise ValueError(f"no message of an item's fault {self.kind!r}: {self.message!r}")
+
+    @classmethod
+    def read(cls, message: str) -> Fault:
+        """The fault that a row's ``materialize_error`` tells of."""
+        return cls(fault_of(message), message)
 
 
 def fault_of(message: str) -> str:
-    """The class of an item's error message."""
-    return next((fault for words, fault in _FIRST_WORDS if message.startswith(words)), FETCH_FAILED)
+    """The class of an item's fault of which data hold nothing but the message."""
+    return next((kind for kind, words in _FIRST_WORDS.items() if message.startswith(words)), FETCH_FAILED)
+
+
+def missing_member(name: object) -> Fault:
+    """The fault of an item whose member is not there."""
+    return Fault(MISSING_MEMBER, f"missing member {name!r}")
+
+
+def oversized_member(name: str, size: int, limit: int) -> Fault:
+    """The fault of an image of more than ``limit`` bytes, which is not read."""
+    return Fault(OVERSIZED_MEMBER, f"oversized member {name!r}: {size} bytes, at most {limit}")
+
+
+def lost_frame(member: str, frame: int, error: Exception) -> Fault:
+    """The fault of an item whose TIFF frame is damaged."""
+    return Fault(UNDECODABLE_IMAGE, f"failed to extract frame {frame} from {member!r}: {error}")
+
+
+def unreadable_image(error: Exception) -> Fault:
+    """The fault of an item whose bytes are no image that we can read."""
+    return Fault(UNDECODABLE_IMAGE, f"unreadable image: {error}")

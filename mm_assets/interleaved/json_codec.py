@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_times import RAW, decode_times, encode_times
 
 _MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
@@ -25,7 +26,7 @@ _SPARE_DEPTH = (
 )
 
 
-class NotEncodable(ValueError):
+class NotEncodable(MmAssetsError, ValueError):
     """A column type that JSON values cannot carry exactly; the message names the column and its type."""
 
 

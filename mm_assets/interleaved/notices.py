@@ -1,11 +1,13 @@
-"""Warnings that point at the user's own line, however many of our frames lie in between."""
+"""Warnings: issued so that they point at the user's own line, and shown as one line each."""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 
@@ -18,3 +20,31 @@ def warn_user(message: str) -> None:
         frame = frame.f_back
         level += 1
     warnings.warn(message, UserWarning, stacklevel=level)
+
+
+def show_warnings_as_lines() -> None:
+    """From now on print each distinct warning of this process once, as one line on stderr, without file and
+    code.
+
+    So are the log records of libraries from level WARNING on, as far as nobody has configured a handler for
+    them.
+    """
+    shown: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        line = warning_line(message)
+        if line not in shown:
+            shown.add(line)
+            sys.stderr.write(f"{line}\n")  # at once: other processes write there, too
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            show(record.getMessage())
+
+    warnings.showwarning = show
+    logging.lastResort = Lines(logging.WARNING)
+
+
+def warning_line(message: Warning | str) -> str:
+    """The line that tells of a warning."""
+    return f"mm-assets: warning: {' '.join(str(message).split())}"

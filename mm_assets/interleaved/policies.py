@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.interleaved.faults import INCOMPLETE_SAMPLE, fault_of
+from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.faults import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, fault_of
 from mm_assets.interleaved.losses import Loss, located
 from mm_assets.interleaved.notices import warn_user
 
@@ -17,19 +18,29 @@ MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
 POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
 
 
-class MaterializeError(ValueError):
+class MaterializeError(MmAssetsError, ValueError):
     """An item could not be fetched and the policy is ``error``; the message names file, sample, position and
     reason.
+
+    ``kind`` is the class of the first item's fault.
     """
+
+    def __init__(self, message: str, kind: str = FETCH_FAILED) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True)
 class ItemError:
-    """One row that carries an error, and what became of it: ``kept``, ``row dropped`` or ``sample dropped``."""
+    """One row that carries an error: the class of its fault, the message, and what became of the row.
+
+    ``outcome`` is ``kept``, ``row dropped`` or ``sample dropped``.
+    """
 
     sample_id: str
     position: int
     modality: str
+    kind: str
     message: str
     outcome: str
 
@@ -53,14 +64,14 @@ def check_policy(policy: str) -> MaterializeErrorPolicy:
     return policy  # type: ignore[return-value]
 
 
-def with_errors(table: pa.Table, errors: Mapping[int, str]) -> pa.Table:
-    """The table with messages set in ``materialize_error`` of some rows."""
+def with_errors(table: pa.Table, errors: Mapping[int, Fault | str]) -> pa.Table:
+    """The table with ``materialize_error`` set in some rows: the message of a fault, or a text as it is."""
     if not errors:
         return table
     index = table.schema.get_field_index("materialize_error")
     values = table.column(index).to_pylist()
-    for row, message in errors.items():
-        values[row] = message
+    for row, error in errors.items():
+        values[row] = error.message if isinstance(error, Fault) else error
     field = table.schema.field(index)
     return table.set_column(index, field, pa.array(values, field.type))
 
@@ -72,12 +83,12 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
         return PolicyOutcome(table)
     failed = pc.is_valid(column)
     outcome = {"drop_row": "row dropped", "drop_sample": "sample dropped"}.get(policy, "kept")
-    rows = table.filter(failed).select(["sample_id", "position", "modality", "materialize_error"]).to_pylist()
     errors = tuple(
-        ItemError(r["sample_id"], r["position"], r["modality"], r["materialize_error"], outcome) for r in rows
+        ItemError(sample_id, position, modality, fault_of(message), message, outcome)
+        for sample_id, position, modality, message in _rows(table.filter(failed))
     )
     if policy == "error":
-        raise MaterializeError(f"{_describe(errors[0], source)}{_and_more(len(errors))}")
+        raise MaterializeError(f"{_describe(errors[0], source)}{_and_more(len(errors))}", errors[0].kind)
     if policy == "warn":
         for error in errors:
             warn_user(_describe(error, source))
@@ -90,21 +101,26 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
 
 
 def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...]:
+    faults = iter(errors)  # of these rows, in their order
     first: dict[str, ItemError] = {}
     for error in errors:
         first.setdefault(error.sample_id, error)
     losses = []
-    for row in dropped.select(["sample_id", "position", "modality", "materialize_error"]).to_pylist():
-        message = row.pop("materialize_error")
-        if message is not None:
-            losses.append(Loss(**row, outcome="quarantined", kind=fault_of(message), reason=message))
+    for sample_id, position, modality, message in _rows(dropped):
+        is_cause = message is not None
+        if is_cause:
+            kind, reason = next(faults).kind, message
         else:
-            cause = first[row["sample_id"]]
+            cause = first[sample_id]
+            kind = INCOMPLETE_SAMPLE
             reason = f"its sample has an error at position {cause.position}: {cause.message}"
-            losses.append(
-                Loss(**row, outcome="quarantined", kind=INCOMPLETE_SAMPLE, reason=reason, is_cause=False)
-            )
+        losses.append(Loss(sample_id, position, modality, "quarantined", kind, reason, is_cause=is_cause))
     return tuple(located(losses, dropped))
+
+
+def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
+    columns = ("sample_id", "position", "modality", "materialize_error")
+    return zip(*(table.column(name).to_pylist() for name in columns), strict=True)
 
 
 def _describe(error: ItemError, source: str) -> str:

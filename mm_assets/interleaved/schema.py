@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_values import is_json, to_json_text
 from mm_assets.interleaved.nested_types import nulls, plain_type
 from mm_assets.interleaved.notices import warn_user
@@ -36,7 +37,7 @@ MODALITIES = ("metadata", "text", "image")
 _LARGE_OF = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
-class SchemaMismatch(ValueError):
+class SchemaMismatch(MmAssetsError, ValueError):
     """A column cannot take its target type without loss; the message names the column."""
 
 

@@ -36,9 +36,9 @@ class ArrowCacheIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return BY_ASSET[asset].place(self.root, key)
 
-    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Also what killed builders left: in the caches, and beside them."""
-        super()._sweep(asset, tasks)
+        super().remove_leftovers(asset, planned)
         if is_remote(self.root):
             return
         from mm_assets.formats.arrow_cache.generation import sweep_cache, sweep_folders
@@ -46,8 +46,8 @@ class ArrowCacheIOManager(ShardIOManager):
         folder = Path(local_path(join(self.root, CACHE.folder)))
         if folder.is_dir():
             sweep_folders(folder)
-        for task in tasks.values():
-            sweep_cache(Path(local_path(task.job.dest)))
+        for job in planned.values():
+            sweep_cache(Path(local_path(job.job.dest)))
 
 
 IO_MANAGER = ArrowCacheIOManager

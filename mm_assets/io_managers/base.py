@@ -1,17 +1,6 @@
 """The IO manager behind every sharded asset: many shards in one run, worker processes, one event for each
 shard.
 
-Which hook is called when (a format supplies those marked *):
-
-    handle_output(plan)     parent   fingerprints; unchanged shards are reported at once, without work
-      locate*                 parent   the place of each output
-      settle                  parent   what all shards together decide for each of them (types of columns,
-      whose a sample id is) stat_outputs            parent   how each output looks, to see whether it is still
-      the recorded one prepare_chunk           parent   a last look at all jobs together (unify schemas)
-      run_job*                worker   one shard: read, transform, check, publish in one step publish_chunk
-      parent   only for formats whose shards appear by a commit for the whole chunk
-    load_input()            parent   which shards landed, where, in which version: a ShardSet, never data
-
 A shard that fails is logged and simply does not land; the good ones go on to the next asset in the same run.
 The check `landed` (`mm_assets.io_managers.sharded`) then fails the run. Run on `in_process_executor`: only
 there do the assets share their workers, and a step costs 2 to 10 s less.
@@ -53,7 +42,24 @@ SHARDED_TAG = "mm_assets/sharded"
 class ShardIOManager(dg.ConfigurableIOManager):
     """Base of the IO managers of all formats.
 
-    Subclasses give `locate` and `run_job`; further config fields become job options.
+    Subclasses give `locate` and `run_job`; further config fields become job options. All other hooks have
+    defaults. Those that do something by default say so: who overrides one calls ``super()``. Within
+    `handle_output` they are called in this order, all but `run_job` in the parent:
+
+    ===================  =======================================================================================
+    `options`            what decides an output's bytes besides the plan
+    `locate`             for each shard: the place of its output
+    `resolve_jobs`       what all shards together decide for each (types of columns, which shard keeps an id)
+    `remove_leftovers`   what processes that died have left; files are removed by default
+    `stat_outputs`       how each output looks, to see whether it is still the recorded one
+    `unchanged_record`   for each shard that needs no work: what of its record is reported again
+    `before_jobs`        what is to be done before the first job, also where there is none
+    `prepare_chunk`      the last change to the jobs that are left, together
+    `run_job`            in a worker, for each shard: read, transform, check, publish in one step
+    `publish_chunk`      only for formats whose shards appear by a commit for the whole chunk
+    ===================  =======================================================================================
+
+    `load_input` then gives the next asset a `ShardSet`: which shards landed, where, in which version.
     """
 
     root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
@@ -103,6 +109,28 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """
         return jobs
 
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
+        """Remove what processes that died left, also those of a survey or a proof: there may be no other work
+        to do any more. Default: temporary files beside the outputs and among the records.
+        """
+        folders = {
+            os.path.dirname(local_path(job.job.dest))
+            for job in planned.values()
+            if not is_remote(job.job.dest)
+        }
+        for folder in folders:
+            sweep_output(folder)
+        if not is_remote(self.root):
+            for folder in own_folders(local_path(self.root), asset):
+                sweep(folder)
+
+    def unchanged_record(self, record: ShardRecord) -> ShardRecord:
+        """The record of a shard that needs no work, as it is reported again. Default: as it is."""
+        return record
+
+    def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
+        """Called once the shards that are to be made are known (none, it may be), before the first of them."""
+
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any
         order.
@@ -133,9 +161,9 @@ class ShardIOManager(dg.ConfigurableIOManager):
         run = dg.AssetExecutionContext.get()
         reports = ShardReports(run, context.asset_key)
         ledger = ShardRecords(self.root)
-        tasks = self._tasks(context, obj, ledger, reports)
-        self._sweep(context.asset_key.to_user_string(), tasks)
-        unchanged = self._unchanged(tasks, ledger, reports)
+        planned = self._planned(context, obj, ledger, reports)
+        self.remove_leftovers(context.asset_key.to_user_string(), planned)
+        unchanged = self._unchanged(planned, ledger, reports)
         latest = events.latest_materializations(run.instance, context.asset_key, unchanged)
         # A record that was put in the place of another would be reported as what was made: its shard is made
         # again.
@@ -145,8 +173,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
             if key not in latest or latest[key].version == record.version
         }
         for key, record in unchanged.items():
-            reports.landed(done_before(record), tasks[key].parents, unchanged=True)
-        stale = {key: task for key, task in tasks.items() if key not in unchanged}
+            reports.landed(done_before(record), planned[key].parents, unchanged=True)
+        stale = {key: job for key, job in planned.items() if key not in unchanged}
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._work(stale)) as work:
             for dones in work:
@@ -198,10 +226,10 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     # --- steps of handle_output ---
 
-    def _tasks(
+    def _planned(
         self, context: dg.OutputContext, plan: Plan, ledger: ShardRecords, reports: ShardReports
     ) -> dict[str, PlannedJob]:
-        """A task for each shard of the run, in the order of the keys; a shard whose input is absent fails
+        """A job for each shard of the run, in the order of the keys; a shard whose input is absent fails
         here.
         """
         asset = context.asset_key.to_user_string()
@@ -226,7 +254,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                     sources[key], dest, side_inputs, plan.steps, options, reports.blocking, asset, self.root
                 )
             )
-        tasks: dict[str, PlannedJob] = {}
+        planned: dict[str, PlannedJob] = {}
         for job in _same_keys(jobs, self.resolve_jobs(plan, jobs) if jobs else [], "resolve_jobs"):
             if isinstance(job, ShardResult):
                 reports.failure(replace(job, ok=False))
@@ -237,52 +265,41 @@ class ShardIOManager(dg.ConfigurableIOManager):
             versions = {
                 name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
             }
-            settled = {name: value for name, value in job.options.items() if name not in options}
+            resolved = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, ledger.relative(job.dest), plan.source.asset, job.shard.version, versions]
-            tasks[job.key] = PlannedJob(
-                job, digest([*made_from, settled] if settled else made_from), parents, made_by
+            planned[job.key] = PlannedJob(
+                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by
             )
-        return tasks
-
-    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
-        """Remove what processes that died left, also those of a survey or a proof: there may be no other work
-        to do any more.
-        """
-        for folder in {
-            os.path.dirname(local_path(task.job.dest))
-            for task in tasks.values()
-            if not is_remote(task.job.dest)
-        }:
-            sweep_output(folder)
-        if not is_remote(self.root):
-            for folder in own_folders(local_path(self.root), asset):
-                sweep(folder)
+        return planned
 
     def _unchanged(
-        self, tasks: Mapping[str, PlannedJob], ledger: ShardRecords, reports: ShardReports
+        self, planned: Mapping[str, PlannedJob], ledger: ShardRecords, reports: ShardReports
     ) -> dict[str, ShardRecord]:
         """Records of the shards that need no work: made from the same, and the output is still the recorded
         one.
         """
-        records = ledger.read(reports.asset.to_user_string(), tasks)
-        known = {key: record for key, record in records.items() if tasks[key].is_done(record, reports.checks)}
-        stats = self.stat_outputs({key: tasks[key].job.dest for key in known})
+        records = ledger.read(reports.asset.to_user_string(), planned)
+        known = {
+            key: record for key, record in records.items() if planned[key].is_done(record, reports.checks)
+        }
+        stats = self.stat_outputs({key: planned[key].job.dest for key in known})
         asset = reports.asset.to_user_string()
         damaged = damaged_shards(self.root, asset, known)
         for key, problems in shards_with_problems(self.root, known.values()).items():
             damaged.add(key)
             dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(problems)}")
         return {
-            key: record
+            key: self.unchanged_record(record)
             for key, record in known.items()
             if is_intact(record, stats[key]) and key not in damaged
         }
 
-    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
-        """What becomes of the tasks, as it becomes known: one by one, or all good ones after their commit."""
-        if not tasks:
+    def _work(self, planned: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
+        """What becomes of the jobs, as it becomes known: one by one, or all good ones after their commit."""
+        self.before_jobs(planned)
+        if not planned:
             return
-        jobs = [task.job for task in tasks.values()]
+        jobs = [job.job for job in planned.values()]
         prepared = _same_keys(jobs, self.prepare_chunk(jobs), "prepare_chunk")
         for item in prepared:
             if isinstance(item, ShardResult):
@@ -293,7 +310,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
             self.workers.map(type(self).run_job, [item for item in prepared if isinstance(item, ShardJob)])
         ) as answers:
             for job, answer in answers:
-                done = tasks[job.key].validated(answer)
+                done = planned[job.key].validated(answer)
                 if done.ok and commits:
                     held.append(done)
                 else:
@@ -315,13 +332,17 @@ class ShardIOManager(dg.ConfigurableIOManager):
         ]
 
     def _recorded(
-        self, tasks: Mapping[str, PlannedJob], dones: Sequence[ShardResult], ledger: ShardRecords, asset: str
+        self,
+        planned: Mapping[str, PlannedJob],
+        dones: Sequence[ShardResult],
+        ledger: ShardRecords,
+        asset: str,
     ) -> Iterator[ShardResult]:
         """Write the records of what is published.
 
         Without one a shard has not landed: its next run could not tell what is there.
         """
-        good = {done.key: tasks[done.key].job.dest for done in dones if done.ok}
+        good = {done.key: planned[done.key].job.dest for done in dones if done.ok}
         try:
             stats = self.stat_outputs(good) if good else {}
         except OSError as error:
@@ -334,7 +355,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
                 )
             if done.ok:
                 try:
-                    ledger.write(tasks[done.key].record(asset, done, stats[done.key]))
+                    ledger.write(planned[done.key].record(asset, done, stats[done.key]))
                 except (OSError, TypeError, ValueError) as error:
                     done = replace(
                         done,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mm_assets.accounting.ledger import Balance
 from mm_assets.formats.writer import PartitionReport
-from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE, fault_of
+from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 from mm_assets.io_managers.shards import Check
@@ -86,9 +86,7 @@ def ledger_balance(balance: Balance) -> Check:
 
 def images_decode(report: PartitionReport) -> Check:
     """Every image that was looked into could be read; a sample of them was decoded to the last pixel."""
-    bad = [
-        error for error in report.errors if fault_of(error.message) in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)
-    ]
+    bad = [error for error in report.errors if error.kind in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)]
     listed = [{"sample_id": e.sample_id, "position": e.position, "message": e.message} for e in bad[:_LISTED]]
     metadata = {
         "images_checked": report.counts.get("images_checked", 0),

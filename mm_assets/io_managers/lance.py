@@ -53,20 +53,20 @@ class LanceIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return BY_ASSET[asset].place(self.root, key)
 
-    def _sweep(self, asset: str, tasks: Mapping[str, PlannedJob]) -> None:
+    def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
-        super()._sweep(asset, tasks)
-        self._writer().drop_damaged_records(list(tasks))
+        super().remove_leftovers(asset, planned)
+        self._writer().drop_damaged_records(list(planned))
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
         """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
         if not dests:
             return {}
-        facts = self._writer().partition_stats()
-        return {key: facts.get(key, {"rows": 0}) if facts is not None else None for key in dests}
+        stats = self._writer().partition_stats()
+        return {key: stats.get(key, {"rows": 0}) if stats is not None else None for key in dests}
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        """Settle the table's columns over all shards of the chunk; a shard whose schema cannot be read fails
+        """Resolve the table's columns over all shards of the chunk; a shard whose schema cannot be read fails
         alone.
         """
         from mm_assets.formats.parquet import InterleavedParquetReader

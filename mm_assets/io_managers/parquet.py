@@ -1,6 +1,6 @@
 """Raw shards or Parquet in, interleaved Parquet out."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import dagster as dg
@@ -108,7 +108,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         is_strict = self.on_materialize_error == "error"
         before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
         self._source = plan.source.asset
-        settled: list[ShardJob | ShardResult] = []
+        resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
             found = examined[job.key]
             checks = unreadable(found) if isinstance(found, str) else found.checks
@@ -116,15 +116,15 @@ class IngestIOManager(RawInput, _ParquetOutput):
             self._verdicts[job.key] = checks
             if refusal is not None:
                 self._refused.add(job.key)
-                settled.append(ShardResult(job.key, ok=False, error=refusal))
+                resolved.append(ShardResult(job.key, ok=False, error=refusal))
                 continue
             assert isinstance(found, ShardInspection)
             orders = {
                 "columns": schema_to_text(_in_own_order(found)),
                 "taken_ids": sorted(found.taken),
             }
-            settled.append(replace(job, options={**job.options, **orders}))
-        return settled
+            resolved.append(replace(job, options={**job.options, **orders}))
+        return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
         """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not
@@ -135,8 +135,8 @@ class IngestIOManager(RawInput, _ParquetOutput):
             for job in super().prepare_chunk(jobs)
         ]
 
-    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
-        """Before compute, log the verdicts of the gate on the raw shards that are about to be read, and on
+    def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
+        """Log the verdicts of the gate on the raw shards that are about to be read, and on
         those that may not be.
         """
         run = dg.AssetExecutionContext.get()
@@ -149,11 +149,10 @@ class IngestIOManager(RawInput, _ParquetOutput):
             {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},
         )
         for key, checks in self._verdicts.items():
-            if key in tasks or key in self._refused:
+            if key in planned or key in self._refused:
                 log.add(key, checks)
         log.finish()
         self._verdicts, self._refused = {}, set()
-        yield from super()._work(tasks)
 
 
 def _refusal(found: ShardInspection | str, is_strict: bool) -> str | None:

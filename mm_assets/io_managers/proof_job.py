@@ -64,8 +64,8 @@ def prove_shard(job: ProofJob) -> ShardProof:
     if job.table_schema and found.digest != written["digest"]:
         # Columns that other shards widened since: the rows must be the same in the types they were written
         # in.
-        settled = schema_from_text(job.table_schema)
-        if not type_differences(settled, found.schema):
+        planned = schema_from_text(job.table_schema)
+        if not type_differences(planned, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
     resized = _resized(job)
     orphan_rows = (f"{output.uri}: {job.orphan_rows} rows belong to no shard",) if job.orphan_rows else ()

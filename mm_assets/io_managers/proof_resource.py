@@ -199,7 +199,7 @@ class Prover(dg.ConfigurableResource[Any]):
         return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
 
     def _table_schema(self, asset: str) -> str:
-        """The columns that the shards of a table share, as writers settled them."""
+        """The columns that the shards of a table share, as writers resolved them."""
         ledger = ShardRecords(self.root)
         records = ledger.read(asset, ledger.keys(asset)).values()
         return schema_to_text(

@@ -2,7 +2,7 @@
 them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import Field
@@ -10,11 +10,9 @@ from pydantic import Field
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.parquet_file import UnreadableFile
 from mm_assets.formats.storage import join
-from mm_assets.formats.tables import UnreadableFile
-from mm_assets.io_managers.planned_jobs import PlannedJob
 from mm_assets.io_managers.raw_input import RawInput
-from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult, digest
 
 # Side input: the raw shards, whose bytes the records hold.
@@ -92,22 +90,16 @@ class QuarantineIOManager(RawInput):
         """
         ledger, source = Ledger(self.root), plan.source.asset
         records = ShardRecords(self.root).read(source, [job.key for job in jobs])
-        settled: list[ShardJob | ShardResult] = []
+        resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
             try:
                 losses = digest(ledger.recorded_items(source, job.key, records.get(job.key)).to_pylist())
             except UnreadableFile as error:
-                settled.append(ShardResult(job.key, ok=False, error=f"{error}; materialize {source} again"))
+                resolved.append(ShardResult(job.key, ok=False, error=f"{error}; materialize {source} again"))
                 continue
-            settled.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
-        return settled
+            resolved.append(replace(job, options={**job.options, "source_asset": source, "losses": losses}))
+        return resolved
 
-    def _unchanged(
-        self, tasks: Mapping[str, PlannedJob], ledger: ShardRecords, reports: ShardReports
-    ) -> dict[str, ShardRecord]:
+    def unchanged_record(self, record: ShardRecord) -> ShardRecord:
         """What an earlier run closed is not closed again."""
-        unchanged = super()._unchanged(tasks, ledger, reports)
-        return {
-            key: replace(record, metadata={**record.metadata, _CLOSED: 0})
-            for key, record in unchanged.items()
-        }
+        return replace(record, metadata={**record.metadata, _CLOSED: 0})

@@ -64,7 +64,7 @@ class ShardInspection:
 
 
 class RawGate(dg.ConfigurableResource[Any]):
-    """Surveys raw shards (once for each version of one) and settles among all shards who keeps an id and
+    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id and
     which type a column has.
     """
 
@@ -166,7 +166,7 @@ class RawGate(dg.ConfigurableResource[Any]):
             else:
                 jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))
         for attempts_left in (2, 1, 0):
-            # Without a survey the others' types and ids would be settled, for good: a death may be anybody's,
+            # Without a survey the others' types and ids would be resolved for good: a death may be anybody's,
             # so it is tried again.
             died = []
             for job, answer in self.workers.map(survey_raw_shard, jobs):

@@ -26,8 +26,8 @@ def score_shard(job: ShardJob) -> ShardResult:
     from mm_assets.filters.dimensions import COLUMNS, DimensionTally
     from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores, digest_of_scores, score_table
     from mm_assets.formats.parquet import InterleavedParquetReader
+    from mm_assets.formats.parquet_file import publish_table
     from mm_assets.formats.partitions import Partition
-    from mm_assets.formats.tables import publish_table
     from mm_assets.io_managers.check_results import ledger_balance
     from mm_assets.io_managers.shard_work import column_schema, reader_arguments
 

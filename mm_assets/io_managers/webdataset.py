@@ -1,6 +1,6 @@
 """Parquet in, WebDataset tars with the index files of all clients out."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import dagster as dg
 from pydantic import Field
@@ -40,19 +40,19 @@ class WebdatasetIOManager(ShardIOManager):
         self._index()
         return dones
 
-    def _work(self, tasks: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
+    def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
         """Index files are put right also when no tar is to be made: nobody else would see what was done to
         them.
         """
-        if not tasks:
-            try:
-                self._index()
-            except (
-                ValueError,
-                OSError,
-            ) as error:  # a tar that nobody can index is for its own shard to answer for
-                dg.get_dagster_logger().warning("index files of %s stay as they are: %s", TARS.folder, error)
-        yield from super()._work(tasks)
+        if planned:
+            return
+        try:
+            self._index()
+        except (
+            ValueError,
+            OSError,
+        ) as error:  # a tar that nobody can index is for its own shard to answer for
+            dg.get_dagster_logger().warning("index files of %s stay as they are: %s", TARS.folder, error)
 
     def _index(self) -> None:
         from mm_assets.formats.webdataset.tar_folder import TarFolder

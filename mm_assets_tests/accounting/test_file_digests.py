@@ -22,7 +22,7 @@ from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantine
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.filters.image_scores import SCORES_SCHEMA
-from mm_assets.formats.tables import UnreadableFile, publish_table
+from mm_assets.formats.parquet_file import UnreadableFile, publish_table
 from mm_assets_tests.accounting.test_ledger import BAD_JSON
 
 

@@ -1,15 +1,24 @@
-"""Commands as a user runs them: in a process of their own, with the user's permissions, locale and terminal."""
+"""Commands as a user runs them: in this process, with what they print, or in one of their own, with the user's
+permissions, locale and terminal.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import patch
+
+from mm_assets.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 # Root reads and writes what permissions forbid, unless these powers are taken away.
@@ -17,13 +26,68 @@ _POWERS = "-dac_override,-dac_read_search"
 _AS_A_USER = ["setpriv", f"--bounding-set={_POWERS}", f"--inh-caps={_POWERS}"]
 
 
-def run(
+def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run ``mm-assets`` in this process, without its settings, on files in place of its streams.
+
+    It is a second faster than `run_process`, and shares the workers of other commands. What a worker prints
+    is not seen.
+    """
+    given = list(map(_text, arguments))
+    with (
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        _in_place_of(1, "stdout", out),
+        _in_place_of(2, "stderr", err),
+        patch.dict(os.environ, environment(), clear=True),
+        _plain_warnings(),
+    ):
+        try:
+            code = main(given)
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return subprocess.CompletedProcess(given, code, _text_of(out), _text_of(err))
+
+
+@contextmanager
+def _in_place_of(number: int, name: str, file: IO[bytes]) -> Iterator[None]:
+    """A standard stream that leads to a file, for native libraries too."""
+    stream, descriptor = getattr(sys, name), os.dup(number)
+    stream.flush()
+    os.dup2(file.fileno(), number)
+    try:
+        with open(number, "w", encoding="utf-8", closefd=False) as replacement:
+            setattr(sys, name, replacement)
+            yield
+    finally:
+        setattr(sys, name, stream)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """The warnings that an interpreter shows, whatever pytest has set."""
+    with warnings.catch_warnings(), patch.object(logging, "lastResort", logging.lastResort):
+        warnings.resetwarnings()
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        yield
+
+
+def _text_of(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
+
+
+def run_process(
     *arguments: object, module: str = "mm_assets.cli", as_user: bool = False, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``mm-assets``; further arguments are those of `subprocess.run`, ``env`` those variables that differ
-    (None: absent).
+    """Run a command in a process of its own; further arguments are those of `subprocess.run`, ``env`` those
+    variables that differ (None: absent).
     """
-    command = [sys.executable, "-m", module, *map(os.fspath, map(_text, arguments))]
+    command = [sys.executable, "-m", module, *map(_text, arguments)]
     options = {
         "stdout": subprocess.PIPE,
         "stderr": subprocess.PIPE,

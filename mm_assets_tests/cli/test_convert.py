@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.cli.commands import visible
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.cli.commands import run, run_process, visible
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads
 from mm_assets_tests.formats.test_raw_shards import tiff_of
 from mm_assets_tests.formats.test_round_trip import same
@@ -22,23 +21,18 @@ from mm_assets_tests.formats.test_round_trip import same
 PNG = picture(0)[1]
 
 
-def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("MM_")}
-    return subprocess.run(
-        [sys.executable, "-m", "mm_assets.cli", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, env={**clean, "PYTHONPATH": str(Path(__file__).parents[2]), **environment}, timeout=120,
-    )  # fmt: skip
+def ok(*arguments: object) -> str:
+    return fine(run(*arguments))
 
 
-def ok(*arguments: object, **more: Any) -> str:
-    done = run(*arguments, **more)
+def fine(done: subprocess.CompletedProcess[str]) -> str:
     assert (done.returncode, done.stderr) == (0, ""), done
     return done.stdout
 
 
-def refused(*arguments: object, code: int = 1, **more: Any) -> str:
+def refused(*arguments: object, code: int = 1) -> str:
     """Fails without a traceback; gives the line that says why."""
-    done = run(*arguments, **more)
+    done = run(*arguments)
     assert done.returncode == code, done
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("usage:", " "))]
@@ -81,11 +75,8 @@ def test_round_trip_through_every_format(raw: Path, tmp_path: Path) -> None:
     steps = [("parquet", "1"), ("webdataset", "2"), ("lance", "3"), ("parquet", "4")]
     source = raw
     for kind, name in steps:
-        out = (
-            ok("convert", source, tmp_path / name, "--to", kind, "--per-text-fields", "lang")
-            if source == raw
-            else ok("convert", source, tmp_path / name, "--to", kind)
-        )
+        options = ("--per-text-fields", "lang") if source == raw else ()
+        out = fine(run_process("convert", source, tmp_path / name, "--to", kind, *options))
         assert "2 partitions, 4 samples, 5 images, 3 texts" in out
         source = tmp_path / name
     # As one partition: a Lance table has one schema, so what comes from it has the columns of all shards.
@@ -108,7 +99,7 @@ def test_a_second_run_makes_the_same_bytes(raw: Path, tmp_path: Path, kind: str)
     ok("convert", raw, tmp_path / "out", "--to", kind)
     assert snapshot(tmp_path / "out") == before
     os.rename(raw, tmp_path / "moved")
-    ok("convert", "moved", "out2", "--to", kind, cwd=tmp_path)
+    fine(run_process("convert", "moved", "out2", "--to", kind, cwd=tmp_path))
     again = snapshot(tmp_path / "out2")
     assert {k: v for k, v in again.items() if k.endswith((".tar", ".parquet"))} == {
         k: v for k, v in before.items() if k.endswith((".tar", ".parquet"))
@@ -307,7 +298,8 @@ def test_locators_are_followed_within_the_input_only(tmp_path: Path) -> None:
         done = run("convert", tmp_path / folder, tmp_path / "out", "--to", "webdataset")
         assert done.returncode == 1
         assert "outside the configured roots" in done.stderr
-    ok("convert", tmp_path / "abs", tmp_path / "out", "--to", "webdataset", MM_RAW_SHARDS=str(shard))
+    command = ("convert", tmp_path / "abs", tmp_path / "out", "--to", "webdataset")
+    fine(run_process(*command, env={"MM_RAW_SHARDS": str(shard)}))
     assert read("webdataset", tmp_path / "out")["binary_content"].to_pylist() == [PNG]
 
 
@@ -355,7 +347,7 @@ def _junk(path: Path) -> Path:
 
 
 def test_help_and_usage() -> None:
-    assert "convert" in ok("--help")
+    assert "convert" in fine(run_process("--help"))
     assert "--on-materialize-error" in ok("convert", "--help")
     refused(code=2)
     refused("frobnicate", code=2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.cli.commands import only_line, run
+from mm_assets_tests.cli.commands import only_line, run, run_process
 from mm_assets_tests.cli.test_convert import document
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -80,6 +80,6 @@ def test_explain_of_a_sample_whose_shard_has_not_landed(tmp_path: Path) -> None:
         "MM_STORAGE": str(tmp_path / "storage"),
         "MM_WORKERS": "1",
     }
-    assert run(module="mm_assets.demo", env=settings, cwd=tmp_path).returncode == 1
+    assert run_process(module="mm_assets.demo", env=settings, cwd=tmp_path).returncode == 1
     line = only_line(run("explain", "d", "--storage", tmp_path / "storage"))
     assert line.startswith(f"{tmp_path}/storage: sample 'd' is in raw shard 'a': no output of it has landed")

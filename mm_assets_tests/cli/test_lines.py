@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import REPOSITORY, environment, interrupt, lines, only_line, run
+from mm_assets_tests.cli.commands import (
+    REPOSITORY,
+    environment,
+    interrupt,
+    lines,
+    only_line,
+    run,
+    run_process,
+)
 from mm_assets_tests.formats.raw_tars import make_tar
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
@@ -110,7 +118,7 @@ def test_a_source_that_is_none(
 )
 def test_an_empty_path_is_none(raw: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
     """It would be the folder at hand, or the root of all files."""
-    done = run(*(word.format(raw=raw) for word in command), cwd=tmp_path)
+    done = run_process(*(word.format(raw=raw) for word in command), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("it is empty: is a variable of the shell not set?")
     assert files(tmp_path) == []
@@ -129,7 +137,7 @@ def test_an_empty_path_is_none(raw: Path, tmp_path: Path, command: tuple[str, ..
 def test_an_output_that_cannot_be_made(raw: Path, tmp_path: Path, kind: str, target: str, line: str) -> None:
     (tmp_path / "notes.txt").write_text("not data")
     (tmp_path / "closed").mkdir(mode=0o555)
-    done = run("convert", raw, tmp_path / target, "--to", kind, as_user=True)
+    done = run_process("convert", raw, tmp_path / target, "--to", kind, as_user=True)
     assert only_line(done) == line.format(folder=tmp_path)
     assert (done.stdout, files(tmp_path)) == ("", ["notes.txt"])
 
@@ -160,7 +168,7 @@ def test_no_room_for_temporary_files(raw: Path, small: Path, tmp_path: Path, kin
     make_shards(packed, members=1, pdf=0, samples=3)
     subprocess.run(["gzip", packed / "web-00000.tar"], check=True)
     (small / "filler").write_bytes(bytes(250_000))
-    done = run("convert", packed, tmp_path / "out", "--to", kind, env={"TMPDIR": str(small)})
+    done = run_process("convert", packed, tmp_path / "out", "--to", kind, env={"TMPDIR": str(small)})
     assert only_line(done).endswith(
         f"the folder {small} for temporary files (TMPDIR): no space left on the device"
     )
@@ -175,9 +183,11 @@ def test_what_may_not_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
         shutil.copytree(outputs / kind, tmp_path / kind)
         (tmp_path / kind / name).chmod(0)
         for command in (["inspect", tmp_path / kind], ["verify", tmp_path / kind, outputs / "raw"]):
-            line = only_line(run(*command, as_user=True))
+            line = only_line(run_process(*command, as_user=True))
             assert line.startswith(f"{tmp_path}/{kind}/{name}: ") and line.endswith("permission denied")
-        done = run("convert", tmp_path / kind, tmp_path / f"{kind}-out", "--to", "parquet", as_user=True)
+        done = run_process(
+            "convert", tmp_path / kind, tmp_path / f"{kind}-out", "--to", "parquet", as_user=True
+        )
         assert only_line(done).startswith(f"{tmp_path}/{kind}/{name}: ")
         assert files(tmp_path / f"{kind}-out") == ["web-00001.parquet"]
     (tmp_path / "raw").chmod(0)
@@ -185,7 +195,10 @@ def test_what_may_not_be_read_is_named(outputs: Path, tmp_path: Path) -> None:
         ["inspect", tmp_path / "raw" / "web-00001.tar"],
         ["verify", tmp_path / "raw" / "web-00001.tar", outputs / "raw"],
     ):
-        assert only_line(run(*command, as_user=True)) == f"{tmp_path}/raw/web-00001.tar: permission denied"
+        assert (
+            only_line(run_process(*command, as_user=True))
+            == f"{tmp_path}/raw/web-00001.tar: permission denied"
+        )
 
 
 def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(
@@ -194,7 +207,7 @@ def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(
     shutil.copytree(outputs / "lance", tmp_path / "lance")
     for file in (tmp_path / "lance" / "items.lance" / "data").iterdir():
         file.chmod(0)
-    done = run("convert", tmp_path / "lance", tmp_path / "out", "--to", "parquet", as_user=True)
+    done = run_process("convert", tmp_path / "lance", tmp_path / "out", "--to", "parquet", as_user=True)
     assert (
         only_line(done)
         == f"{tmp_path}/lance/items.lance: unreadable Lance data: permission denied (2 partitions)"
@@ -232,34 +245,38 @@ def foreign(tmp_path: Path) -> Path:
 def test_a_terminal_that_has_no_such_letters(
     raw: Path, foreign: Path, tmp_path: Path, locale: dict[str, str]
 ) -> None:
-    shown = run("inspect", foreign, env=locale)
+    shown = run_process("inspect", foreign, env=locale)
     assert (shown.returncode, shown.stderr) == (0, "")
     assert r"  \u043a\u043b\u044e\u0447: int64" in shown.stdout.splitlines()
     assert r"  [0] text: gr\xf6\xdfer" in shown.stdout.splitlines()
-    different = run("verify", foreign, raw, env=locale)
+    different = run_process("verify", foreign, raw, env=locale)
     assert different.returncode == 1 and r"sample '\u043a\u043b\u044e\u0447', position 0" in different.stderr
-    explained = run("explain", "ключ", "--storage", foreign, env=locale)
+    explained = run_process("explain", "ключ", "--storage", foreign, env=locale)
     assert only_line(explained).endswith("name the storage root of the graph with --storage or MM_STORAGE")
     if "PYTHONUTF8" not in locale:
-        assert run("convert", foreign, tmp_path / "out", "--to", "parquet", env=locale).returncode == 0
+        assert (
+            run_process("convert", foreign, tmp_path / "out", "--to", "parquet", env=locale).returncode == 0
+        )
 
 
 def test_names_that_are_not_utf8(raw: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xff.tar")
     shutil.copyfile(raw / "web-00000.tar", odd)
-    assert run("inspect", odd).returncode == 0
+    assert run_process("inspect", odd).returncode == 0
     escaped = r"odd-\udcff"
-    assert only_line(run("inspect", odd + "x")) == f"{tmp_path}/{escaped}.tarx: no such file or folder"
-    line = only_line(run("convert", odd, tmp_path / "out", "--to", "parquet"))
+    assert (
+        only_line(run_process("inspect", odd + "x")) == f"{tmp_path}/{escaped}.tarx: no such file or folder"
+    )
+    line = only_line(run_process("convert", odd, tmp_path / "out", "--to", "parquet"))
     assert line == f"'{escaped}': a name that is not UTF-8; rename the file or folder"
     assert not (tmp_path / "out").exists()
     for kind in ("parquet", "lance"):
         out = os.fsdecode(os.fsencode(tmp_path) + b"/out-\xff")
         assert all(
             "a name that is not UTF-8; rename the file or folder" in line
-            for line in lines(run("convert", raw, out, "--to", kind))
+            for line in lines(run_process("convert", raw, out, "--to", kind))
         )
-    assert only_line(run("explain", "\udcff", "--storage", tmp_path)).startswith(
+    assert only_line(run_process("explain", "\udcff", "--storage", tmp_path)).startswith(
         r"'\udcff' is not UTF-8, so it is the id of no sample"
     )
 
@@ -271,14 +288,14 @@ def test_readers_that_have_seen_enough(outputs: Path) -> None:
     for command in (["inspect", outputs / "raw"], ["verify", outputs / "raw", outputs / "parquet"]):
         read, write = os.pipe()
         os.close(read)
-        done = run(*command, stdout=write)
+        done = run_process(*command, stdout=write)
         os.close(write)
         assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_output_that_cannot_be_written(raw: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = run("inspect", raw, stdout=full, env={"PYTHONUNBUFFERED": None})
+        done = run_process("inspect", raw, stdout=full, env={"PYTHONUNBUFFERED": None})
     assert only_line(done) == "standard output: no space left on the device"
 
 
@@ -357,7 +374,7 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
 )
 def test_workers_that_cannot_start(raw: Path, tmp_path: Path, action: str, line: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(STILLBORN.format(action))
-    done = run(
+    done = run_process(
         "convert",
         raw,
         tmp_path / "out",
@@ -372,7 +389,7 @@ def test_workers_that_cannot_start(raw: Path, tmp_path: Path, action: str, line:
 def test_what_a_worker_says_before_it_starts_is_kept_when_it_does(raw: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(STILLBORN.format("print('hello', file=sys.stderr)"))
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"}
-    done = run("convert", raw, tmp_path / "out", "--to", "parquet", "--workers", "1", env=variables)
+    done = run_process("convert", raw, tmp_path / "out", "--to", "parquet", "--workers", "1", env=variables)
     assert (done.returncode, done.stderr) == (0, "hello\n")
 
 

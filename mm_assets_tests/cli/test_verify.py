@@ -22,8 +22,8 @@ from mm_assets.formats.format_table import SHOWN
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_round_trip import tables
 

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 
 ID_FIELD = "sample_id"
 PER_IMAGE = ("img_caption", "img_width")

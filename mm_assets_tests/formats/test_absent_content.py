@@ -14,8 +14,8 @@ from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError, build_source_ref
 from mm_assets.interleaved.faults import FETCH_FAILED, MISSING_CONTENT, fault_of
 from mm_assets.interleaved.policies import POLICIES
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_round_trip import same
 

@@ -21,8 +21,8 @@ from mm_assets.formats.tar.scan import TarDamage
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
 from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import tiff_of
 

@@ -21,8 +21,8 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
 from mm_assets.interleaved.samples import group_samples
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, table_of, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem
 from mm_assets_tests.formats.test_round_trip import same
 

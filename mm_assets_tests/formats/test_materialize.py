@@ -14,11 +14,11 @@ import pytest
 
 from mm_assets.formats import fetching
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, build_source_ref, materialize
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import item, table_of
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.images.tiff_tools import assert_same, read_tiff
 
 PNG, JPG = picture(0)[1], picture(1)[1]
 TIFF = tiff_of(3)

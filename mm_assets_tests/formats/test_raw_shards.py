@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mm_assets.interleaved import RESERVED_COLUMNS, InterleavedBatch, InterleavedWebdatasetReader
-from mm_assets_tests.clients.pictures import KINDS
 from mm_assets_tests.formats.datasets import read, write
+from mm_assets_tests.formats.images.pictures import KINDS
+from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads, tar_members
 from mm_assets_tests.formats.test_round_trip import same
-from mm_assets_tests.images.tiff_tools import assert_same, read_tiff
 from mm_assets_tests.interleaved.arrow_values import json_values
 
 CHAIN = ("parquet", "webdataset", "lance", "parquet")

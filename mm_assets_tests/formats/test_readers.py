@@ -20,8 +20,8 @@ from mm_assets.interleaved import (
     InterleavedWebdatasetReader,
 )
 from mm_assets.interleaved.json_values import json_field
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import hostile
 from mm_assets_tests.formats.test_round_trip import same

@@ -23,8 +23,8 @@ from mm_assets.interleaved import (
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.steps import BatchStream
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]

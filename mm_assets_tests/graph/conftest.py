@@ -1,57 +1,57 @@
-"""A deployment per test, and worker processes that all of them share: starting some for every run would take
-most of the time.
+"""A deployment per test. Worker processes and one finished deployment are shared, and the event log is in
+memory: a run on SQLite files costs four times as much, and `test_check_states` reads those.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers import workers
-from mm_assets.workers import WorkerPool
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
-
-
-class _SharedPool(WorkerPool):
-    """Its workers outlive the runs; an interrupted `map` ends them as ever."""
-
-    def close(self) -> None:
-        if self._mapping:
-            super().close()
+from mm_assets_tests.warm_workers import warm_workers
 
 
 @pytest.fixture(scope="package", autouse=True)
 def shared_workers() -> Iterator[None]:
-    pools: dict[int, _SharedPool] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            workers, "WorkerPool", lambda processes: pools.setdefault(processes, _SharedPool(processes))
-        )
+    with warm_workers():
         yield
-    for pool in pools.values():
-        WorkerPool.close(pool)
 
 
 @pytest.fixture
 def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Deployment]]:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("dagster_home"))) as instance:
+        yield partial(_deployment, tmp_path, instance)
+
+
+@pytest.fixture
+def deploy_on_disk(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Deployment]]:
+    """With the databases that a user's `dagster dev` has."""
     with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance:
-
-        def make(raw: str | None = None, storage: str | None = None, **environment: str) -> Deployment:
-            return Deployment(
-                raw or str(tmp_path / "raw"),
-                storage or str(tmp_path / "storage"),
-                instance,
-                {"MM_WORKERS": "2", **environment},
-            )
-
-        yield make
+        yield partial(_deployment, tmp_path, instance)
 
 
-@pytest.fixture(scope="module")
+def _deployment(
+    folder: Path,
+    instance: dg.DagsterInstance,
+    raw: str | None = None,
+    storage: str | None = None,
+    **environment: str,
+) -> Deployment:
+    return Deployment(
+        raw or str(folder / "raw"),
+        storage or str(folder / "storage"),
+        instance,
+        {"MM_WORKERS": "2", **environment},
+    )
+
+
+@pytest.fixture(scope="package")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Two shards through the whole graph; each test takes a copy of the outputs."""
     folder = tmp_path_factory.mktemp("made")
@@ -70,7 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     write_tar(folder / "raw" / "p.tar", {**documents, "a.png": picture(0)[1], "b.png": picture(3)[1]})
     write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
     bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
         deployment = Deployment(
             str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds}
         )
@@ -82,5 +82,4 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 @pytest.fixture
 def copied(made: Deployment, tmp_path: Path) -> Deployment:
-    shutil.copytree(made.storage, tmp_path / "storage")
-    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)
+    return made.copied(tmp_path)

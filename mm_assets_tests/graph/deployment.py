@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ class Deployment:
     storage: str
     instance: dg.DagsterInstance
     environment: dict[str, str]
+
+    def copied(self, folder: Path) -> Deployment:
+        """The same, with a copy of its raw shards and outputs in a folder to change them there."""
+        for path, name in ((self.raw, "raw"), (self.storage, "storage")):
+            shutil.copytree(path, folder / name)
+        return replace(self, raw=str(folder / "raw"), storage=str(folder / "storage"))
 
     def run(
         self, keys: list[str] | None = None, assets: list[str] | None = None

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.test_raw_shards import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 

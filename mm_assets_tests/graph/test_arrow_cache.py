@@ -8,18 +8,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, read_sharded_cache_meta
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
-Deploy = Callable[..., Deployment]
 PNG = picture(0)[1]
+ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
 
 
 def shard(path: Path, count: int, text: str = "text") -> None:
@@ -31,16 +32,26 @@ def shard(path: Path, count: int, text: str = "text") -> None:
     write_tar(path, members)
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, deploy: Deploy) -> Deployment:
-    """Two shards of the raw data, not yet run."""
-    shard(tmp_path / "raw" / "a.tar", 3)
-    shard(tmp_path / "raw" / "b.tar", 2)
-    return deploy(MM_MIN_ASPECT_RATIO="0", MM_MAX_ASPECT_RATIO="100")
+def two_shards(raw: Path) -> None:
+    shard(raw / "a.tar", 3)
+    shard(raw / "b.tar", 2)
 
 
-def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deployment: Deployment) -> None:
-    result = deployment.run()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Two shards through the whole graph."""
+    folder = tmp_path_factory.mktemp("made")
+    two_shards(folder / "raw")
+    environment = {"MM_WORKERS": "2", **ALL_IMAGES}
+    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
+        assert deployment.run().success
+        yield deployment
+
+
+def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deploy: Callable[..., Deployment]) -> None:
+    two_shards(tmp_path / "raw")
+    result = deploy(**ALL_IMAGES).run()
     assert result.success and failed_checks(result) == set()
     dataset = InterleavedArrowDataset(tmp_path / "storage")
     assert [dataset[i]["sample_id"] for i in range(len(dataset))] == ["a0", "a1", "a2", "b0", "b1"]
@@ -66,14 +77,13 @@ def test_samples_are_those_of_the_filtered_shards(tmp_path: Path, deployment: De
         assert made.metadata["dagster/uri"].value == f"{tmp_path}/storage/arrow_cache/{key}"
 
 
-def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, deployment: Deployment) -> None:
-    deployment.run()
+def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, copied: Deployment) -> None:
     caches = tmp_path / "storage" / "arrow_cache"
     opened = InterleavedArrowDataset(caches)
     assert opened[0]["items"][0]["text"] == "text of a0"
     before = {path.name: path.stat() for path in (caches / "b").iterdir()}
     shard(tmp_path / "raw" / "a.tar", 1, "other")
-    made = materialized(deployment.run())["arrow_cache"]
+    made = materialized(copied.run())["arrow_cache"]
     assert {key: "unchanged" in event.metadata for key, event in made.items()} == {"a": False, "b": True}
     assert {path.name: path.stat() for path in (caches / "b").iterdir()} == before
     assert len(list((caches / "a").iterdir())) == 2
@@ -86,14 +96,13 @@ def test_a_changed_shard_is_replaced_and_the_other_is_left(tmp_path: Path, deplo
     assert opened[1]["items"][0]["text"] == "text of a1", "what is mapped stays"
 
 
-def test_a_shard_that_has_nothing_left_is_an_empty_cache(tmp_path: Path, deployment: Deployment) -> None:
-    deployment.run()
+def test_a_shard_that_has_nothing_left_is_an_empty_cache(tmp_path: Path, copied: Deployment) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {})
-    result = deployment.run()
+    result = copied.run()
     assert result.success and failed_checks(result) == set()
     assert os.listdir(tmp_path / "storage" / "arrow_cache" / "a") == ["_metadata.json"]
     assert len(InterleavedArrowDataset(tmp_path / "storage")) == 2
-    again = materialized(deployment.run())["arrow_cache"]
+    again = materialized(copied.run())["arrow_cache"]
     assert all("unchanged" in event.metadata for event in again.values())
 
 
@@ -134,36 +143,33 @@ def _behind_the_rows(folder: Path) -> None:
     ],
 )
 def test_damage_is_found_and_mended(
-    tmp_path: Path, deployment: Deployment, damage: Callable[[Path], None], problem: str
+    tmp_path: Path, copied: Deployment, damage: Callable[[Path], None], problem: str
 ) -> None:
-    deployment.run()
     damage(tmp_path / "storage" / "arrow_cache" / "a")
-    result = deployment.check("arrow_cache", "zero_loss")
+    result = copied.check("arrow_cache", "zero_loss")
     assert not result.success
     (found,) = [e for e in result.get_asset_check_evaluations() if e.partition == "a"]
     assert problem in found.metadata["summary"].value
     assert str(tmp_path) not in found.metadata["summary"].value
-    mended = deployment.run()
+    mended = copied.run()
     assert failed_checks(mended) == set()
     assert {
         key: "unchanged" in event.metadata for key, event in materialized(mended)["arrow_cache"].items()
     } == {"a": False, "b": True}
-    assert deployment.check("arrow_cache", "zero_loss").success
+    assert copied.check("arrow_cache", "zero_loss").success
     assert len(InterleavedArrowDataset(tmp_path / "storage")) == 5
 
 
-def test_a_byte_behind_the_rows_is_found(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_byte_behind_the_rows_is_found(tmp_path: Path, copied: Deployment) -> None:
     """All rows are right, but readers of the cache go by the digest of the file."""
-    deployment.run()
     _behind_the_rows(tmp_path / "storage" / "arrow_cache" / "a")
-    result = deployment.check("arrow_cache", "zero_loss")
+    result = copied.check("arrow_cache", "zero_loss")
     (found,) = [e for e in result.get_asset_check_evaluations() if e.partition == "a"]
     assert "shard-00000.arrow" in found.metadata["summary"].value and not found.passed
 
 
-def test_what_a_killed_builder_left_is_removed(tmp_path: Path, deployment: Deployment) -> None:
+def test_what_a_killed_builder_left_is_removed(tmp_path: Path, copied: Deployment) -> None:
     """Beside the caches and in them, also when there is nothing else to do."""
-    deployment.run()
     caches = tmp_path / "storage" / "arrow_cache"
     name_it = "from mm_assets.formats.storage import temporary_name as name; print(name('a'))"
     marker = subprocess.run(
@@ -175,7 +181,7 @@ def test_what_a_killed_builder_left_is_removed(tmp_path: Path, deployment: Deplo
         (home / f".{generation}.building").mkdir()
         (home / f".{generation}.building" / "shard-00000.arrow").write_bytes(b"half")
     (caches / "a" / f"shard-00000-{generation}.arrow").write_bytes(b"never published")
-    made = materialized(deployment.run())["arrow_cache"]
+    made = materialized(copied.run())["arrow_cache"]
     assert sorted(os.listdir(caches)) == ["a", "b"]
     assert sorted(os.listdir(caches / "a")) == ["_metadata.json", "shard-00000.arrow"]
     assert sorted(made) == ["a", "b"]

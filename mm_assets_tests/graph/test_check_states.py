@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mm_assets.demo.shards import make_shards
+from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, write_tar
-from mm_assets_tests.hostile.pictures import photograph
 
 Deploy = Callable[..., Deployment]
 
@@ -28,10 +28,10 @@ def _seen(deployment: Deployment) -> dict[str, tuple[set[str], set[str]]]:
 
 
 def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(
-    tmp_path: Path, deploy: Deploy
+    tmp_path: Path, deploy_on_disk: Deploy
 ) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=1, samples=3)
-    deployment = deploy()
+    deployment = deploy_on_disk()
     assert deployment.run().success
     first = _seen(deployment)
     assert len(first) >= 26
@@ -46,9 +46,9 @@ def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(
     assert {deployment.overview(*name.split("."))[0] for name in first} == {True}
 
 
-def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy: Deploy) -> None:
+def test_damage_is_red_where_it_is_and_in_the_overview(tmp_path: Path, deploy_on_disk: Deploy) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=1, samples=3)
-    deployment = deploy()
+    deployment = deploy_on_disk()
     deployment.run()
     before = _seen(deployment)
     tar = tmp_path / "storage" / "webdataset" / "web-00000.tar"

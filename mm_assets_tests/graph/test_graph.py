@@ -2,11 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import webdataset as wds
 
 from mm_assets.demo.shards import make_shards
@@ -38,6 +41,23 @@ def _read(reader: InterleavedReader) -> pa.Table:
     )
 
 
+@dataclass(frozen=True)
+class Run:
+    storage: Path
+    deployment: Deployment
+    events: dict[str, dict[str, dg.AssetMaterialization]]
+
+
+@pytest.fixture(scope="module")
+def unfiltered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One run without thresholds, for tests that only look at what it left."""
+    folder = tmp_path_factory.mktemp("unfiltered")
+    make_shards(folder / "raw", members=1, pdf=1)
+    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "2"})
+        yield Run(folder / "storage", deployment, materialized(deployment.run()))
+
+
 def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(
     tmp_path: Path, deploy: Deploy
 ) -> None:
@@ -67,42 +87,35 @@ def test_every_asset_lands_once_per_shard_and_all_formats_hold_the_same(
     assert _read(InterleavedArrowCacheReader(str(storage / "arrow_cache"))).equals(filtered)
 
 
-def test_events_carry_counts_schema_place_and_pictures(tmp_path: Path, deploy: Deploy) -> None:
-    make_shards(tmp_path / "raw", members=1, pdf=1)
-    events = materialized(deploy().run())
-    for shard, made in events["curated_parquet"].items():
-        table = pq.read_table(tmp_path / "storage" / "curated" / f"{shard}.parquet")
+def test_events_carry_counts_schema_place_and_pictures(unfiltered: Run) -> None:
+    for shard, made in unfiltered.events["curated_parquet"].items():
+        table = pq.read_table(unfiltered.storage / "curated" / f"{shard}.parquet")
         assert made.metadata["dagster/partition_row_count"].value == table.num_rows
         assert made.metadata["samples"].value == len(table["sample_id"].unique())
         assert made.metadata["images"].value == table["modality"].to_pylist().count("image")
         assert (
             made.metadata["bytes"].value
-            == (tmp_path / "storage" / "curated" / f"{shard}.parquet").stat().st_size
+            == (unfiltered.storage / "curated" / f"{shard}.parquet").stat().st_size
         )
         assert made.metadata["dagster/uri"].value.endswith(f"curated/{shard}.parquet")
         assert [c.name for c in made.metadata["dagster/column_schema"].value.columns] == table.schema.names
         assert made.metadata["preview"].value.startswith("![](data:image/jpeg;base64,")
 
 
-def test_second_run_writes_nothing(tmp_path: Path, deploy: Deploy) -> None:
-    make_shards(tmp_path / "raw", members=2, pdf=1)
-    deployment = deploy()
-    first = materialized(deployment.run())
-    before = _snapshot(tmp_path / "storage")
-    second = materialized(deployment.run())
-    assert _snapshot(tmp_path / "storage") == before
-    assert {a: sorted(s) for a, s in second.items()} == {a: sorted(s) for a, s in first.items()}
+def test_second_run_writes_nothing(unfiltered: Run) -> None:
+    before = _snapshot(unfiltered.storage)
+    second = materialized(unfiltered.deployment.run())
+    assert _snapshot(unfiltered.storage) == before
+    assert {a: sorted(s) for a, s in second.items()} == {a: sorted(s) for a, s in unfiltered.events.items()}
     assert all(
         made.metadata["unchanged"].value is True for found in second.values() for made in found.values()
     )
 
 
-def test_without_bounds_nothing_is_filtered(tmp_path: Path, deploy: Deploy) -> None:
-    make_shards(tmp_path / "raw", members=1, pdf=1)
-    events = materialized(deploy().run())
-    assert all("filtered" not in made.metadata for made in events["filtered_parquet"].values())
+def test_without_bounds_nothing_is_filtered(unfiltered: Run) -> None:
+    assert all("filtered" not in made.metadata for made in unfiltered.events["filtered_parquet"].values())
     curated, filtered = (
-        _read(InterleavedParquetReader(str(tmp_path / "storage" / name))) for name in ("curated", "filtered")
+        _read(InterleavedParquetReader(str(unfiltered.storage / name))) for name in ("curated", "filtered")
     )
     assert filtered.equals(curated)
 
@@ -137,23 +150,19 @@ def test_mended_shard_replaces_its_part_everywhere(tmp_path: Path, deploy: Deplo
     assert [shard["nsamples"] for shard in index["shardlist"]] == [6, 9]
 
 
-def test_tars_open_in_webdataset_with_every_reference_resolved(tmp_path: Path, deploy: Deploy) -> None:
-    make_shards(tmp_path / "raw", members=1, pdf=1)
-    deploy().run()
+def test_tars_open_in_webdataset_with_every_reference_resolved(unfiltered: Run) -> None:
     images = 0
-    for tar in sorted((tmp_path / "storage" / "webdataset").glob("*.tar")):
+    for tar in sorted((unfiltered.storage / "webdataset").glob("*.tar")):
         for sample in wds.WebDataset(str(tar), shardshuffle=False).decode("pil"):
             for reference in sample["json"]["images"]:
                 if reference is not None:
                     assert sample[reference].size[0] > 0
                     images += 1
-    filtered = pq.read_table(tmp_path / "storage" / "filtered")
+    filtered = pq.read_table(unfiltered.storage / "filtered")
     assert images == filtered["modality"].to_pylist().count("image") > 0
 
 
-def test_no_path_of_this_machine_is_in_published_data(tmp_path: Path, deploy: Deploy) -> None:
-    make_shards(tmp_path / "raw", members=1, pdf=1)
-    deploy().run()
-    for path in (tmp_path / "storage").rglob("*"):
+def test_no_path_of_this_machine_is_in_published_data(unfiltered: Run) -> None:
+    for path in unfiltered.storage.rglob("*"):
         if path.is_file():
-            assert str(tmp_path).encode() not in path.read_bytes(), path
+            assert str(unfiltered.storage.parent).encode() not in path.read_bytes(), path

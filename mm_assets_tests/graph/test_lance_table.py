@@ -46,7 +46,7 @@ def test_changed_shards_land(tmp_path: Path, change: Callable[[Any], None], both
     def table() -> Any:
         return lance.dataset(str(tmp_path / "storage" / "lance" / "items.lance"))
 
-    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         deployment = Deployment(
             str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"}
         )

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets_tests.formats.hostile.pictures import photograph
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
-from mm_assets_tests.hostile.pictures import photograph
 
 Deploy = Callable[..., Deployment]
 

@@ -5,7 +5,6 @@ believe it and makes it anew.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,18 +55,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("lossy")
     write_tar(folder / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
     write_tar(folder / "raw" / "b.tar", samples(2, "g"))
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
         environment = {"MM_WORKERS": "1", "MM_MIN_ASPECT_RATIO": "50", "MM_MAX_ASPECT_RATIO": "60"}
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert deployment.run().success
         assert prove(deployment)[0]
         yield deployment
-
-
-@pytest.fixture
-def copied(made: Deployment, tmp_path: Path) -> Deployment:
-    shutil.copytree(made.storage, tmp_path / "storage")
-    return Deployment(made.raw, str(tmp_path / "storage"), made.instance, made.environment)
 
 
 def _tamper(deployment: Deployment, tampering: str, *patterns: str) -> dict[str, bytes]:

@@ -5,7 +5,7 @@ before after the next run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -16,7 +16,6 @@ import pytest
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
 from mm_assets_tests.graph.test_accounting import PNG, samples
 
-Deploy = Callable[..., Deployment]
 Change = Callable[[bytes], bytes]
 
 DAMAGE: dict[str, Change] = {
@@ -30,14 +29,17 @@ SURVEYS = "ledger/raw_shards/?.parquet"
 FOLDERS = ("ledger/balance", "ledger/items", "ledger/raw_shards", "ledger/sample_ids", "scores", "quarantine")
 
 
-@pytest.fixture
-def made(tmp_path: Path, deploy: Deploy) -> Deployment:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """A shard of which every file of the accounting exists, and one without losses."""
-    write_tar(tmp_path / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
-    write_tar(tmp_path / "raw" / "b.tar", samples(2, "g"))
-    deployment = deploy(MM_MIN_ASPECT_RATIO="50", MM_MAX_ASPECT_RATIO="60")
-    assert deployment.run().success
-    return deployment
+    folder = tmp_path_factory.mktemp("made")
+    write_tar(folder / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
+    write_tar(folder / "raw" / "b.tar", samples(2, "g"))
+    environment = {"MM_WORKERS": "2", "MM_MIN_ASPECT_RATIO": "50", "MM_MAX_ASPECT_RATIO": "60"}
+    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+        deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
+        assert deployment.run().success
+        yield deployment
 
 
 def files(storage: Path, *folders: str) -> dict[Path, bytes]:
@@ -64,14 +66,14 @@ def told(deployment: Deployment, run: dg.ExecuteInProcessResult, caplog: pytest.
 
 @pytest.mark.parametrize("change", DAMAGE)
 def test_files_beside_the_data(
-    tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, copied: Deployment, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     storage = tmp_path / "storage"
     before = files(storage, *FOLDERS)
     assert {path.relative_to(storage).parts[0] for path in before} == {"ledger", "scores", "quarantine"}
     for path in before:
         damage(path, DAMAGE[change])
-    result = made.run()
+    result = copied.run()
     assert result.success
     assert all(set(shards) == {"a", "b"} for shards in materialized(result).values())
     # A flipped byte of a survey may be one that nobody reads.
@@ -81,11 +83,11 @@ def test_files_beside_the_data(
         for path, data in files(storage, *FOLDERS).items()
         if path not in surveys and data != before[path]
     ] == []
-    text = told(made, result, caplog)
+    text = told(copied, result, caplog)
     assert [
         path for path in before if path not in surveys and str(path.relative_to(storage)) not in text
     ] == []
-    again = made.run()
+    again = copied.run()
     assert all(
         event.metadata["unchanged"].value
         for shards in materialized(again).values()
@@ -94,7 +96,7 @@ def test_files_beside_the_data(
 
 
 @pytest.mark.parametrize("change", DAMAGE)
-def test_records(tmp_path: Path, made: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_records(tmp_path: Path, copied: Deployment, change: str, caplog: pytest.LogCaptureFixture) -> None:
     storage = tmp_path / "storage"
     records = sorted((storage / "ledger").glob("*/*.json"))
     records = [path for path in records if not path.name.endswith(".published.json")]
@@ -102,26 +104,26 @@ def test_records(tmp_path: Path, made: Deployment, change: str, caplog: pytest.L
     before = files(storage, *FOLDERS)
     for path in records:
         damage(path, DAMAGE[change])
-    result = made.run()
+    result = copied.run()
     assert result.success
     assert files(storage, *FOLDERS) == before
     assert [path for path in records if str(path) not in caplog.text] == []
 
 
 def test_a_cut_quarantine_does_not_block_its_shard(
-    tmp_path: Path, made: Deployment, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, copied: Deployment, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "storage" / "quarantine" / "a.parquet"
     records = pq.read_table(path)
     path.write_bytes(path.read_bytes()[:100])
-    result = made.run()
+    result = copied.run()
     assert result.success
     assert pq.read_table(path).equals(records)
-    assert "quarantine/a.parquet" in told(made, result, caplog)
+    assert "quarantine/a.parquet" in told(copied, result, caplog)
 
 
 def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(
-    tmp_path: Path, made: Deployment
+    tmp_path: Path, copied: Deployment
 ) -> None:
     """What was lost is not known then: its shard fails, alone, and the published records stay."""
     storage = tmp_path / "storage"
@@ -129,15 +131,15 @@ def test_quarantine_made_alone_closes_no_record_for_a_damaged_ledger(
     (items,) = (storage / "ledger" / "items" / "curated_parquet").iterdir()
     for change in (lambda: damage(items, DAMAGE["cut"]), items.unlink):
         change()
-        result = made.run(assets=["quarantine"])
+        result = copied.run(assets=["quarantine"])
         assert not result.success
-        told = told_errors(made, result)
+        told = told_errors(copied, result)
         assert (
             "ledger/items/curated_parquet/a.parquet: " in told and "materialize curated_parquet again" in told
         )
         assert set(materialized(result)["quarantine"]) == {"b"}
         assert files(storage, "quarantine") == before
-    assert made.run().success
+    assert copied.run().success
     assert files(storage, "quarantine") == before
 
 
@@ -148,7 +150,7 @@ def told_errors(deployment: Deployment, run: dg.ExecuteInProcessResult) -> str:
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
-def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, made: Deployment, change: str) -> None:
+def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deployment, change: str) -> None:
     """Made without `image_scores`, the filter measures again; it does not go by what another hand has left."""
     storage = tmp_path / "storage"
     before = files(storage, "filtered", "ledger/items")
@@ -163,5 +165,5 @@ def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, made: Deployment,
         pq.write_table(table.set_column(at, table.schema.field(at), widths), scores, compression="zstd")
     for path in (storage / "filtered").iterdir():
         path.unlink()
-    assert made.run(assets=["filtered_parquet"]).success
+    assert copied.run(assets=["filtered_parquet"]).success
     assert files(storage, "filtered", "ledger/items") == before

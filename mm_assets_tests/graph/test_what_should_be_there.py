@@ -32,7 +32,7 @@ FOLDERS = {
 @pytest.fixture
 def fresh(copied: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """The same outputs under a Dagster that knows nothing of them."""
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("fresh"))) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("fresh"))) as instance:
         yield Deployment(copied.raw, copied.storage, instance, copied.environment)
 
 

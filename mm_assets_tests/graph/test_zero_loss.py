@@ -17,7 +17,7 @@ import pytest
 
 from mm_assets.definitions import build_definitions
 from mm_assets_tests.accounting.mutations import CHANGES
-from mm_assets_tests.clients.pictures import picture
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks
 
 FIRST, SECOND = picture(0)[1], picture(3)[1]

@@ -1,31 +1,40 @@
-"""Every way in which an item of a raw tar gets an error: its message tells the class."""
+"""Faults of items as values, and every way in which an item of a raw tar gets one."""
 
 from __future__ import annotations
 
 import io
 import json
+import pickle
 import struct
 import tarfile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
-from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
 from mm_assets.interleaved.faults import (
     DANGLING_REFERENCE,
     FAULTS,
     FETCH_FAILED,
+    ITEM_FAULTS,
     MISSING_MEMBER,
     OVERSIZED_MEMBER,
     UNDECODABLE_IMAGE,
+    Fault,
     fault_of,
+    lost_frame,
+    missing_member,
+    oversized_member,
+    unreadable_image,
 )
-from mm_assets_tests.clients.pictures import picture
+from mm_assets.interleaved.policies import apply_policy
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.images.tiff_tools import grey_page, write_tiff
 
 PNG = picture(0)[1]
 OWN = {"texts": [], "_row_extra": {}}
@@ -258,3 +267,44 @@ def test_an_unreadable_image(tmp_path: Path) -> None:
 def test_classes_are_those_that_are_listed() -> None:
     assert len(set(FAULTS)) == len(FAULTS)
     assert {fault for _, fault, _ in CASES.values()} <= set(FAULTS)
+    assert set(ITEM_FAULTS) <= set(FAULTS)
+
+
+MESSAGES = {
+    "missing_member": ["missing member 'a.png'", "missing member: no image of key 'b'"],
+    "missing_content": ["missing content: an image of 0 bytes"],
+    "dangling_reference": ["ambiguous: 2 members are called 'a'", "dangling reference: no member name: 5"],
+    "decompression_bomb": ["decompression bomb: 10 x 10 pixels"],
+    "oversized_member": ["oversized member 'a.png': 9 bytes, at most 8"],
+    "undecodable_image": ["unreadable image: cut", "failed to extract frame 0 from 'a.tiff': no TIFF"],
+    "fetch_failed": ["theirs", "", "a.tar: range 1+2 is outside the file"],
+}
+
+
+def test_the_class_of_every_message_is_read_back() -> None:
+    assert set(MESSAGES) == set(ITEM_FAULTS)
+    for kind, messages in MESSAGES.items():
+        for message in messages:
+            assert Fault.read(message) == Fault(kind, message)
+            assert fault_of(Fault(kind, message).message) == kind
+
+
+@pytest.mark.parametrize("kind", [*sorted(set(FAULTS) - {FETCH_FAILED}), "no such class"])
+def test_a_fault_whose_class_could_not_be_read_back_is_not_made(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"no message of an item's fault '{kind}': 'some words'"):
+        Fault(kind, "some words")
+
+
+def test_faults_that_several_formats_word_alike() -> None:
+    assert missing_member("a.png") == Fault(MISSING_MEMBER, "missing member 'a.png'")
+    assert oversized_member("a", 9, 8) == Fault(OVERSIZED_MEMBER, "oversized member 'a': 9 bytes, at most 8")
+    cause = ValueError("cut")
+    assert lost_frame("a", 1, cause) == Fault(UNDECODABLE_IMAGE, "failed to extract frame 1 from 'a': cut")
+    assert unreadable_image(cause) == Fault(UNDECODABLE_IMAGE, "unreadable image: cut")
+
+
+def test_an_error_of_the_policy_carries_the_class() -> None:
+    rows = [{"sample_id": "s", "position": 0, "modality": "image", "materialize_error": "ambiguous: two"}]
+    with pytest.raises(MaterializeError) as caught:
+        apply_policy(pa.Table.from_pylist(rows), "error")
+    assert caught.value.kind == pickle.loads(pickle.dumps(caught.value)).kind == DANGLING_REFERENCE  # noqa: S301

@@ -1,7 +1,5 @@
-"""A toy deployment: raw text shards, an output root, a Dagster instance on SQLite in a directory of its own."""
+"""A toy deployment: raw text shards, an output root, a Dagster instance of its own."""
 
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ import pytest
 from mm_assets.io_managers import events
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy
+from mm_assets_tests.warm_workers import warm_workers
 
 
 @dataclass
@@ -85,10 +84,20 @@ class Toy:
         ]
 
 
+@pytest.fixture(scope="package", autouse=True)
+def shared_workers() -> Iterator[None]:
+    with warm_workers():
+        yield
+
+
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Toy]:
-    # The databases in memory where there is such a place: on a busy disk their syncs are half of the time of
-    # these tests.
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as home, dg.instance_for_test(temp_dir=home) as instance:
+    with dg.DagsterInstance.ephemeral(str(tmp_path / "artifacts")) as instance:
+        yield Toy(tmp_path, instance)
+
+
+@pytest.fixture
+def deployment_on_disk(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toy]:
+    """For runs whose steps are processes: they meet in the event log."""
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
         yield Toy(tmp_path, instance)

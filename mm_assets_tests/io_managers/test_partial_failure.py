@@ -173,10 +173,11 @@ def test_skip_lets_the_run_succeed_with_a_warning(deployment: Toy, gate: bool) -
     assert len(warnings) == (1 if gate else 0)
 
 
-def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gate_repeated_alone_still_fails(deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """ "Re-execute from failure" of a *run* repeats only its failed gate, which must not turn green over
     missing shards.
     """
+    deployment = deployment_on_disk
     damaged(deployment)
     monkeypatch.setenv("TOY_RAW", str(deployment.raw))
     monkeypatch.setenv("TOY_ROOT", str(deployment.root))
@@ -197,10 +198,13 @@ def test_gate_repeated_alone_still_fails(deployment: Toy, monkeypatch: pytest.Mo
         assert third.success
 
 
-def test_multiprocess_executor_gives_the_same(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multiprocess_executor_gives_the_same(
+    deployment_on_disk: Toy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Slower, and with a pool for every step, but right: a step knows of the one before from the event log
     alone.
     """
+    deployment = deployment_on_disk
     damaged(deployment)
     monkeypatch.setenv("TOY_RAW", str(deployment.raw))
     monkeypatch.setenv("TOY_ROOT", str(deployment.root))

@@ -6,19 +6,21 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from mm_assets import workers
+from mm_assets import io_managers, workers
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Plan
 from mm_assets.io_managers.workers import Workers
+from mm_assets.workers import WorkerPool
 from mm_assets_tests.io_managers.conftest import Toy
 from mm_assets_tests.worker_jobs import act
 
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every worker process that is started."""
+    """Every worker process that is started, by runs that have workers of their own."""
     processes: list[Any] = []
+    monkeypatch.setattr(io_managers.workers, "WorkerPool", WorkerPool)
     start = workers._start
 
     def counted() -> Any:

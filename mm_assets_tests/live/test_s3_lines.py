@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import only_line, run
+from mm_assets_tests.cli.commands import only_line, run_process
 from mm_assets_tests.live.s3_server import S3Server
 
 pytestmark = pytest.mark.clients
@@ -66,14 +66,16 @@ def commands(source: str, target: str, raw: Path, folder: Path) -> list[tuple[st
 def test_who_is_not_let_in(s3: S3Server, bucket: str, raw: Path, tmp_path: Path, wrong: str) -> None:
     variables, what = WRONG[wrong]
     for place, command in commands(f"s3://{bucket}/in", f"s3://{bucket}/out", raw, tmp_path):
-        assert only_line(run(*command, env={**s3.env, **variables})) == f"{place}: {what}"
+        assert only_line(run_process(*command, env={**s3.env, **variables})) == f"{place}: {what}"
     storage = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": f"s3://{bucket}/out"}
     assert (
-        only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage}))
+        only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage}))
         == f"s3://{bucket}/out: {what}"
     )
     shards = {"MM_RAW_SHARDS": f"s3://{bucket}/in", "MM_STORAGE": str(tmp_path / "storage")}
-    told = only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards}))
+    told = only_line(
+        run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards})
+    )
     assert told == f"no raw shards: s3://{bucket}/in: {what}"
     assert s3.filesystem().find(f"{bucket}/out") == [] and not (tmp_path / "out").exists()
 
@@ -82,7 +84,9 @@ def test_who_is_not_let_in_to_a_file(s3: S3Server, bucket: str, raw: Path, tmp_p
     variables, what = WRONG["file"]
     file = f"s3://{bucket}/in/web-00000.tar"
     shards = {"MM_RAW_SHARDS": file, "MM_STORAGE": str(tmp_path / "storage")}
-    told = only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards}))
+    told = only_line(
+        run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **shards})
+    )
     assert told.startswith(f"no raw shards: {file}: {what}")
 
 
@@ -100,14 +104,14 @@ def test_what_is_not_there(s3: S3Server, bucket: str, raw: Path, tmp_path: Path)
             ("verify", raw, source),
             ("convert", source, tmp_path / "out", "--to", "lance"),
         ):
-            assert only_line(run(*command, env=s3.env)) == f"{source}: {what}"
-    told = only_line(run("explain", "x", "--storage", "s3://no-such-bucket/in", env=s3.env))
+            assert only_line(run_process(*command, env=s3.env)) == f"{source}: {what}"
+    told = only_line(run_process("explain", "x", "--storage", "s3://no-such-bucket/in", env=s3.env))
     assert told.startswith("s3://no-such-bucket/in: no such bucket; name the storage root")
     shards = {
         "MM_RAW_SHARDS": "s3://no-such-bucket/in s3://no-such-bucket/in/a.tar",
         "MM_STORAGE": str(tmp_path / "storage"),
     }
-    told = only_line(run(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **shards}))
+    told = only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **shards}))
     assert (
         told
         == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no such bucket"
@@ -125,8 +129,8 @@ def test_where_nobody_answers(raw: Path, tmp_path: Path) -> None:
             "AWS_MAX_ATTEMPTS": "1",
         }
         what = f"no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
-        assert only_line(run("inspect", "s3://bucket/in", env=variables)) == f"s3://bucket/in: {what}"
+        assert only_line(run_process("inspect", "s3://bucket/in", env=variables)) == f"s3://bucket/in: {what}"
         assert (
-            only_line(run("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables))
+            only_line(run_process("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables))
             == f"s3://bucket/out: {what}"
         )

@@ -6,4 +6,4 @@ from mm_assets.accounting.canonical.derive import derive
 from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.source import CanonicalSource
 
-__all__ = ["Derived", "CanonicalSource", "derive"]
+__all__ = ["CanonicalSource", "Derived", "derive"]

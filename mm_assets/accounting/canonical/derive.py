@@ -30,7 +30,8 @@ def derive(
     """What one partition of an output holds; an empty ``uri`` holds nothing.
 
     With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since
-    they were written. Raises as `CanonicalSource.tables` does, and `SchemaMismatch` for a column that does not fit.
+    they were written. Raises as `CanonicalSource.tables` does, and `SchemaMismatch`
+    for a column that does not fit.
     """
     _keep_freed_memory()
     digest = accounted_format(kind).digest

@@ -117,8 +117,7 @@ def _blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator[pa.Ar
 
 
 def _original(table: pa.Table) -> pa.Table:
-    from mm_assets.formats.lance.names import with_original_names
-    from mm_assets.formats.lance.storage_types import from_storage
+    from mm_assets.formats.lance.storage_types import from_storage, with_original_names
 
     table = from_storage(table)
     return table.rename_columns(with_original_names(table.schema).names)

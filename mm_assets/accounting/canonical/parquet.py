@@ -51,18 +51,22 @@ def parquet_parts(
 
 
 def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[RowPart]:
-    facts = file.metadata.row_group(group)
-    columns = [facts.column(i) for i in range(facts.num_columns)]
+    row_group = file.metadata.row_group(group)
+    columns = [row_group.column(i) for i in range(row_group.num_columns)]
     blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
     index = blob_index(schema)
-    if index < 0 or facts.num_rows > _ROWS_AT_ONCE or facts.total_byte_size - blob_bytes > _BYTES_AT_ONCE:
-        rows = _rows_in(_BYTES_AT_ONCE, facts.total_byte_size, facts.num_rows)
+    if (
+        index < 0
+        or row_group.num_rows > _ROWS_AT_ONCE
+        or row_group.total_byte_size - blob_bytes > _BYTES_AT_ONCE
+    ):
+        rows = _rows_in(_BYTES_AT_ONCE, row_group.total_byte_size, row_group.num_rows)
         for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
             yield RowPart(restore(pa.Table.from_batches([batch]), schema))
         return
     others = schema.remove(index)
     table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
-    rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, facts.num_rows)
+    rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, row_group.num_rows)
     rows = 1 << (
         rows.bit_length() - 1
     )  # our pages have 16 rows: a batch with rows of two pages is copied once more

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.accounted_format import accounted_format
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.types import settled
+from mm_assets.accounting.canonical.types import normalized
 from mm_assets.formats.format_table import format_of
 
 
@@ -60,4 +60,4 @@ class CanonicalSource:
         if not self.uri:
             return
         for part in accounted_format(self.kind).parts(self):
-            yield settled(part, self.uri)
+            yield normalized(part, self.uri)

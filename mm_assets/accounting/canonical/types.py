@@ -20,7 +20,7 @@ from mm_assets.interleaved.schema import (
 )
 
 
-def settled(part: RowPart, where: str) -> RowPart:
+def normalized(part: RowPart, where: str) -> RowPart:
     """The rows with reserved columns in their canonical types, where no value is lost by that, and
     dictionaries unwrapped.
 

@@ -5,4 +5,4 @@ from mm_assets.accounting.comparison.compare import Comparison, compare
 from mm_assets.accounting.comparison.dataset import Dataset
 from mm_assets.accounting.comparison.row_differences import Difference
 
-__all__ = ["Comparison", "Dataset", "Difference", "CanonicalSource", "compare"]
+__all__ = ["CanonicalSource", "Comparison", "Dataset", "Difference", "compare"]

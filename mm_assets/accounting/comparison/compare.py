@@ -27,7 +27,7 @@ Item = tuple[str | None, int | None, str | None]  # sample id, position, modalit
 class Comparison:
     """What two datasets hold, the first differences (all, unless ``is_cut``), and how many items differ.
 
-    The digests of the two may differ where no item does: when their columns settle on different types because
+    The digests of the two may differ where no item does: when their columns have different types because
     of other rows.
     """
 
@@ -62,21 +62,22 @@ def compare(
     places that differ once again.
     """
     first, second = _datasets(left, right)
-    settled = not all(place.states_types() for place in (*first.places, *second.places))
+    normalized = not all(place.states_types() for place in (*first.places, *second.places))
     forgiven = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
     if not forgiven and (
-        first.own.digest == second.own.digest or (settled and first.facts.digest == second.facts.digest)
+        first.stats_as_stored.digest == second.stats_as_stored.digest
+        or (normalized and first.stats.digest == second.stats.digest)
     ):
-        return Comparison(first.facts, second.facts)
+        return Comparison(first.stats, second.stats)
     indexes = first.index(), second.index()
-    rows = [found.tolist() for found in indexes[0].without_partner(indexes[1], settled)]
+    rows = [found.tolist() for found in indexes[0].without_partner(indexes[1], normalized)]
     by_key = _by_key(indexes, rows, forgiven)
     listed = dict(list(by_key.items())[:LISTED])
     found = [
         rows_at(dataset, [row for pair in listed.values() for row in pair[side]])
         for side, dataset in enumerate((first, second))
     ]
-    types = (first.facts.schema, second.facts.schema) if settled else None
+    types = (first.stats.schema, second.stats.schema) if normalized else None
     differences: list[Difference] = []
     for key, (mine, others) in listed.items():
         for row, other in zip(mine, others, strict=False):
@@ -87,7 +88,7 @@ def compare(
                 unpaired_difference(row, (indexes[0].count(key), indexes[1].count(key)), names)
             )
     is_cut = len(by_key) > len(listed) or len(differences) > LISTED
-    return Comparison(first.facts, second.facts, tuple(differences[:LISTED]), len(by_key), is_cut)
+    return Comparison(first.stats, second.stats, tuple(differences[:LISTED]), len(by_key), is_cut)
 
 
 def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset) -> tuple[Dataset, Dataset]:

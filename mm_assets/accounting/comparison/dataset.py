@@ -5,6 +5,7 @@ each.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ class Dataset:
     """Rows that lie in one place or several. Everything is read when first asked for, and read again for each
     question.
 
-    ``typed_as`` is another dataset whose columns have their types because of further rows: `facts` takes
+    ``typed_as`` is another dataset whose columns have their types because of further rows: `stats` takes
     these rows in those, too.
     """
 
@@ -32,7 +33,7 @@ class Dataset:
         self.typed_as: Dataset | None = None
 
     @cached_property
-    def own(self) -> Derived:
+    def stats_as_stored(self) -> Derived:
         """What is there, each row digested in the types that it has where it lies."""
         digest = ContentDigest()
         for tally in self._tallies:
@@ -52,35 +53,36 @@ class Dataset:
         )
 
     @cached_property
-    def facts(self) -> Derived:
+    def stats(self) -> Derived:
         """What is there, each column digested in one type for the whole dataset, as a table of all places
         would have it.
         """
         schema = (
-            self.own.schema
+            self.stats_as_stored.schema
             if self.typed_as is None
-            else unify_schemas([self.own.schema, self.typed_as.own.schema])
+            else unify_schemas([self.stats_as_stored.schema, self.typed_as.stats_as_stored.schema])
         )
         while True:
             digest = ContentDigest()
             for place, tally in zip(self.places, self._tallies, strict=True):
-                found = self._settled_digest(place, tally, schema)
+                found = self._normalized_digest(place, tally, schema)
                 if isinstance(found, str):
                     schema = _wider(schema, found)
                     break
                 digest = digest.plus(found)
             else:
-                own = self.own
-                return Derived(own.rows, own.samples, own.images, own.texts, digest.hexdigest(), schema)
+                return replace(self.stats_as_stored, digest=digest.hexdigest(), schema=schema)
 
     def index(self) -> RowIndex:
         """The keys and digests of all rows, in the order of `tables`."""
         index = RowIndex()
-        schema = self.facts.schema
+        schema = self.stats.schema
         for table in self.tables():
-            own = row_digests(table)
+            stored = row_digests(table)
             index.add(
-                table, own, row_digests(retyped(table, schema)) if changes(table.schema, schema) else own
+                table,
+                stored,
+                row_digests(retyped(table, schema)) if changes(table.schema, schema) else stored,
             )
         return index
 
@@ -99,19 +101,19 @@ class Dataset:
             tallies.append(tally)
         return tallies
 
-    def _settled_digest(
+    def _normalized_digest(
         self, place: CanonicalSource, tally: DigestTally, schema: pa.Schema
     ) -> ContentDigest | str:
         """The digest of a place in these types, or the name of a column whose values do not fit."""
-        if not any(changes(own, schema) for own in tally.schemas):
+        if not any(changes(known, schema) for known in tally.schemas):
             return tally.digest
         digest = ContentDigest()
         for table in place.tables():
             try:
-                settled = retyped(table, schema)
+                normalized = retyped(table, schema)
             except ValueError:
                 return next(field.name for field in schema if not _fits(table, field))
-            digest.observe(settled)
+            digest.observe(normalized)
         return digest
 
 

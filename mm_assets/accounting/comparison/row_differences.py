@@ -52,15 +52,15 @@ def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
 
 
 def pair_differences(
-    left: pa.Table, right: pa.Table, settled: tuple[pa.Schema, pa.Schema] | None, names: Names
+    left: pa.Table, right: pa.Table, normalized: tuple[pa.Schema, pa.Schema] | None, names: Names
 ) -> list[Difference]:
-    """The columns of one item that differ, in their own types and in ``settled``: those of the whole of the
+    """The columns of one item that differ, in their own types and in ``normalized`` ones: of the whole of the
     two datasets.
     """
     columns = dict.fromkeys([*left.column_names, *right.column_names])
     differing = [name for name in columns if _value(left, name) != _value(right, name)]
-    if settled is not None:
-        wide = retyped(left, settled[0]), retyped(right, settled[1])
+    if normalized is not None:
+        wide = retyped(left, normalized[0]), retyped(right, normalized[1])
         differing = [name for name in differing if _value(wide[0], name) != _value(wide[1], name)]
     if not differing:
         return [_difference(left, None, f"its columns have other types in {names[0]} than in {names[1]}")]

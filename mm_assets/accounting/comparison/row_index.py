@@ -21,14 +21,14 @@ class RowIndex:
     def __init__(self) -> None:
         self._keys = bytearray()
         self._digests = bytearray()
-        self._settled = bytearray()
+        self._normalized = bytearray()
 
-    def add(self, table: pa.Table, digests: Iterable[int], settled: Iterable[int]) -> None:
+    def add(self, table: pa.Table, digests: Iterable[int], normalized: Iterable[int]) -> None:
         """Add rows with their digests in their own types, and in those of the whole dataset."""
         columns = (table.column(name).to_pylist() for name in ("sample_id", "position", "modality"))
         self._keys += b"".join(map(row_key, *columns))
         self._digests += _packed(digests)
-        self._settled += _packed(settled)
+        self._normalized += _packed(normalized)
 
     def __len__(self) -> int:
         return len(self._keys) // _BYTES
@@ -40,13 +40,13 @@ class RowIndex:
         """How many rows have this key."""
         return int((_words(self._keys) == np.frombuffer(key, np.uint64)).all(axis=1).sum())
 
-    def without_partner(self, other: RowIndex, settled: bool) -> tuple[Rows, Rows]:
+    def without_partner(self, other: RowIndex, normalized: bool) -> tuple[Rows, Rows]:
         """Rows of this and of the other index that are left when equal ones are paired off one by one: those
-        of the same key and digest, then, if ``settled``, of the same key and digest in the types of their
+        of the same key and digest, then, if ``normalized``, of the same key and digest in the types of their
         datasets.
         """
         mine, others = np.arange(len(self)), np.arange(len(other))
-        for name in ("_digests", "_settled") if settled else ("_digests",):
+        for name in ("_digests", "_normalized") if normalized else ("_digests",):
             left, right = (
                 np.concatenate([_words(index._keys)[rows], _words(getattr(index, name))[rows]], axis=1)
                 for index, rows in ((self, mine), (other, others))

@@ -124,7 +124,7 @@ def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMe
     Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged
     or missing.
     """
-    return settled(local_path_of(cache_dir), lambda meta: meta)
+    return consistent(local_path_of(cache_dir), lambda meta: meta)
 
 
 def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features) -> ShardedCacheMeta:
@@ -142,7 +142,7 @@ def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features
                 raise ValueError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
         return meta
 
-    return settled(local_path_of(cache_dir), check)
+    return consistent(local_path_of(cache_dir), check)
 
 
 def require_features(meta: ShardedCacheMeta, features: Features) -> None:
@@ -155,7 +155,7 @@ def require_features(meta: ShardedCacheMeta, features: Features) -> None:
         )
 
 
-def settled(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Found:
+def consistent(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Found:
     """What ``use`` makes of a cache; done again if the cache was replaced under it, for then files are
     missing without fault.
     """

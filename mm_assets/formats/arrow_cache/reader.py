@@ -13,8 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.formats.arrow_cache import verified
-from mm_assets.formats.arrow_cache.examples import decode_example
-from mm_assets.formats.arrow_cache.features import Features
+from mm_assets.formats.arrow_cache.features import Features, decode_example
 from mm_assets.formats.arrow_cache.metadata import (
     METADATA_FILE,
     local_path_of,

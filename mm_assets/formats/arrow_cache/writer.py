@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mm_assets.formats.arrow_cache.batches import LARGEST_BATCH, WaitingBatch
-from mm_assets.formats.arrow_cache.examples import encode_example
-from mm_assets.formats.arrow_cache.features import Features, as_features
+from mm_assets.formats.arrow_cache.features import Features, as_features, encode_example
 from mm_assets.formats.arrow_cache.generation import Generation
 from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, local_path_of, meta_of
 from mm_assets.formats.arrow_cache.shards import ShardWriter

@@ -17,6 +17,7 @@ from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.webdataset.layout import METADATA_TYPE, SOURCE, TEXT_TYPE
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.faults import Fault, oversized_member
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -159,7 +160,7 @@ class _Images:
         self._rows = rows
         count = 0 if rows.images is None else len(rows.images)
         self._types: list[str | None] = [None] * count
-        self._errors: list[str | None] = [None] * count
+        self._errors: list[Fault | None] = [None] * count
         self._blobs: pa.Array | None = None
         if rows.images is None:
             return
@@ -175,7 +176,9 @@ class _Images:
         return pa.array(types, pa.string())
 
     def errors(self) -> pa.Array:
-        return self._rows.spread(pa.array(self._errors, pa.string()), _IMAGE)
+        return self._rows.spread(
+            pa.array([error and error.message for error in self._errors], pa.string()), _IMAGE
+        )
 
     def blobs(self) -> pa.Array:
         images = self._rows.images
@@ -193,9 +196,7 @@ class _Images:
             if view is None:
                 self._errors[number] = no_bytes(name)
             elif len(view) > max_bytes:
-                self._errors[number] = (
-                    f"oversized member {images.column.place(position)!r}: {len(view)} bytes, at most {max_bytes}"
-                )
+                self._errors[number] = oversized_member(images.column.place(position), len(view), max_bytes)
                 oversized.append(at)
             elif kind := sniff(view[:_SNIFFED]):
                 self._types[number] = CONTENT_TYPES.get(kind)

@@ -21,7 +21,14 @@ from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import MAX_POSITION
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
+from mm_assets.interleaved.faults import (
+    BAD_LAYOUT,
+    BAD_SAMPLE_ID,
+    DANGLING_REFERENCE,
+    DUPLICATE_ID,
+    NOT_UTF8,
+    Fault,
+)
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import METADATA_POSITION
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -32,13 +39,14 @@ _ROOM_PER_BYTE = 8
 _READ_AT_ONCE = 4 << 20  # bytes
 
 
-def no_bytes(name: str | None) -> str:
-    """The error of an image that is a name at most: names of others are no files to be read, and nothing is
+def no_bytes(name: str | None) -> Fault:
+    """The fault of an image that is a name at most: names of others are no files to be read, and nothing is
     downloaded.
     """
     if name is None:
-        return "dangling reference: neither bytes nor a name"
-    return f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
+        return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
+    words = f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
+    return Fault(DANGLING_REFERENCE, words)
 
 
 class DocumentScan:
@@ -211,5 +219,5 @@ class DocumentScan:
                     (first + at[some.rows]).tolist(), some.positions.tolist(), names, strict=True
                 ):
                     if self.is_sound[row]:
-                        self.unresolved.append((self.ids[row], position, no_bytes(name)))
+                        self.unresolved.append((self.ids[row], position, no_bytes(name).message))
         self.has_source = self.has_source or needs

@@ -52,13 +52,13 @@ class RowSizes:
         ``most`` values are in a row of some of the columns, where that is known. Raises `ShardError` for a
         row that is too large.
         """
-        facts = self._metadata.row_group(group)
+        row_group = self._metadata.row_group(group)
         mean = largest = 0
         for leaf in leaves:
-            packed = facts.column(leaf)
+            packed = row_group.column(leaf)
             sizes = self._unpacked(group, leaf, most.get(leaf, packed.num_values))
             mean += (packed.total_uncompressed_size if sizes is None else int(sizes.sum())) // max(
-                facts.num_rows, 1
+                row_group.num_rows, 1
             )
             if sizes is not None and len(sizes):
                 largest += int(sizes.max())

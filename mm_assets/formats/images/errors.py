@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from mm_assets.interleaved.errors import MmAssetsError
 
-class ImageError(ValueError):
+
+class ImageError(MmAssetsError, ValueError):
     """The bytes are no image that we can read: damaged, cut short, empty or of an unknown format."""
 
 

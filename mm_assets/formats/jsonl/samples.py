@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.rows import Sample
 from mm_assets.formats.webdataset.tar_samples import TarSamples
-from mm_assets.interleaved.faults import BAD_LAYOUT, TRUNCATED_TAR
+from mm_assets.interleaved.faults import BAD_LAYOUT
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import build_source_ref
 
@@ -49,7 +49,7 @@ class JsonlSamples(TarSamples):
             size = self._lines.nbytes - self._lines.end
             ref = build_source_ref(self.path, None, self._lines.end, size)
             self.losses.append(
-                Loss(None, None, None, "quarantined", TRUNCATED_TAR, str(damage), source_ref=ref)
+                Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
             )
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:

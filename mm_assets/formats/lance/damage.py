@@ -1,4 +1,4 @@
-"""What of a table can no longer be read, or found by its indexes."""
+"""What of a table can no longer be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
-from mm_assets.interleaved.schema import MODALITIES
 
 _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
@@ -59,33 +58,6 @@ def unreadable_fragments(
         id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)
     }
     return {id_ for id_ in own if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
-
-
-def has_sound_indexes(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> bool:
-    """Whether the indexes find the rows that some partitions have in fragments of their own: all by sample
-    id, and all by modality.
-    """
-
-    def compare() -> None:
-        own = [
-            record
-            for entries in records.values()
-            for record in entries
-            if record.rows == snapshot.present_rows(record) > 0
-        ]
-        for record in own:
-            if sum(1 for _ in snapshot.rows_of(record.sample_ids())) != record.rows:
-                raise ValueError(f"not all rows of partition {record.partition!r} are found by sample id")
-        fragments = [snapshot.fragment(id_) for record in own for id_ in snapshot.fragment_ids(record)]
-        for modality in MODALITIES if fragments else ():
-            asked: dict[str, Any] = {"filter": f"modality = '{modality}'", "fragments": fragments}
-            found, there = (
-                snapshot.dataset.scanner(**asked, use_scalar_index=use).count_rows() for use in (True, False)
-            )
-            if found != there:
-                raise ValueError(f"{found} of {there} rows are found by modality {modality!r}")
-
-    return is_readable(uri, compare)
 
 
 def _read_ids(snapshot: Snapshot, fragment: int) -> None:

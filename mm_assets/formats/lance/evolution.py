@@ -27,6 +27,7 @@ from mm_assets.formats.lance.storage_types import (
     to_storage,
     to_storage_schema,
 )
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_values import is_json, json_field
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
 from mm_assets.interleaved.unify import unify_schemas
@@ -35,7 +36,7 @@ _NO_DATA = -2  # Lance's own mark for "this column of the file is no field of th
 _TEMPORARY = "__mm_assets_new_"
 
 
-class SchemaNotPlanned(ValueError):
+class SchemaNotPlanned(MmAssetsError, ValueError):
     """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write
     them anew.
     """

@@ -1,12 +1,16 @@
-"""The scalar indexes that every table has."""
+"""The scalar indexes that every table has: making them cover all rows, and telling whether they do."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lance
 
 from mm_assets.formats.lance.damage import is_readable
+from mm_assets.formats.lance.partitions import PartitionRecord
+from mm_assets.formats.lance.snapshot import Snapshot
+from mm_assets.interleaved.schema import MODALITIES
 
 _INDEXES: dict[str, Any] = {"sample_id": "BTREE", "modality": "BITMAP"}
 
@@ -37,6 +41,33 @@ def rebuild(dataset: lance.LanceDataset) -> None:
     present = _present(dataset)
     for column, kind in _INDEXES.items():
         dataset.create_scalar_index(column, kind, name=present.get((column, kind)))
+
+
+def has_sound_indexes(uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> bool:
+    """Whether the indexes find the rows that some partitions have in fragments of their own: all by sample
+    id, and all by modality.
+    """
+
+    def compare() -> None:
+        own = [
+            record
+            for entries in records.values()
+            for record in entries
+            if record.rows == snapshot.present_rows(record) > 0
+        ]
+        for record in own:
+            if sum(1 for _ in snapshot.rows_of(record.sample_ids())) != record.rows:
+                raise ValueError(f"not all rows of partition {record.partition!r} are found by sample id")
+        fragments = [snapshot.fragment(id_) for record in own for id_ in snapshot.fragment_ids(record)]
+        for modality in MODALITIES if fragments else ():
+            asked: dict[str, Any] = {"filter": f"modality = '{modality}'", "fragments": fragments}
+            found, there = (
+                snapshot.dataset.scanner(**asked, use_scalar_index=use).count_rows() for use in (True, False)
+            )
+            if found != there:
+                raise ValueError(f"{found} of {there} rows are found by modality {modality!r}")
+
+    return is_readable(uri, compare)
 
 
 def _present(dataset: lance.LanceDataset) -> dict[tuple[str, str], str]:

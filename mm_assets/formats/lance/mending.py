@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mm_assets.formats.lance.conflicts import retry_on_conflict
-from mm_assets.formats.lance.damage import has_sound_indexes, unreadable_fragments
-from mm_assets.formats.lance.indexes import rebuild
+from mm_assets.formats.lance.damage import unreadable_fragments
+from mm_assets.formats.lance.indexes import has_sound_indexes, rebuild
 from mm_assets.formats.lance.ownership import taking_out
+from mm_assets.formats.lance.snapshot import retry_on_conflict
 from mm_assets.formats.lance.table import LanceTable
 
 

@@ -102,19 +102,19 @@ class PartitionRecord:
         return f"{FOLDER}/{_file_key(self.partition)}@{self.set_id}-{self.attempt}{_SUFFIX}"
 
     def to_bytes(self) -> bytes:
-        facts = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
-        packed = json.dumps({**facts, _SEAL: _seal(facts, self.packed_ids)}).encode()
+        values = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
+        packed = json.dumps({**values, _SEAL: _seal(values, self.packed_ids)}).encode()
         return len(packed).to_bytes(8, "little") + packed + self.packed_ids
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> PartitionRecord:
         try:
             end = 8 + int.from_bytes(data[:8], "little")
-            facts = json.loads(data[8:end])
-            seal = facts.pop(_SEAL, None)  # records of before have none
-            if seal is not None and seal != _seal(facts, data[end:]):
+            values = json.loads(data[8:end])
+            seal = values.pop(_SEAL, None)  # records of before have none
+            if seal is not None and seal != _seal(values, data[end:]):
                 raise ValueError("not as it was written")
-            return cls(**{**facts, "data_files": tuple(facts["data_files"])}, packed_ids=data[end:])
+            return cls(**{**values, "data_files": tuple(values["data_files"])}, packed_ids=data[end:])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"damaged partition record {name}: {error}") from error
 
@@ -174,11 +174,32 @@ class PartitionRecords:
         return found
 
 
-def _seal(facts: Mapping[str, object], packed_ids: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(facts).encode() + packed_ids)
+def _seal(values: Mapping[str, object], packed_ids: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode() + packed_ids)
 
 
 def _file_key(partition: str) -> str:
     """Injective: ``quote`` never gives a name that starts with ``=``, and no ``@``."""
     key = quote(partition, safe="")
     return key if len(key) <= _LONGEST_NAME else "=" + hashlib.sha256(partition.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class LancePartitionStats:
+    """One partition of one version of a table.
+
+    ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process
+    died before it could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no
+    others; they are empty when there are no such fragments: compaction merged or rewrote some, or rows were
+    deleted by hand. ``is_whole`` tells the latter: whether all rows are there, in whichever fragments.
+    """
+
+    partition: str
+    rows: int
+    samples: int
+    nbytes: int
+    digest: str
+    set_id: str
+    version: int | None
+    fragment_ids: tuple[int, ...]
+    is_whole: bool

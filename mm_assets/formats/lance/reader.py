@@ -13,8 +13,7 @@ from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
 from mm_assets.formats.lance.damage import naming, opened
 from mm_assets.formats.lance.location import storage_options_from_env
-from mm_assets.formats.lance.names import with_original_names
-from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema
+from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema, with_original_names
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
@@ -38,10 +37,10 @@ class InterleavedLanceReader(InterleavedReader):
         for uri in self._tables():
             table = LanceTable(uri, lance_options(uri, self.storage_options))
             version = self.read_kwargs.get("version")
-            facts = table.partitions() if version is None else {}
-            if facts and all(part.fragment_ids or part.rows == 0 for part in facts.values()):
+            stats = table.partitions() if version is None else {}
+            if stats and all(part.fragment_ids or part.rows == 0 for part in stats.values()):
                 version = table.dataset().version
-                parts = [f for f in facts.values() if f.rows]
+                parts = [f for f in stats.values() if f.rows]
                 partitions.extend(Partition(f.partition, (uri,), f.fragment_ids, version) for f in parts)
             else:
                 partitions.append(Partition(partition_name(uri, ""), (uri,), (), version))

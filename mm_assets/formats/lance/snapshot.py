@@ -1,18 +1,30 @@
-"""One version of a Lance table, seen as partitions: which fragments, and which record, stand for each."""
+"""One version of a Lance table, seen as partitions: which fragments, and which record, stand for each.
+
+Work on a version is repeated when another committer came first.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import lance
 import pyarrow as pa
+from lance.commit import CommitConflictError
 
-from mm_assets.formats.lance.partitions import PartitionRecord
+from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord
+from mm_assets.interleaved.errors import MmAssetsError
+
+Result = TypeVar("Result")
 
 SETS = "mm_assets:partitions"  # transaction property: JSON {partition: {"set", "rows", "digest"}}
 _IDS_PER_QUERY = 20_000  # 30-60 ms each with a BTREE, and a predicate of 1-2 MB
+# A conflict means that another commit landed; with 0.5 s between the last ones this is half a minute.
+_ATTEMPTS = 60
+_LONGEST_WAIT = 0.5  # seconds
 
 
 class Snapshot:
@@ -52,6 +64,22 @@ class Snapshot:
         if self.present_rows(record) == record.rows:
             return True
         return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
+
+    def stats(self, live: PartitionRecord) -> LancePartitionStats:
+        """What this version holds of the partition whose rows ``live`` stands for."""
+        # A part of the fragments would make a reader that follows them lose the rest of the rows.
+        complete = self.present_rows(live) == live.rows
+        return LancePartitionStats(
+            partition=live.partition,
+            rows=live.rows,
+            samples=live.samples,
+            nbytes=live.nbytes,
+            digest=live.digest,
+            set_id=live.set_id,
+            version=live.version,
+            fragment_ids=tuple(self.fragment_ids(live)) if complete else (),
+            is_whole=complete or self.is_whole(live),
+        )
 
     def fragment(self, id_: int) -> lance.LanceFragment:
         fragment = self.dataset.get_fragment(id_)
@@ -156,3 +184,21 @@ def ids_predicate(sample_ids: Iterable[str]) -> str:
         + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids)
         + ")"
     )
+
+
+class StaleSnapshot(MmAssetsError, CommitConflictError):
+    """The table got a new version while its records were read."""
+
+
+def retry_on_conflict(action: Callable[[], Result]) -> Result:
+    """What ``action`` returns, once it does not raise ``CommitConflictError``; raises that after about half a
+    minute.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return action()
+        except CommitConflictError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))
+    raise AssertionError("unreachable")

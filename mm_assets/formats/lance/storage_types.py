@@ -1,30 +1,39 @@
-"""Which Arrow types a Lance column is stored as, so that every column reads back equal.
+"""The types and names that Lance columns are stored with, so that every column reads back equal.
 
 Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into
 ``string``/``binary``, and reads dictionaries back with other dictionaries. Such columns are stored as a plain
 type, and the original type is kept in the field's metadata. Columns of all other types are stored as they
-are.
+are, and so are names, but for those that Lance refuses.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 import pyarrow as pa
 
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.nested_types import with_children
 
 ARROW_TYPE = (
     b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
 )
 
+# Lance's own columns: a table with one of these panics when it is read.
+_TAKEN = frozenset(
+    {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
+)
+_REFUSED = re.compile(r"[.`*\0]")
+_ESCAPE = re.compile(r"%([0-9A-F]{2})")
+
 Tabular = TypeVar("Tabular", pa.Table, pa.RecordBatch)
 
 
-class UnsupportedType(TypeError):
+class UnsupportedType(MmAssetsError, TypeError):
     """A column type that Lance cannot hold and that has no faithful storage type; the message names the
     column.
     """
@@ -184,3 +193,33 @@ def _has_struct(type_: pa.DataType) -> bool:
     if pa.types.is_struct(type_) or pa.types.is_map(type_):
         return True
     return any(_has_struct(type_.field(i).type) for i in range(type_.num_fields))
+
+
+def stored_name(name: str) -> str:
+    """The name of a column in a Lance table: itself, or percent-escaped where Lance would refuse or misread
+    it. Injective.
+    """
+    if not name:
+        return "%"
+    if name not in _TAKEN and name != "%" and not _REFUSED.search(name) and not _ESCAPE.search(name):
+        return name
+    text = re.sub(r"[%.`*\0]", lambda found: f"%{ord(found[0]):02X}", name)
+    return f"%5F{text[1:]}" if text in _TAKEN else text
+
+
+def original_name(stored: str) -> str:
+    """The name again; one that `stored_name` does not make (a table of others) is taken as it is."""
+    if stored == "%":
+        return ""
+    name = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), stored)
+    return name if stored_name(name) == stored else stored
+
+
+def with_stored_names(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_name(stored_name(field.name)) for field in schema], metadata=schema.metadata)
+
+
+def with_original_names(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(
+        [field.with_name(original_name(field.name)) for field in schema], metadata=schema.metadata
+    )

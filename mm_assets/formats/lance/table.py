@@ -12,7 +12,6 @@ import lance
 import pyarrow as pa
 
 from mm_assets.formats.lance import evolution
-from mm_assets.formats.lance.conflicts import StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.fragments import FragmentSet
 from mm_assets.formats.lance.indexes import cover_all_rows
@@ -24,10 +23,9 @@ from mm_assets.formats.lance.orphan_rows import (
     rows_by_fragment,
 )
 from mm_assets.formats.lance.ownership import taking_out
-from mm_assets.formats.lance.partition_stats import LancePartitionStats, stats_of
-from mm_assets.formats.lance.partitions import PartitionRecord, PartitionRecords
+from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord, PartitionRecords
 from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
-from mm_assets.formats.lance.snapshot import SETS, Snapshot
+from mm_assets.formats.lance.snapshot import SETS, Snapshot, StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.storage_types import from_storage_schema
 
 Result = TypeVar("Result")
@@ -127,7 +125,7 @@ class LanceTable:
         for name, records in sorted(by_name.items()):
             live = snapshot.live(records)
             if live is not None:
-                found[name] = stats_of(live, snapshot)
+                found[name] = snapshot.stats(live)
         return found
 
     def recorded(self, partitions: Iterable[str]) -> set[str]:

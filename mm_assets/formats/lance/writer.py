@@ -14,13 +14,12 @@ from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.lance.evolution import plan_schema
 from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
 from mm_assets.formats.lance.mending import MendingTable
-from mm_assets.formats.lance.names import with_original_names, with_stored_names
 from mm_assets.formats.lance.orphan_rows import OrphanRows
-from mm_assets.formats.lance.partition_stats import LancePartitionStats
+from mm_assets.formats.lance.partitions import LancePartitionStats
 from mm_assets.formats.lance.reader import LanceSource, lance_options
-from mm_assets.formats.lance.refusal import PartitionsRefused
-from mm_assets.formats.lance.storage_types import to_storage_schema
+from mm_assets.formats.lance.storage_types import to_storage_schema, with_original_names, with_stored_names
 from mm_assets.formats.partitions import Partition
+from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.digest import ContentDigest
@@ -157,16 +156,16 @@ class InterleavedLanceWriter(InterleavedWriter):
         table.take_out_unreadable(digests)
         table.mend_indexes(digests)
         known = [
-            facts for facts in table.partitions().values() if facts.digest == digests.get(facts.partition)
+            stats for stats in table.partitions().values() if stats.digest == digests.get(stats.partition)
         ]
         return {
-            facts.partition for facts in known if facts.fragment_ids and self._digest(facts) != facts.digest
+            stats.partition for stats in known if stats.fragment_ids and self._digest(stats) != stats.digest
         }
 
-    def _digest(self, facts: LancePartitionStats) -> str | None:
+    def _digest(self, stats: LancePartitionStats) -> str | None:
         """The digest of the rows that a partition has now; None where they cannot be read."""
         found = ContentDigest()
-        partition = Partition(facts.partition, (self.table_uri,), facts.fragment_ids)
+        partition = Partition(stats.partition, (self.table_uri,), stats.fragment_ids)
         try:
             source = LanceSource(self.table_uri, partition, self.storage_options, {})
             for table in source.tables(source.schema.names, _BYTES_AT_ONCE):

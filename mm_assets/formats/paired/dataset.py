@@ -8,19 +8,33 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from webdataset.compat import FluidInterface
+from webdataset.filters import default_collation_fn, dict2tuple, tuple2dict
 from webdataset.filters import detshuffle as detshuffled
 from webdataset.filters import shuffle as shuffled
 from webdataset.handlers import reraise_exception
 from webdataset.pipeline import DataPipeline
 from webdataset.shardlists import single_node_only, split_by_worker
 
-from mm_assets.formats.paired.collation import collate
 from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedTarExpander, Rename, Select
 from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
 
 Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
+
+
+def collate(samples: list[Any]) -> Any:
+    """webdataset's collation of tuples or dicts, but arrays or tensors of different shapes stay a list (there
+    they are an error).
+    """
+    rows = [tuple2dict(sample) for sample in samples]
+    ragged = [key for key in rows[0] if len({getattr(row.get(key), "shape", None) for row in rows}) > 1]
+    ragged = [key for key in ragged if all(key in row for row in rows)]
+    batch = default_collation_fn(
+        [{key: value for key, value in row.items() if key not in ragged} for row in rows]
+    )
+    batch |= {key: [row[key] for row in rows] for key in ragged}
+    return {key: batch[key] for key in rows[0]} if isinstance(samples[0], dict) else dict2tuple(batch)
 
 
 class MultiModalWebDataset(DataPipeline, FluidInterface):

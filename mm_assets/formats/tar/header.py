@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import zlib
 
+from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
+
 BLOCK = 512
 
 _PAX, _PAX_GLOBAL, _LONG_NAME, _LONG_LINK = b"xgLK"
@@ -15,18 +18,22 @@ _LEADING_DOTS = re.compile(rb"\A(?:\./+)+")
 _LONGEST_NUMBER = 20  # digits; beyond 4,300 Python refuses to convert
 
 
-class TarDamage(ValueError):
+class TarDamage(MmAssetsError, ValueError):
     """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and
     reason.
 
     ``at`` is that offset, of the file that is damaged (the packed one where gzip is). ``is_cut`` where the
-    file just ends too early.
+    file just ends too early. ``kind`` is the class of the fault.
     """
 
     def __init__(self, message: str, at: int = 0, is_cut: bool = False) -> None:
         super().__init__(message)
         self.at = at
         self.is_cut = is_cut
+
+    @property
+    def kind(self) -> str:
+        return TRUNCATED_TAR if self.is_cut else DAMAGED_TAR
 
 
 class Extended:

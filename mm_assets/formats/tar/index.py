@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from mm_assets.formats.tar.header import TarDamage
+from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault
 
 
 class Member(NamedTuple):
@@ -73,7 +74,7 @@ class DamagedRange(NamedTuple):
 class TarIndex:
     """What was found: ``members`` in archive order, ``end`` the byte offset at which the zero blocks begin.
 
-    ``stretches`` are what is damaged, in archive order: each byte is a member's or its headers', in an end
+    ``damaged_ranges`` are in archive order. Each byte of the tar is a member's or its headers', in an end
     block, or in one of them.
     """
 
@@ -84,15 +85,28 @@ class TarIndex:
     end: int
     damaged_ranges: tuple[DamagedRange, ...] = ()
 
+    def find(self, name: str) -> Member | Fault | None:
+        """The member of a name; a fault when the name is there but cannot be followed; None when it is not
+        there.
+        """
+        found = self.by_name.get(name)
+        if found is None:
+            return None
+        if isinstance(found, Ambiguous):
+            return Fault(DANGLING_REFERENCE, f"ambiguous: {len(found.members)} members are called {name!r}")
+        if found.broken:
+            return Fault(DANGLING_REFERENCE, f"dangling reference: member {name!r}: {found.broken}")
+        return found
+
 
 def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:
     """The members, each link with the place of the payload that it leads to, or ``broken``."""
-    settled: dict[int, Member] = {}  # by header offset; a chain is walked once however many links share it
+    resolved: dict[int, Member] = {}  # by header offset; a chain is walked once however many links share it
     for member in members:
         chain: dict[int, Member] = {}
         current: Member = member
         reason: str | None = None
-        while current.link is not None and current.header_offset not in settled and reason is None:
+        while current.link is not None and current.header_offset not in resolved and reason is None:
             if current.header_offset in chain:
                 reason = f"links to {current.name!r}, which leads back to itself"
                 break
@@ -108,13 +122,13 @@ def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) ->
                 )
             else:
                 current = target
-        final = settled.get(current.header_offset, current)
+        final = resolved.get(current.header_offset, current)
         reason = reason or final.broken
         for link in chain.values():
             if reason is None:
                 link = link._replace(offset=final.offset, size=final.size, link=final.link or final.name)
-            settled[link.header_offset] = link._replace(broken=reason)
-    return [settled.get(member.header_offset, member) for member in members]
+            resolved[link.header_offset] = link._replace(broken=reason)
+    return [resolved.get(member.header_offset, member) for member in members]
 
 
 def by_name(members: Iterable[Member]) -> dict[str, Member | Ambiguous]:

@@ -34,14 +34,14 @@ from mm_assets.formats.tar.recovery import Recovery
 
 __all__ = [
     "Ambiguous",
+    "DamagedRange",
     "Member",
     "Skipped",
-    "DamagedRange",
     "TarDamage",
     "TarIndex",
     "read_members",
-    "scan_tolerant",
     "scan",
+    "scan_tolerant",
 ]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB

@@ -12,6 +12,7 @@ from mm_assets.formats.images.tiff import FramePlan, plan_sound_frames
 from mm_assets.formats.tar.scan import Member, read_members
 from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.formats.webdataset.rows import Row
+from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault, lost_frame
 
 _SNIFF_BYTES = 64
 _GROWTH = 2  # split frames take at most this many times their TIFF: shared strips could otherwise blow it up
@@ -20,7 +21,7 @@ _FRAME_HEAD = 1 << 10  # what a frame's own directory usually takes at most
 
 
 class BlobBuilder:
-    """Builds ``binary_content`` of some rows; rows whose image cannot be had get a message in ``error``."""
+    """Builds ``binary_content`` of some rows; rows whose image cannot be had get a fault in ``error``."""
 
     def __init__(self, descriptor: int, uri: str) -> None:
         self._descriptor = descriptor
@@ -147,15 +148,11 @@ def _expected_bytes(rows: Sequence[Row]) -> int:
     return total
 
 
-def lost_frame(member: str, frame: int, error: ImageError) -> str:
-    """The error of an item whose frame is damaged."""
-    return f"failed to extract frame {frame} from {member!r}: {error}"
-
-
-def surplus_reference(member: str, frame: int, frames: int, references: int) -> str:
-    """The error of an item whose frame is not there."""
-    return (
-        f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references"
+def surplus_reference(member: str, frame: int, frames: int, references: int) -> Fault:
+    """The fault of an item whose frame is not there."""
+    return Fault(
+        DANGLING_REFERENCE,
+        f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references",
     )
 
 

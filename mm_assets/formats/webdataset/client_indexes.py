@@ -63,14 +63,14 @@ class TarPartitionStats:
         return self.bytes == nbytes and len(idx) == 8 * (self.samples + 1) and is_known
 
     def to_json(self) -> str:
-        """The facts as JSON text; the same facts give the same text."""
+        """The stats as JSON text; the same stats give the same text."""
         pairs = {ext: _ranges(positions) for ext, positions in self.pairs.items()}
         content = {"file": self.file, "samples": self.samples, "bytes": self.bytes, "pairs": pairs}
         return json.dumps(content | {"columns": list(self.columns.items()), "idx": self.idx}) + "\n"
 
     @classmethod
     def from_json(cls, text: _Text) -> TarPartitionStats:
-        """The facts that `to_json` wrote. Raises ``ValueError`` for other text."""
+        """The stats that `to_json` wrote. Raises ``ValueError`` for other text."""
         try:
             raw = json.loads(text)
             pairs = {ext: _positions(ranges) for ext, ranges in raw["pairs"].items()}
@@ -130,26 +130,26 @@ def union_feature(one: str, other: str) -> str:
     return "json"
 
 
-def union_columns(facts: Iterable[TarPartitionStats]) -> dict[str, str]:
+def union_columns(stats: Iterable[TarPartitionStats]) -> dict[str, str]:
     """Feature of every extra column, by first appearance."""
     union: dict[str, str] = {}
-    for partition in facts:
+    for partition in stats:
         for column, feature in partition.columns.items():
             union[column] = union_feature(union[column], feature) if column in union else feature
     return union
 
 
-def union_pairs(facts: Iterable[TarPartitionStats]) -> list[str]:
+def union_pairs(stats: Iterable[TarPartitionStats]) -> list[str]:
     """Every "<position>.<ext>", by position, then extension."""
     pairs = {
-        (position, ext) for part in facts for ext, positions in part.pairs.items() for position in positions
+        (position, ext) for part in stats for ext, positions in part.pairs.items() for position in positions
     }
     return [f"{position}.{ext}" for position, ext in sorted(pairs)]
 
 
-def wids_index(name: str, facts: Iterable[TarPartitionStats]) -> str:
+def wids_index(name: str, stats: Iterable[TarPartitionStats]) -> str:
     """``index.json`` of wids: every tar with its count, relative to the index."""
-    shards = [{"url": p.file, "nsamples": p.samples, "filesize": p.bytes} for p in _in_order(facts)]
+    shards = [{"url": p.file, "nsamples": p.samples, "filesize": p.bytes} for p in _in_order(stats)]
     return _json({"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards})
 
 
@@ -165,16 +165,16 @@ def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
         return []
 
 
-def energon_info(facts: Iterable[TarPartitionStats]) -> str:
+def energon_info(stats: Iterable[TarPartitionStats]) -> str:
     """``.nv-meta/.info.json`` of Megatron-Energon."""
     return _json(
-        {"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(facts)}}
+        {"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(stats)}}
     )
 
 
-def energon_split(facts: Iterable[TarPartitionStats]) -> str:
+def energon_split(stats: Iterable[TarPartitionStats]) -> str:
     """``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
-    files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(facts)]
+    files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(stats)]
     train = "  train:\n" + "".join(files) if files else "  train: []\n"
     return f"split_parts:\n{train}  val: []\n  test: []\nexclude: []\n"
 
@@ -184,8 +184,8 @@ def energon_dataset() -> str:
     return "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
-def _in_order(facts: Iterable[TarPartitionStats]) -> list[TarPartitionStats]:
-    return sorted(facts, key=lambda p: p.file)
+def _in_order(stats: Iterable[TarPartitionStats]) -> list[TarPartitionStats]:
+    return sorted(stats, key=lambda p: p.file)
 
 
 def _json(content: object) -> str:

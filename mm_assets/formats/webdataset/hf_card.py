@@ -81,16 +81,16 @@ every TIFF, and frames compressed as JPEG lose pixels by it: take TIFF bytes fro
 """
 
 
-def readme(facts: Sequence[TarPartitionStats], also: Sequence[TarPartitionStats] = ()) -> str:
-    """``README.md`` for the tars of ``facts``; ``also`` widens the declared features without being listed."""
-    return front_matter([*facts, *also]) + _body(facts)
+def readme(stats: Sequence[TarPartitionStats], also: Sequence[TarPartitionStats] = ()) -> str:
+    """``README.md`` for the tars of ``stats``; ``also`` widens the declared features without being listed."""
+    return front_matter([*stats, *also]) + _body(stats)
 
 
-def front_matter(facts: Iterable[TarPartitionStats]) -> str:
+def front_matter(stats: Iterable[TarPartitionStats]) -> str:
     """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a
     word.
     """
-    parts = sorted(facts, key=lambda p: p.file)
+    parts = sorted(stats, key=lambda p: p.file)
     columns = union_columns(parts).items()
     own = [_column_line(name, feature) for name, feature in columns]
     lines = [_HEAD]
@@ -110,14 +110,14 @@ def front_matter(facts: Iterable[TarPartitionStats]) -> str:
     return "".join([*lines, "---\n"])
 
 
-def declares(card: str, facts: TarPartitionStats) -> bool:
+def declares(card: str, stats: TarPartitionStats) -> bool:
     """True when a `readme` already declares all pairs and columns of a partition, in features that hold them."""
     found = _DECLARED.findall(card.partition("\n---\n")[0])
     images = {name for name, what in found if what == _IMAGE}
     columns = {name: _feature(what) for name, what in found if what != _IMAGE}
-    return all(_quote(pair) in images for pair in union_pairs([facts])) and all(
+    return all(_quote(pair) in images for pair in union_pairs([stats])) and all(
         _quote(name) in columns and union_feature(columns[_quote(name)], feature) == columns[_quote(name)]
-        for name, feature in facts.columns.items()
+        for name, feature in stats.columns.items()
     )
 
 
@@ -152,8 +152,8 @@ def _escape(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _body(facts: Sequence[TarPartitionStats]) -> str:
-    parts = sorted(facts, key=lambda p: p.file)
+def _body(stats: Sequence[TarPartitionStats]) -> str:
+    parts = sorted(stats, key=lambda p: p.file)
     shown = parts if len(parts) <= 20 else parts[:10]
     rows = "".join(f"| `{p.file}` | {p.samples:,} | {p.bytes:,} |\n" for p in shown)
     if len(shown) < len(parts):

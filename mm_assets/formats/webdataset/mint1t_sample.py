@@ -23,7 +23,7 @@ from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
 from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
-from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, oversized_member
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import METADATA_POSITION, RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -181,7 +181,7 @@ class Mint1tDecoder:
             if isinstance(found, ResolvedContent):
                 size, most = found.member.size, self.max_member_bytes
                 if size > most:
-                    row.error = f"oversized member {found.member.name!r}: {size} bytes, at most {most}"
+                    row.error = oversized_member(found.member.name, size, most)
                 else:
                     row.content = found
                 self.referenced.add(found.member.name)

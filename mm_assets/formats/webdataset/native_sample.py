@@ -28,7 +28,7 @@ from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, checked_le
 from mm_assets.formats.webdataset.payload import SampleError, naming
 from mm_assets.formats.webdataset.resolve import resolve_keys
 from mm_assets.formats.webdataset.rows import Row, Sample
-from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS
+from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Fault
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
 
@@ -149,7 +149,7 @@ def _add_error_rows(sample: Sample, errors: Any, where: str) -> None:
             sample.rows.append(known)
             by_place[modality, position] = known
         if error is not None:
-            known.error = error
+            known.error = Fault.read(error)
 
 
 def _keep_foreign(sample: Sample, payload: dict[str, Any], texts: list[Any], images: list[Any]) -> None:

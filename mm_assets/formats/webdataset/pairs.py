@@ -9,8 +9,8 @@ from typing import Any
 from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import RawLayout, extension, is_native_layout, sample_stem
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, frame_member, lookup
-from mm_assets.interleaved.faults import DANGLING_REFERENCE
+from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, frame_member
+from mm_assets.interleaved.faults import DANGLING_REFERENCE, MISSING_MEMBER, Fault
 
 CAPTION = "caption"  # json field with the text, where no member has it
 TEXT_EXTENSION = "txt"
@@ -44,13 +44,14 @@ class ImageTextPairs:
         return found[0] if found else None
 
     def image(self, key: str, named: object) -> Resolved:
-        """The one image of a key, or the member that its json has ``named``; a string says why there is none."""
+        """The one image of a key, or the member that its json has ``named``; or the fault why there is none."""
         found = self.images.get(key, ())
         if named is None and not found:
-            return f"missing member: no image of key {key!r}"
+            return Fault(MISSING_MEMBER, f"missing member: no image of key {key!r}")
         if named is None and len(found) > 1:
-            return f"ambiguous: key {key!r} has {len(found)} images: {_names(found)}"
-        member = lookup(found[0].name, self.index) if named is None else frame_member(key, self.index, named)
+            words = f"ambiguous: key {key!r} has {len(found)} images: {_names(found)}"
+            return Fault(DANGLING_REFERENCE, words)
+        member = self.index.find(found[0].name) if named is None else frame_member(key, self.index, named)
         assert member is not None
         return ResolvedContent(member) if isinstance(member, Member) else member
 

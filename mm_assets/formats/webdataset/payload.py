@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from mm_assets.formats.reader import ShardError
-from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
+from mm_assets.interleaved.faults import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 
 _INFINITE = (
@@ -24,14 +24,16 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class SampleError(ShardError):
-    """One sample cannot be read; ``kind`` is its class of `mm_assets.interleaved.faults`, the message names
-    file, member and field.
+    """One sample cannot be read; ``kind`` is its class, one of `FAULTS`, the message names file, member and
+    field.
 
     ``sample_id`` is the id it states, where that much could be read; ``source_ref`` says where the fault is,
     if not in the sample's json.
     """
 
     def __init__(self, kind: str, message: str) -> None:
+        if kind not in FAULTS:
+            raise ValueError(f"no class of faults: {kind!r}")
         super().__init__(message)
         self.kind = kind
         self.sample_id: str | None = None

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mm_assets.formats.tar.scan import Ambiguous, Member, TarIndex
+from mm_assets.formats.tar.scan import Member, TarIndex
 from mm_assets.formats.webdataset.layout import TIFF_EXTENSIONS, RawLayout, extension
+from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault, missing_member
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ResolvedContent:
     frames: int = 1
 
 
-Resolved = ResolvedContent | str  # a string says why the reference does not resolve
+Resolved = ResolvedContent | Fault
 
 _TIFF_SPELLINGS = tuple(s for e in TIFF_EXTENSIONS for s in (e, e.upper(), e.capitalize()))
 
@@ -75,16 +76,16 @@ def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
     return numbered
 
 
-def frame_member(key: str, index: TarIndex, default_member: object) -> Member | str | None:
-    """The member that a json names as the image of its sample, else the TIFF of the key; a string says why
-    there is not just one.
+def frame_member(key: str, index: TarIndex, default_member: object) -> Member | Fault | None:
+    """The member that a json names as the image of its sample, else the TIFF of the key; a fault when there
+    is not just one.
     """
     if default_member is not None:
-        named = lookup(str(default_member), index) or lookup(_beside(str(default_member), key), index)
-        return named or f"missing member {default_member!r}"
-    candidates = [found for s in _TIFF_SPELLINGS if (found := lookup(f"{key}.{s}", index)) is not None]
+        named = index.find(str(default_member)) or index.find(_beside(str(default_member), key))
+        return named or missing_member(default_member)
+    candidates = [found for s in _TIFF_SPELLINGS if (found := index.find(f"{key}.{s}")) is not None]
     if len(candidates) > 1:
-        return f"ambiguous: {key!r} has more than one TIFF member"
+        return Fault(DANGLING_REFERENCE, f"ambiguous: {key!r} has more than one TIFF member")
     return candidates[0] if candidates else None
 
 
@@ -93,16 +94,15 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
         return _no_name(token)
     bare = token.removeprefix("./")
     names = dict.fromkeys([bare, _beside(bare, key), f"{key}.{token}"])
-    matches = {name: found for name in names if (found := lookup(name, index)) is not None}
+    matches = {name: found for name in names if (found := index.find(name)) is not None}
     if len(matches) > 1:
-        return f"ambiguous reference {token!r}: members {', '.join(map(repr, matches))}"
+        members = ", ".join(map(repr, matches))
+        return Fault(DANGLING_REFERENCE, f"ambiguous reference {token!r}: members {members}")
+    if not matches and layout.is_image(token):
+        return missing_member(token)
     if not matches:
-        is_name = layout.is_image(token)
-        return (
-            f"missing member {token!r}"
-            if is_name
-            else f"dangling reference {token!r}: no member, and no frame of a TIFF"
-        )
+        words = f"dangling reference {token!r}: no member, and no frame of a TIFF"
+        return Fault(DANGLING_REFERENCE, words)
     found = next(iter(matches.values()))
     return ResolvedContent(found) if isinstance(found, Member) else found
 
@@ -114,27 +114,15 @@ def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     # for ours.
     names = [f"{key}.{token}", *([token] if token.startswith(f"{key}.") else [])]
     for name in names:
-        found = lookup(name, index)
+        found = index.find(name)
         if found is not None:
             return ResolvedContent(found) if isinstance(found, Member) else found
-    return f"missing member {names[0]!r}"
+    return missing_member(names[0])
 
 
-def _no_name(token: object) -> str:
-    return f"dangling reference: no member name: {token!r:.100}"
+def _no_name(token: object) -> Fault:
+    return Fault(DANGLING_REFERENCE, f"dangling reference: no member name: {token!r:.100}")
 
 
 def _beside(token: str, key: str) -> str:
     return posixpath.join(posixpath.dirname(key), token)
-
-
-def lookup(name: str, index: TarIndex) -> Member | str | None:
-    """The member of a name; a string when the name is there but cannot be followed; None when it is not
-    there.
-    """
-    found = index.by_name.get(name)
-    if found is None:
-        return None
-    if isinstance(found, Ambiguous):
-        return f"ambiguous: {len(found.members)} members are called {name!r}"
-    return f"dangling reference: member {name!r}: {found.broken}" if found.broken else found

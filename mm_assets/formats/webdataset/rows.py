@@ -11,6 +11,7 @@ import pyarrow as pa
 from mm_assets.formats.webdataset.declared_types import DeclaredTypes
 from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.faults import Fault
 from mm_assets.interleaved.json_times import RAW
 from mm_assets.interleaved.json_values import FieldTally, build_column, dumps, is_json, json_field
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, align_table, reconcile_schema
@@ -30,7 +31,7 @@ class Row:
     text: str | None = None
     content: ResolvedContent | None = None
     source_ref: str | None = None
-    error: str | None = None
+    error: Fault | None = None
     binary: bytes | None = None
     is_typed: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
@@ -186,7 +187,7 @@ def _reserved(column: pa.Field, samples: Sequence[Sample], rows: list[Row], blob
         case "text_content":
             values = [row.text for row in rows]
         case "materialize_error":
-            values = [row.error for row in rows]
+            values = [row.error and row.error.message for row in rows]
         case name:
             values = [getattr(row, name) for row in rows]
     return pa.array(values, column.type)

@@ -31,9 +31,9 @@ from mm_assets.formats.webdataset.tar_stats import measure, stated_columns
 
 _AT_ONCE = 256  # index files of tars held in memory
 _OWN = (
-    ".mm_assets"  # <tar>.json: facts of the published tar; <tar>.pending.json: of one that is being published
+    ".mm_assets"  # <tar>.json: stats of the published tar; <tar>.pending.json: of one that is being published
 )
-_FACTS, _PENDING = ".json", ".pending.json"
+_STATS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
 
@@ -46,66 +46,66 @@ class TarFolder(FolderFiles):
     until it declares everybody's columns, and `finish` must not run while a partition is being published.
     """
 
-    def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, facts: TarPartitionStats) -> None:
-        """Put a finished local tar (consumed), its ``.tar.idx`` and its facts in place of the partition's
+    def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionStats) -> None:
+        """Put a finished local tar (consumed), its ``.tar.idx`` and its stats in place of the partition's
         previous ones.
 
         Every client can read the folder before, between and after the steps, and after a crash in any of
         them; counts of new samples show up with `finish`. A partition without samples is removed, and
-        ``staged_tar`` need not exist. Raises ``ValueError`` when tar, idx and facts are not of the same data.
+        ``staged_tar`` need not exist. Raises ``ValueError`` when tar, idx and stats are not of the same data.
         """
-        if facts.samples == 0:
-            self._withdraw(facts.file)
+        if stats.samples == 0:
+            self._withdraw(stats.file)
             Path(staged_tar).unlink(missing_ok=True)
             return
-        _check(staged_tar, idx, facts)
-        facts = facts.with_idx(idx)
-        pending, final = (f"{_OWN}/{facts.file}{suffix}" for suffix in (_PENDING, _FACTS))
-        with storage.staged(self._uri(facts.file), self._options) as tar:
+        _check(staged_tar, idx, stats)
+        stats = stats.with_idx(idx)
+        pending, final = (f"{_OWN}/{stats.file}{suffix}" for suffix in (_PENDING, _STATS))
+        with storage.staged(self._uri(stats.file), self._options) as tar:
             shutil.move(staged_tar, tar.path)
             storage.sync(tar.path)  # not under the lock: it takes as long as the disk needs for the whole tar
             with self._locked():
-                previous = self._read_facts([final, pending])
-                if previous == [facts] and tar.is_published() and self._read(f"{facts.file}.idx") == idx:
+                previous = self._read_stats([final, pending])
+                if previous == [stats] and tar.is_published() and self._read(f"{stats.file}.idx") == idx:
                     tar.discard()
                     return
-                self._write(pending, facts.to_json())
-                self._declare(facts)
-                if any(old.samples > facts.samples for old in previous):
-                    self._relist(facts.file, facts.samples)
-                self._remove(f"{facts.file}.idx")
+                self._write(pending, stats.to_json())
+                self._declare(stats)
+                if any(old.samples > stats.samples for old in previous):
+                    self._relist(stats.file, stats.samples)
+                self._remove(f"{stats.file}.idx")
                 tar.publish()
-                self._write(f"{facts.file}.idx", idx)
-                self._write(final, facts.to_json())
+                self._write(f"{stats.file}.idx", idx)
+                self._write(final, stats.to_json())
                 self._remove(pending)
 
     def finish(self) -> list[str]:
         """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes
         had to change.
 
-        Completes what crashed publishers left, and what others did to index files or facts: facts and index
+        Completes what crashed publishers left, and what others did to index files or stats: stats and index
         of such a tar are taken from the tar itself. Raises `TarDamage` if that cannot be read.
         """
         if not self._is_remote and not os.path.isdir(self._root):
             return []
         with self._locked():
-            facts = self._settle()
-            if not facts and self._read(_INDEX) is None:
+            stats = self._apply_pending()
+            if not stats and self._read(_INDEX) is None:
                 return []
             files = {
-                _INDEX: wids_index(self._name(), facts),
-                _INFO: energon_info(facts),
-                _SPLIT: energon_split(facts),
+                _INDEX: wids_index(self._name(), stats),
+                _INFO: energon_info(stats),
+                _SPLIT: energon_split(stats),
                 _DATASET: energon_dataset(),
-                _CARD: readme(facts),
+                _CARD: readme(stats),
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
-    def facts(self) -> list[TarPartitionStats]:
-        """Facts of all published partitions, by file name."""
+    def stats(self) -> list[TarPartitionStats]:
+        """Statistics of all published partitions, by file name."""
         names = self._list(_OWN)
-        return self._read_facts(
-            f"{_OWN}/{n}" for n in sorted(names) if n.endswith(_FACTS) and not n.endswith(_PENDING)
+        return self._read_stats(
+            f"{_OWN}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
         )
 
     def _withdraw(self, file: str) -> None:
@@ -114,7 +114,7 @@ class TarFolder(FolderFiles):
             self._forget(file)
 
     def _forget(self, file: str) -> None:
-        for name in (file, f"{file}.idx", f"{_OWN}/{file}{_FACTS}", f"{_OWN}/{file}{_PENDING}"):
+        for name in (file, f"{file}.idx", f"{_OWN}/{file}{_STATS}", f"{_OWN}/{file}{_PENDING}"):
             self._remove(name)
 
     def _relist(self, file: str, samples: int) -> None:
@@ -129,50 +129,50 @@ class TarFolder(FolderFiles):
             self._write(_SPLIT, energon_split(kept))  # before the counts: a tar in the split has one
             self._write(_INFO, energon_info(kept))
 
-    def _declare(self, facts: TarPartitionStats) -> None:
+    def _declare(self, stats: TarPartitionStats) -> None:
         """Make the card declare what a tar is about to bring.
 
-        Reads all facts only when that is something new.
+        Reads all stats only when that is something new.
         """
         card = self._read(_CARD)
-        while card is None or not declares(_text(card), facts):
-            self._write_card(facts)
+        while card is None or not declares(_text(card), stats):
+            self._write_card(stats)
             card = self._read(_CARD)
 
-    def _write_card(self, facts: TarPartitionStats) -> None:
+    def _write_card(self, stats: TarPartitionStats) -> None:
         """Write the card until it holds what is known *after* writing it: others may have written in between."""
         while True:
-            published, pending = self.facts(), [*self._pending(), facts]
+            published, pending = self.stats(), [*self._pending(), stats]
             card = self._read(_CARD)
             if card is not None and _text(card).startswith(front_matter([*published, *pending])):
                 return
             self._write(_CARD, readme(published, also=pending))
 
     def _pending(self) -> list[TarPartitionStats]:
-        return self._read_facts(
+        return self._read_stats(
             f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING)
         )
 
-    def _settle(self) -> list[TarPartitionStats]:
-        """Facts of the tars that exist, after mending those of which a publisher died, or whose facts or idx
-        are not as they were written.
+    def _apply_pending(self) -> list[TarPartitionStats]:
+        """Statistics of the tars that exist. Mended are before those of which a publisher died, and those whose
+        stats or idx are not as they were written.
         """
         sizes = self._list("")
-        known = {p.file: p for p in self.facts()}
+        known = {p.file: p for p in self.stats()}
         pending = {p.file: p for p in self._pending()}
         for file in sorted((known | pending).keys() - sizes.keys()):
             self._forget(file)
-        # One whose facts are lost has an idx, or its facts cannot be read; other tars are other people's.
+        # One whose stats are lost has an idx, or its stats cannot be read; other tars are other people's.
         lost = {
             name
             for name in sizes
             if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")
         }
         lost |= {
-            name.removesuffix(_FACTS) for name in self._list(_OWN) if name.endswith(_FACTS)
+            name.removesuffix(_STATS) for name in self._list(_OWN) if name.endswith(_STATS)
         } & sizes.keys()
         tars = sorted(((known | pending).keys() & sizes.keys()) | lost)
-        settled = []
+        found = []
         for at in range(0, len(tars), _AT_ONCE):
             idx = self._read_many(
                 f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes
@@ -183,16 +183,16 @@ class TarFolder(FolderFiles):
                     and file in known
                     and known[file].fits(sizes[file], idx.get(f"{file}.idx", b""))
                 ):
-                    settled.append(known[file])
+                    found.append(known[file])
                 else:
-                    settled += self._mend(file, [p[file] for p in (pending, known) if file in p])
-        return settled
+                    found += self._mend(file, [p[file] for p in (pending, known) if file in p])
+        return found
 
     def _mend(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
-        """Facts and idx of a tar that is the old or the new one, from its headers; a column of either is a
+        """Statistics and idx of a tar that is the old or the new one, from its headers; a column of either is a
         column.
 
-        Without candidates the tar itself tells its columns; no facts of one that is not ours.
+        Without candidates the tar itself tells its columns; no stats of one that is not ours.
         """
         uri = self._uri(file)
         source = storage.open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
@@ -202,11 +202,11 @@ class TarFolder(FolderFiles):
                 return []
             measured, idx = measure(fd, file)
         matching = [p for p in candidates if replace(p, columns={}, idx=measured.idx) == measured]
-        facts = replace(measured, columns=union_columns(matching) if matching else columns)
+        stats = replace(measured, columns=union_columns(matching) if matching else columns)
         self._write_if_new(f"{file}.idx", idx)
-        self._write(f"{_OWN}/{file}{_FACTS}", facts.to_json())
+        self._write(f"{_OWN}/{file}{_STATS}", stats.to_json())
         self._remove(f"{_OWN}/{file}{_PENDING}")
-        return [facts]
+        return [stats]
 
     def _name(self) -> str:
         return (
@@ -223,8 +223,8 @@ class TarFolder(FolderFiles):
             fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a kill
             yield
 
-    def _read_facts(self, names: Iterable[str]) -> list[TarPartitionStats]:
-        """Facts that cannot be read are none: `finish` takes them from the tar."""
+    def _read_stats(self, names: Iterable[str]) -> list[TarPartitionStats]:
+        """Statistics that cannot be read are none: `finish` takes them from the tar."""
         found = []
         for text in self._read_many(names).values():
             with suppress(ValueError):
@@ -232,12 +232,12 @@ class TarFolder(FolderFiles):
         return found
 
 
-def _check(staged_tar: str | os.PathLike[str], idx: bytes, facts: TarPartitionStats) -> None:
+def _check(staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionStats) -> None:
     size = os.path.getsize(staged_tar)
     end = int.from_bytes(idx[-8:], "little")
-    if not (size == facts.bytes == end + END_BLOCKS and len(idx) == 8 * (facts.samples + 1)):
+    if not (size == stats.bytes == end + END_BLOCKS and len(idx) == 8 * (stats.samples + 1)):
         raise ValueError(
-            f"{facts.file}: facts of {facts.samples} samples in {facts.bytes} bytes, an index of {len(idx) // 8 - 1}"
+            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, an index of {len(idx) // 8 - 1}"
             f" samples up to {end} and a tar of {size} bytes do not belong together"
         )
 

@@ -42,12 +42,10 @@ from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payl
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
-    DAMAGED_TAR,
     DANGLING_REFERENCE,
     DUPLICATE_ID,
     NOT_UTF8,
     OVERSIZED_MEMBER,
-    TRUNCATED_TAR,
     UNREADABLE_MEMBER,
     UNREFERENCED_MEMBER,
 )
@@ -293,10 +291,10 @@ class TarSamples:
         return _lost_sample(self._id_prefix + sample_id, error, error.source_ref or self._place(member))
 
     def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
-        kind = TRUNCATED_TAR if damaged_range.damage.is_cut else DAMAGED_TAR
+        damage = damaged_range.damage
         size = damaged_range.end - damaged_range.start
         ref = build_source_ref(self.images_path, None, damaged_range.start, size)
-        return Loss(None, None, None, "quarantined", kind, str(damaged_range.damage), source_ref=ref)
+        return Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
 
 
 def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:

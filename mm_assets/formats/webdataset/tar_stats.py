@@ -1,4 +1,4 @@
-"""The facts of a tar in our layout, found again from the tar itself."""
+"""The stats of a tar in our layout, found again from the tar itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mm_assets.interleaved.schema_text import schema_from_text
 
 
 def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
-    """Facts of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
+    """Statistics of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
 
     Raises `TarDamage`.
     """
@@ -29,8 +29,8 @@ def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
         starts.append(group[0].header_offset)
         pairs.update(member.name.partition(".")[2] for member in group)
     idx = idx_bytes(starts, index.end)
-    facts = TarPartitionStats(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
-    return facts.with_idx(idx), idx
+    stats = TarPartitionStats(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
+    return stats.with_idx(idx), idx
 
 
 def stated_columns(fd: int, file: str) -> dict[str, str] | None:

@@ -10,10 +10,11 @@ from mm_assets.formats.images.tiff_count import count_frames
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.tar.scan import Member
-from mm_assets.formats.webdataset.blobs import lost_frame, surplus_reference
+from mm_assets.formats.webdataset.blobs import surplus_reference
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.rows import Sample, SchemaTally
 from mm_assets.formats.webdataset.tar_samples import TarSamples
+from mm_assets.interleaved.faults import Fault, lost_frame
 
 
 def survey_tar(
@@ -43,10 +44,12 @@ def survey_tar(
                     sample.sample_id, member.name, member.offset, member.size, len(sample.rows), len(images)
                 )
             )
-            errors = {row.position: row.error for row in images if row.error is not None} | frames.errors(
+            faults = {row.position: row.error for row in images if row.error is not None} | frames.errors(
                 sample
             )
-            unresolved += [(sample.sample_id, position, errors[position]) for position in sorted(errors)]
+            unresolved += [
+                (sample.sample_id, position, faults[position].message) for position in sorted(faults)
+            ]
         return FileSurvey(
             samples=tuple(samples),
             losses=tuple(tar.losses),
@@ -70,11 +73,11 @@ class _Frames:
         self._descriptor = descriptor
         self._counted: dict[Member, tuple[int, ImageError | None]] = {}
 
-    def errors(self, sample: Sample) -> dict[int, str]:
+    def errors(self, sample: Sample) -> dict[int, Fault]:
         """By position, why a reference has no frame: there are too few, or the chain of them is damaged
         before it.
         """
-        errors: dict[int, str] = {}
+        errors: dict[int, Fault] = {}
         met: set[Member] = set()
         for row in sample.rows:
             if row.content is None or row.content.frame is None:

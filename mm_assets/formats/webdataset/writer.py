@@ -63,12 +63,12 @@ class TarSink(Sink):
             return self._uri, self._staged.publish()
         folder, name = os.path.split(self._uri)
         columns = {field.name: hf_type(field) for field in self._encoder.extras}
-        facts = TarPartitionStats(
+        stats = TarPartitionStats(
             name, self._writer.samples, self._writer.bytes, parse_pairs(self._pairs), columns
         )
-        TarFolder(folder, self._options).publish(self._staged.path, self._writer.idx_bytes(), facts)
+        TarFolder(folder, self._options).publish(self._staged.path, self._writer.idx_bytes(), stats)
         self._staged.discard()
-        return (self._uri, facts.bytes) if facts.samples else (None, 0)
+        return (self._uri, stats.bytes) if stats.samples else (None, 0)
 
     def discard(self) -> None:
         self._writer.abort()

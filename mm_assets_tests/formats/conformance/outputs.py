@@ -11,8 +11,8 @@ from mm_assets.accounting.canonical import CanonicalSource
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.registry import writer_for
 from mm_assets.interleaved.json_values import json_field
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import item, table_of
+from mm_assets_tests.formats.images.pictures import picture
 
 PNG = picture(0)[1]
 N = pa.field("n", pa.int64())

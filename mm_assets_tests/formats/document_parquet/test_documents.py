@@ -16,9 +16,9 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import InterleavedParquetReader, materialize
 from mm_assets.interleaved.faults import fault_of
-from mm_assets_tests.clients.pictures import picture
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.parquet_of_others import IMAGE, PICTURES, documents, image, interleaved
 from mm_assets_tests.formats.test_raw_shards import through_all
 

@@ -36,7 +36,7 @@ class Columns:
                 types.append(value.type)
 
     def declared(self) -> tuple[pa.Schema, str]:
-        """The schema, and as text; it is settled when first asked for."""
+        """The schema, and as text; it is made when first asked for."""
         if self._declared is None:
             fields = [
                 json_field(name) if name == SOURCE else tally.field(name)

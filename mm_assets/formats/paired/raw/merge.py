@@ -24,7 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     UNPAIRED,
 )
 from mm_assets.formats.webdataset.payload import SampleError
-from mm_assets.interleaved.faults import DAMAGED_TAR, MISSING_MODALITY, TRUNCATED_TAR
+from mm_assets.interleaved.faults import MISSING_MODALITY
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
 
@@ -64,12 +64,12 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
             tar.write_sample([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
             for damaged_range in part.index.damaged_ranges:
+                damage = damaged_range.damage
                 place = f"{part.name}: bytes {damaged_range.start} to {damaged_range.end}"
-                kind = TRUNCATED_TAR if damaged_range.damage.is_cut else DAMAGED_TAR
                 ref = build_source_ref(
                     part.name, None, damaged_range.start, damaged_range.end - damaged_range.start
                 )
-                payload = _refusal(place, kind, str(damaged_range.damage), ref)
+                payload = _refusal(place, damage.kind, str(damage), ref)
                 tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
             for unpaired in members_without_key(part):
                 told = {

@@ -1,0 +1,25 @@
+"""The base of all exceptions that this package defines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MmAssetsError(Exception):
+    """Base class of all exceptions of this package.
+
+    Each of them has a standard base as well (``ValueError`` for data, ``OSError`` for storage), so that code
+    which catches those goes on working. Wrong arguments are plain ``ValueError`` or ``TypeError``.
+
+    All of them pickle, whatever their constructors take: they cross from worker processes to the parent.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        args = super().__reduce__()[1]  # what ``__new__`` takes, of which an OSError keeps a part elsewhere
+        return _restored, (type(self), args, self.__dict__)
+
+
+def _restored(kind: type[MmAssetsError], args: tuple[Any, ...], state: dict[str, Any]) -> MmAssetsError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,226 @@
+"""`make demo`, the headless run: its exit code, what it tells, and which partitions it leaves alone or
+forgets.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets_tests.cli.commands import environment, interrupt, only_line, run_process
+from mm_assets_tests.cli.test_lines import STILLBORN
+from mm_assets_tests.formats.raw_tars import make_tar
+
+ROOT = Path(__file__).parents[2]
+
+
+def demo(folder: Path, locations: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """A run over these raw shards, with the outputs in a folder's ``storage``."""
+    if not (folder / "dagster.yaml").exists():
+        shutil.copyfile(ROOT / "dagster.yaml", folder / "dagster.yaml")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MM_", "DAGSTER_"))}
+    environment |= {
+        "MM_RAW_SHARDS": locations,
+        "MM_STORAGE": str(folder / "storage"),
+        "MM_WORKERS": "1",
+        **variables,
+    }
+    command = [sys.executable, "-m", "mm_assets.demo"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("is_users", "exit_code"), [(True, 1), (False, 0)])
+def test_partitions_of_shards_that_are_gone(tmp_path: Path, is_users: bool, exit_code: int) -> None:
+    """In a Dagster instance of the user's all partitions stay; in its own it forgets those of shards that are
+    gone.
+    """
+    gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]
+    variables = {"DAGSTER_HOME": str(tmp_path / "home")} if is_users else {}
+    assert demo(tmp_path, str(tmp_path / "raw"), **variables).returncode == 0
+    gone.unlink()
+    assert demo(tmp_path, str(tmp_path / "raw"), **variables).returncode == exit_code
+    (home,) = [tmp_path / "home"] if is_users else (tmp_path / ".dagster").iterdir()
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        known = instance.get_dynamic_partitions("shards")
+    assert list(known) == (["web-00000", "web-00001"] if is_users else ["web-00000"])
+
+
+def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
+    """One is absent, a folder is gone, an image is absent, a list is too long: the rest lands, and no line is
+    Python's own.
+    """
+    raw = tmp_path / "raw"
+    document = {"texts": ["x", None], "images": [None, "none.png"], "widths": [1, 2, 3]}
+    make_tar(raw / "a.tar", [("s.json", document)])
+    make_tar(raw / "b.tar", [("t.json", {"texts": ["y"], "images": [None]})])
+    done = demo(
+        tmp_path,
+        f"{raw}/{{a,b,c}}.tar {raw}/gone",
+        MM_ON_MATERIALIZE_ERROR="warn",
+        MM_PER_IMAGE_FIELDS="widths",
+    )
+    assert done.returncode == 1
+    told = done.stdout.splitlines()
+    assert told[1] == f"shard 'c' of curated_parquet: {raw}/c.tar: no such file or folder"
+    assert told[2].startswith("shard 'a': raw_shards.integrity: 1 unresolved")
+    assert told[3].startswith("asset ")
+    assert sum("c.tar" in line or "'c'" in line for line in told[1:]) == 1
+    assert sorted(path.name for path in (tmp_path / "storage" / "webdataset").glob("*.tar")) == [
+        "a.tar",
+        "b.tar",
+    ]
+    lines = done.stderr.splitlines()
+    assert len(set(lines)) == len(lines)
+    assert f"mm-assets: warning: {raw}/gone: no such file" in lines
+    assert (
+        "mm-assets: warning: a.tar: s.json: 'widths' has 3 values for 1 items; kept whole on the metadata row"
+        in lines
+    )
+    assert f"mm-assets: warning: {raw}/a.tar: sample 's', position 1: missing member 'none.png'" in lines
+    assert [line for line in lines if not line.startswith("mm-assets: warning: ")] == []
+
+
+def test_partitions_of_a_folder_that_is_gone_are_not_forgotten(tmp_path: Path) -> None:
+    for name in "ab":
+        make_tar(tmp_path / name / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
+    locations = f"{tmp_path}/a {tmp_path}/b"
+    assert demo(tmp_path, locations).returncode == 0
+    (tmp_path / "b").rename(tmp_path / "elsewhere")
+    done = demo(tmp_path, locations)
+    assert done.returncode == 1
+    assert (
+        done.stdout.splitlines()[1]
+        == "shard 'b/b' of curated_parquet: input missing: shard 'b/b' of raw_shards: no such raw shard"
+    )
+    proof = "NOT PROVEN: 1 of 2 shards in all 5 outputs; the others: b/b failed in curated_parquet"
+    assert done.stdout.splitlines()[-3] == proof
+    assert done.stdout.count("b/b") == 3, "in its own line, in that of the proof, and nowhere else"
+
+
+def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path) -> None:
+    """One is absent, one has types that do not fit, one fails in an asset further on: what only follows from
+    that is not repeated.
+    """
+    raw, storage = tmp_path / "raw", tmp_path / "storage"
+    for name in "abd":
+        make_tar(raw / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "n": 1})])
+    (storage / "filtered" / "d.parquet").mkdir(parents=True)
+    (storage / "filtered" / "d.parquet" / "x").touch()
+    assert demo(tmp_path, f"{raw}/{{a,b}}.tar").returncode == 0
+    make_tar(raw / "b.tar", [("b.json", {"texts": ["x"], "n": "text"})])
+    done = demo(tmp_path, f"{raw}/{{a,b,c,d}}.tar")
+    assert done.returncode == 1
+    _, *told = done.stdout.splitlines()
+    assert told[0].startswith(
+        "shard 'b' of curated_parquet: column 'n': string in this shard, int64 in shard 'a'"
+    )
+    assert told[1] == f"shard 'c' of curated_parquet: {raw}/c.tar: no such file or folder"
+    assert told[2] == f"shard 'd' of filtered_parquet: {storage}/filtered/d.parquet: a folder, not a file"
+    assert told[3].startswith("asset ")
+    assert not any("input missing" in line or "landed" in line for line in told)
+    assert (
+        f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; members and items lost of the others: 0%; checks failed: 2"
+        in told
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {"MM_RAW_SHARDS": "{folder}/s-{{0..999999999999}}.tar"},
+            "{folder}/s-{{0..999999999999}}.tar: the braces stand for 1,000,000",
+        ),
+        (
+            {"MM_RAW_SHARDS": "{folder}/notes.txt"},
+            "no raw shards: {folder}/notes.txt: no raw shard: the name of one ends in .tar",
+        ),
+        (
+            {"MM_RAW_SHARDS": "s3://no-bucket/a"},
+            "no raw shards: s3://no-bucket/a: no credentials: set AWS_ACCESS_KEY_ID and",
+        ),
+        ({"MM_STORAGE": "s3://no-bucket/a"}, "s3://no-bucket/a: no credentials: set AWS_ACCESS_KEY_ID and"),
+        ({"MM_STORAGE": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
+        ({"MM_STORAGE": "{folder}/closed"}, "{folder}/closed: permission denied"),
+        ({"DAGSTER_HOME": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
+        ({"MM_STORAGE": "{folder}/odd-\udcff"}, r"'{folder}/odd-\udcff': a name that is not UTF-8"),
+        ({"MM_WORKERS": "many"}, "MM_WORKERS must be a number, not 'many'"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_line(tmp_path: Path, variables: dict[str, str], line: str) -> None:
+    make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
+    (tmp_path / "notes.txt").write_text("not a folder")
+    (tmp_path / "closed").mkdir(mode=0o555)
+    given = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
+    given |= {name: value.format(folder=tmp_path) for name, value in variables.items()}
+    for module in ("mm_assets.demo", *(["mm_assets.demo.home"] if "MM_WORKERS" in variables else [])):
+        assert only_line(run_process(module=module, env=given, cwd=tmp_path, as_user=True)).startswith(
+            line.format(folder=tmp_path)
+        )
+
+
+def test_workers_that_cannot_start_are_one_line(tmp_path: Path) -> None:
+    make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
+    (tmp_path / "sitecustomize.py").write_text(STILLBORN.format("raise SystemExit('no memory for this')"))
+    done = demo(tmp_path, str(tmp_path / "raw"), PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (
+        done.stdout.splitlines()[1]
+        == "step curated_parquet failed: worker processes do not start: SystemExit: no memory for this"
+    )
+
+
+def test_a_terminal_without_such_letters(tmp_path: Path) -> None:
+    make_tar(tmp_path / "größe" / "日.tar", [("a.json", {"texts": ["x"]}), ("b.json", b"{")])
+    done = demo(tmp_path, str(tmp_path / "größe"), PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        done.stdout.splitlines()[0]
+        == rf"materializing all assets for the raw shards in {tmp_path}/gr\xf6\xdfe ..."
+    )
+    assert (
+        done.stdout.splitlines()[1]
+        == r"shard '\u65e5': raw_shards.integrity: 1 unreadable; quarantine.empty: 1 bad_json"
+    )
+
+
+@pytest.mark.parametrize("moment", ["before the run", "in the run"])
+def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: str) -> None:
+    """Dagster's helpers get the signal, too, and so do workers that are still starting."""
+    note = tmp_path / "started"
+    wait = f"open({str(note)!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
+    condition = "True" if moment == "in the run" else "False"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os, sys\nif {condition} and '--multiprocessing-fork' in sys.orig_argv:\n    {wait}\n"
+        f"if not {condition} and sys.orig_argv[-1] == 'mm_assets.demo':\n    import threading\n"
+        f"    def watch():\n        while 'dagster' not in sys.modules: pass\n        open({str(note)!r}, 'w').write('')\n"
+        "    threading.Thread(target=watch, daemon=True).start()\n"
+    )
+    make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])
+    shutil.copyfile(ROOT / "dagster.yaml", tmp_path / "dagster.yaml")
+    folders = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
+    variables = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}", **folders)
+    command = [sys.executable, "-m", "mm_assets.demo"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert interrupt(process, note) == (130, "mm-assets: interrupted; nothing half-written was published\n")
+
+
+@pytest.mark.parametrize(
+    ("locations", "message"),
+    [
+        ("{storage}/x.tar {storage}", "mm-assets: no raw shards: those found lie below MM_STORAGE\n"),
+        ("{storage}/../gone/*.tar", "mm-assets: no raw shards: {storage}/../gone/*.tar: no such file\n"),
+    ],
+)
+def test_without_raw_shards_one_line_says_why(tmp_path: Path, locations: str, message: str) -> None:
+    storage = tmp_path / "storage"
+    make_tar(storage / "x.tar", [])
+    done = demo(tmp_path, locations.format(storage=storage))
+    assert (done.returncode, done.stderr) == (1, message.format(storage=storage).replace("/storage/..", ""))

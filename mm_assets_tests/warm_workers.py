@@ -1,0 +1,42 @@
+"""Worker processes that runs and commands of many tests share: to start some for each would take most of the
+time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mm_assets.workers import WorkerPool
+
+
+class _WarmPool(WorkerPool):
+    """A pool whose workers outlive its users; an interrupted `map` ends them as ever."""
+
+    def close(self) -> None:
+        if self._mapping:
+            super().close()
+
+
+@contextmanager
+def warm_workers() -> Iterator[None]:
+    """Give whoever asks for a pool in this process the same workers, until the end of the block.
+
+    Workers keep the working directory in which they were started, so each directory has its own.
+    """
+    pools: dict[tuple[int, str], _WarmPool] = {}
+
+    def pool(processes: int) -> _WarmPool:
+        return pools.setdefault((processes, os.getcwd()), _WarmPool(processes))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("mm_assets.workers", "mm_assets.io_managers.workers"):
+            if name in sys.modules:
+                patch.setattr(sys.modules[name], "WorkerPool", pool)
+        yield
+    for used in pools.values():
+        WorkerPool.close(used)
