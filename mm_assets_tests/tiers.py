@@ -15,6 +15,7 @@ SLOW = (
     "benchmarks",
     "cli",
     "demo",
+    "formats/conformance/test_commands.py",
     "formats/hostile/test_declared.py",
     "formats/test_memory.py",
     "graph",

@@ -35,9 +35,11 @@ class ProofTarget:
 
 @dataclass(frozen=True)
 class ProofJob:
-    """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (of a table)
-    the columns that all shards share (`schema_to_text`); when something differs, it is compared with what it was
-    made from and with what was made from it. `orphan_rows` are rows of the table beyond those of its shards.
+    """One shard of one output to examine.
+
+    `account` is what its writer said of it, `table_schema` (of a table) the columns that all shards share
+    (`schema_to_text`); when something differs, it is compared with what it was made from and with what was
+    made from it. `orphan_rows` are rows of the table beyond those of its shards.
     """
 
     key: str

@@ -23,6 +23,7 @@ from mm_assets.formats.storage import (
     remove,
     staged,
 )
+from mm_assets.formats.tar.spool import unpacked_limit
 from mm_assets.formats.tar.writer import TarWriter
 from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
@@ -31,6 +32,7 @@ from mm_assets.interleaved.json_values import dumps
 _COPIED = 1 << 20
 _IMAGES = "images"  # of a report: the tar that the lines name
 _LEVEL = 6  # of gzip: higher ones take far longer for a few percent
+_STORED = 0  # for what would pack so well that readers must take it for a bomb
 
 
 class InterleavedJsonlWriter(InterleavedWriter):
@@ -98,20 +100,22 @@ class JsonlSink(Sink):
             self._images.uri = join(posixpath.dirname(self._uri) or ".", name)
             nbytes = self._images.publish()
         with self._lines, staged(self._uri, self._options) as packed:
-            self._pack(packed.path, name)
+            if self._pack(packed.path, name, _LEVEL) > unpacked_limit(os.path.getsize(packed.path)):
+                self._pack(packed.path, name, _STORED)
             nbytes += packed.publish()
         self._images.discard()
         self.extra = {_IMAGES: name}
         return self._uri, nbytes
 
-    def _pack(self, path: str, images: str | None) -> None:
-        """The lines with the name of their tar, which is known only now."""
+    def _pack(self, path: str, images: str | None, level: int) -> int:
+        """The lines with the name of their tar, which is known only now; returns how many bytes they are."""
         added = f"{{{dumps(IMAGES_TAR)}:{dumps(images)},".encode() if images else b"{"
         self._lines.seek(0)
-        with open(path, "wb") as file, gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
+        with open(path, "wb") as file, gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
             for line in self._lines:
                 packed.write(added)
                 packed.write(memoryview(line)[1:])
+            return packed.tell()
 
     def discard(self) -> None:
         self._tar.abort()

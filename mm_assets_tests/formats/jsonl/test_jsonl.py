@@ -94,7 +94,7 @@ def test_whoever_dies_while_publishing_leaves_the_version_before(
         published.append(os.path.basename(self.uri))
         return plain(self)
 
-    def pack(*_: Any) -> None:
+    def pack(*_: Any) -> int:
         raise Killed
 
     with monkeypatch.context() as patched:
@@ -256,6 +256,15 @@ def test_a_line_of_any_length_is_not_read(ours: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(jsonl_lines, "unpacked_limit", lambda _: 2000)
     with pytest.raises(ShardError, match="unpacks to more than 2000 bytes"):
         read("jsonl", ours)
+
+
+def test_what_packs_too_well_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else no reader would take it."""
+    monkeypatch.setattr(jsonl_writer, "unpacked_limit", lambda size: 10 * size)
+    batch = batch_of([item("a", 0, text_content="x" * 100_000)], partition="p")
+    report = write("jsonl", tmp_path, batch)
+    assert report.nbytes > 100_000
+    same(read("jsonl", tmp_path), batch.data)
 
 
 def test_a_member_of_no_line_is_found(ours: Path) -> None:
