@@ -63,8 +63,8 @@ class Format:
 
     @property
     def is_file(self) -> bool:
-        """Whether each partition is one file."""
-        return not self.is_table and not self.marker
+        """Whether each partition is one file, and nothing else."""
+        return not self.is_table and not self.marker and not self.sidecars
 
     def uri(self, folder: str, partition: str) -> str:
         """The file of a partition that makes its output one, or the table, which ``folder`` is then."""
