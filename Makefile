@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 3000
 BENCH ?= peer
 
-.PHONY: demo test-fast test check lint ui clients test-clients bench lock clean
+.PHONY: demo test-fast test check lint ui clients test-clients bench lock public-names clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -36,15 +36,18 @@ ui: .venv/.made  ## the Dagster UI and daemon on http://127.0.0.1:$(PORT)
 clients:  ## every client the outputs must open in, in an environment of their own (2.4 GB)
 	clients/install
 
-test-clients: .venv/.made clients  ## the tests that need those clients, a browser or an S3 server
+test-clients: .venv/.made clients  ## the tests that need those clients, a browser, an S3 server or the package registry
 	$(BIN)/python -m pytest -m clients -n auto --dist loadfile --no-loadscope-reorder
 
 bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another benchmark or size: make bench BENCH="memory --full"
 	$(BIN)/python -m benchmarks $(BENCH)
 
-lock: .venv/.made  ## resolve the pins of pyproject.toml anew
+lock: .venv/.made  ## the exact versions for the ranges of pyproject.toml; what is locked stays while it fits
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip compile pyproject.toml --extra dev -o requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
+
+public-names: .venv/.made  ## what `from mm_assets import ...` gives, from the `__all__` of the modules
+	$(BIN)/python -m tools.public_names
 
 clean:
 	rm -rf .venv .venv-clients .dagster demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache

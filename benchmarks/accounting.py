@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure every route, to Lance as well."""
     results = Results(f"accounting-{options.shards}x{options.samples}", "Share of ledger and proof")
     results.say(
-        f"{options.shards} shards, {options.samples} samples, {options.rounds} rounds, one worker; CPU seconds, median (least–greatest). "
+        f"{options.shards} shards, {options.samples} samples, {options.rounds} rounds, one worker; "
+        f"CPU seconds, median (least–greatest). "
         "Proof: the output read once more by the library that its users read it with."
     )
     rows, figures = [], []

@@ -13,7 +13,9 @@ from PIL import Image
 from benchmarks.photographs import Photographs, draw_size
 
 Layout = Literal["tiff", "members"]
-"""``tiff``: all images of a document are frames of one TIFF, compressed as JPEG; ``members``: each is a JPEG file."""
+"""``tiff``: all images of a document are frames of one TIFF, compressed as JPEG; ``members``: each is a
+JPEG file.
+"""
 
 LAYOUTS: tuple[Layout, ...] = ("tiff", "members")
 

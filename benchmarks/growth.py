@@ -30,7 +30,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure every route, to Lance as well."""
     results = Results(f"growth-{options.samples}", "CPU against the number of shards")
     results.say(
-        f"{options.samples} samples a shard, one worker; CPU milliseconds a shard, median of {options.rounds} rounds. Linear within 15 % "
+        f"{options.samples} samples a shard, one worker; CPU milliseconds a shard, median of "
+        f"{options.rounds} rounds. Linear within 15 % "
         "is the goal: the last column is the greatest distance from the mean of the row."
     )
     shape = Shape("members", _COUNTS[-1], _COUNTS[-1] * options.samples)

@@ -17,7 +17,9 @@ Item = tuple[Any, ...]
 """``("text", digest)`` or ``("image", width, height[, digest])``."""
 
 Kept = dict[str, tuple[Item, ...]]
-"""Items in reading order by sample id. Positions do not count: Curator numbers what it keeps anew, this project leaves gaps."""
+"""Items in reading order by sample id. Positions do not count: Curator numbers what it keeps anew, this
+project leaves gaps.
+"""
 
 
 def kept(folder: Path, target: str, with_bytes: bool) -> Kept:
@@ -43,7 +45,8 @@ def check_same(ours: Kept, theirs: Kept) -> None:
     for sample_id in sorted({*ours, *theirs}):
         if ours.get(sample_id) != theirs.get(sample_id):
             raise ValueError(
-                f"not the same was kept of sample {sample_id}: {ours.get(sample_id)} and {theirs.get(sample_id)}"
+                f"not the same was kept of sample {sample_id}: {ours.get(sample_id)} and "
+                f"{theirs.get(sample_id)}"
             )
 
 

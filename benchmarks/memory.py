@@ -1,4 +1,6 @@
-"""Peak memory of one worker, on shards of few big and of many small samples, and on shards four times as big."""
+"""Peak memory of one worker, on shards of few big and of many small samples, and on shards four times as
+big.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     megabytes = 2000 if options.full else options.megabytes
     results = Results(f"memory-{megabytes}", "Peak memory of a worker")
     results.say(
-        f"One shard, one worker; MiB above what is resident after imports and a first tiny shard. The goal is at most {LIMIT}, whatever "
+        f"One shard, one worker; MiB above what is resident after imports and a first tiny shard. "
+        f"The goal is at most {LIMIT}, whatever "
         "the size."
     )
     found: dict[tuple[str, str, Layout], list[float]] = {}

@@ -42,8 +42,10 @@ def run(options: argparse.Namespace) -> int:
         f"orchestration-{storage}-{max(options.shards)}", f"What Dagster adds to a shard, {storage}"
     )
     results.say(
-        f"Shards of {_SAMPLES} samples, all assets in one run, {options.workers} workers; milliseconds a shard. Orchestrator: CPU of the "
-        "process that runs Dagster, which is what orchestration adds. Jobs: CPU of the work in the workers, with survey, ledger and proof. "
+        f"Shards of {_SAMPLES} samples, all assets in one run, {options.workers} workers; "
+        f"milliseconds a shard. Orchestrator: CPU of the "
+        "process that runs Dagster, which is what orchestration adds. Jobs: CPU of the work in the "
+        "workers, with survey, ledger and proof. "
         "Bare library: the same four conversions alone, one after the other in one process."
     )
     rows, figures = [], []

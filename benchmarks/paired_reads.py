@@ -76,7 +76,7 @@ def prepare_raw(files: Sequence[str]) -> Work:
 
 def prepare_paired(modalities: dict[str, list[str]]) -> Work:
     """Read a pass of `MultiModalWebDataset`."""
-    from mm_assets.formats import MultiModalWebDataset
+    from mm_assets import MultiModalWebDataset
 
     return _pass_of(lambda: MultiModalWebDataset(modalities, shardshuffle=False, missing_key_policy="error"))
 

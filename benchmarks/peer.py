@@ -60,7 +60,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="the published shape: 80 shards, 6,818 samples, 9.9 GB in each layout; 40 GB of disk, half an hour a round",
+        help="the published shape: 80 shards, 6,818 samples, 9.9 GB in each layout; 40 GB of disk, half "
+        "an hour a round",
     )
     parser.set_defaults(run=run)
 
@@ -122,9 +123,12 @@ def _report(results: Results, cases: list[Case], rounds: int) -> None:
         f"{case.nbytes / 1e6:,.0f} MB ({case.shape.layout})" for case in cases if case.route == ROUTES[0]
     )
     results.say(
-        f"{shape.shards} shards, {shape.samples} samples, {volume}; images of width/height 1.0 to 2.0 are kept. {rounds} rounds, the "
-        "programs in turns, each time in a process of its own: CPU seconds of the work, user and system, median (least–greatest). "
-        "The interpreter, its imports and a first tiny shard are not counted. Both programs kept the same texts and images in every row. "
+        f"{shape.shards} shards, {shape.samples} samples, {volume}; images of width/height 1.0 to "
+        f"2.0 are kept. {rounds} rounds, the "
+        "programs in turns, each time in a process of its own: CPU seconds of the work, user and "
+        "system, median (least–greatest). "
+        "The interpreter, its imports and a first tiny shard are not counted. Both programs kept the "
+        "same texts and images in every row. "
         f"The floor reads the same bytes and writes as many as {OURS.name} does."
     )
     results.table(
@@ -141,7 +145,8 @@ def _report(results: Results, cases: list[Case], rounds: int) -> None:
         [_cpu_row(case) for case in cases],
     )
     results.say(
-        "Medians of wall seconds and samples/s, and the greatest peak memory above that after imports and the first tiny shard."
+        "Medians of wall seconds and samples/s, and the greatest peak memory above that after "
+        "imports and the first tiny shard."
     )
     programs = (THEIRS.name, OURS.name)
     columns = [f"{program}, {what}" for what in ("wall s", "samples/s", "MiB") for program in programs]

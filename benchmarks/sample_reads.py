@@ -126,7 +126,7 @@ class CacheSamples:
     """
 
     def __init__(self, folder: str) -> None:
-        from mm_assets.formats import InterleavedArrowDataset
+        from mm_assets import InterleavedArrowDataset
 
         _check_shards(folder)
         self._dataset = InterleavedArrowDataset(folder)
@@ -147,7 +147,7 @@ class CacheRows:
     """Our Arrow cache by `ArrowCache.rows`: the columns that the other readers here read."""
 
     def __init__(self, folder: str) -> None:
-        from mm_assets.formats import ArrowCache
+        from mm_assets import ArrowCache
 
         _check_shards(folder)
         found = sorted(glob.glob(f"{folder}/*/_metadata.json"))
@@ -178,7 +178,9 @@ class CacheRows:
 
 
 class HuggingFaceSamples:
-    """The same rows in the Arrow files of Hugging Face datasets, by slices as Arrow tables: its fastest way."""
+    """The same rows in the Arrow files of Hugging Face datasets, by slices as Arrow tables: its fastest
+    way.
+    """
 
     def __init__(self, folder: str) -> None:
         import datasets
@@ -258,7 +260,7 @@ def make_hugging_face(files: Sequence[str], folder: str) -> Work:
 
 
 def _check_shards(folder: str) -> None:
-    from mm_assets.formats import read_shard
+    from mm_assets import read_shard
 
     for path in glob.glob(f"{folder}/*/*.arrow"):
         read_shard(path)

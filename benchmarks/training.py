@@ -58,7 +58,8 @@ def run(options: argparse.Namespace) -> int:
     curator.version()  # the clients' environment has datasets: say at once that it is missing
     results = Results(f"training-{options.samples}", "Training reads")
     results.say(
-        f"One process, files in the page cache; medians of {options.rounds} rounds in turns. Bytes are read, nothing is decoded."
+        f"One process, files in the page cache; medians of {options.rounds} rounds in turns. Bytes "
+        f"are read, nothing is decoded."
     )
     results.keep({"paired": _paired(results, options), "samples": _samples(results, options)})
     results.publish()
@@ -146,7 +147,8 @@ def _samples(results: Results, options: argparse.Namespace) -> list[dict[str, An
                 rows.append((name, _NAMES[reader], f"{samples:,}", *_costs(done, samples)))
                 figures.append({"order": name, "reader": reader, "samples": samples, **_seconds(done)})
     results.say(
-        f"Interleaved samples of {_SAMPLE_BYTES // 1000} KB with 2 to 4 images, {options.samples} in four shards; "
+        f"Interleaved samples of {_SAMPLE_BYTES // 1000} KB with 2 to 4 images, {options.samples} in "
+        f"four shards; "
         "every format gave the same ids, texts and image bytes (by digest)."
     )
     results.table(("samples", "read by", "read", "samples/s", "CPU µs a sample"), rows)

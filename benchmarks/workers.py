@@ -36,7 +36,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure every route; wall time counts, so it takes a quiet machine."""
     results = Results(f"workers-2x{options.samples}", "Two shards on two cores")
     results.say(
-        f"2 shards, {options.samples} samples, {options.rounds} rounds in turns; wall seconds of the work, median (least–greatest). "
+        f"2 shards, {options.samples} samples, {options.rounds} rounds in turns; wall seconds of the "
+        f"work, median (least–greatest). "
         "Workers were started before. The goal is at most 60 %."
     )
     rows, figures = [], []

@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from mm_assets.formats import InterleavedArrowDataset
+from mm_assets import InterleavedArrowDataset
 
 
 class Shuffled:

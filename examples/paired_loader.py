@@ -19,7 +19,7 @@ import webdataset as wds
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from mm_assets.formats import MultiModalWebDataset
+from mm_assets import MultiModalWebDataset
 
 MODALITIES = ("images", "texts", "embeddings")
 

@@ -1,6 +1,11 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
-import dagster as dg
+from mm_assets.extras import explained
+
+try:
+    import dagster as dg
+except ImportError as error:
+    raise explained(error) from None
 
 from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from mm_assets.extras import explained
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.store_errors import is_of_store
@@ -85,5 +86,7 @@ def _give_up_output() -> None:
 
 
 def _is_expected(error: Exception) -> bool:
+    if isinstance(error, ImportError):
+        error = explained(error)
     known = isinstance(error, ValueError | OSError | TypeError | MemoryError)
     return known or is_of_store(error) or type(error).__module__.partition(".")[0] in _EXPECTED_PACKAGES

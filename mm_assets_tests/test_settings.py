@@ -18,9 +18,13 @@ def test_defaults_filter_nothing() -> None:
 
 def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
     given = {
-        "MM_WORKERS": "3", "MM_MAX_LOSS": "0.25", "MM_IMAGE_EXTENSIONS": "jpg, heic", "MM_TEXTS_FIELD": "text_list", "MM_STORAGE": "",
+        "MM_WORKERS": "3",
+        "MM_MAX_LOSS": "0.25",
+        "MM_IMAGE_EXTENSIONS": "jpg, heic",
+        "MM_TEXTS_FIELD": "text_list",
+        "MM_STORAGE": "",
         "OTHER": "x",
-    }  # fmt: skip
+    }
     settings = Settings.from_environment(given)
     assert (settings.workers, settings.max_loss, settings.storage) == (3, 0.25, "demo/storage")
     assert settings.raw_layout()["image_extensions"] == ("jpg", "heic")

@@ -249,7 +249,10 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     # Tests started in the background inherit ignored signals; a program of its own has the default ones.
-    restored = "import signal, os, sys; [signal.signal(s, signal.SIG_DFL) for s in (2, 15)]; os.execv(sys.executable, sys.argv[1:])"
+    restored = (
+        "import signal, os, sys; [signal.signal(s, signal.SIG_DFL) for s in (2, 15)]; "
+        "os.execv(sys.executable, sys.argv[1:])"
+    )
     return subprocess.Popen(
         [sys.executable, "-c", restored, sys.executable, str(file), repr(jobs)],
         env=environment,

@@ -17,15 +17,17 @@ SLOW = (
     "demo",
     "formats/conformance/test_commands.py",
     "formats/hostile/test_declared.py",
+    "formats/hostile/test_pairs.py",
     "formats/test_memory.py",
     "graph",
     "io_managers",
     "live",
+    "test_extras.py",
     "test_readme.py",
     "test_sensors.py",
     "test_startup.py",
 )
-CLIENTS = ("clients",)
+CLIENTS = ("clients", "test_wheel.py")
 
 
 def is_fast(path: Path) -> bool:

@@ -23,7 +23,15 @@ from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import reader_for
-from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, open_binary, regular_file
+from mm_assets.formats.storage import (
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    open_binary,
+    regular_file,
+)
 from mm_assets.formats.tar.header import BLOCK
 from mm_assets.formats.tar.writer import END_BLOCKS
 from mm_assets.interleaved.faults import Fault
@@ -96,6 +104,8 @@ def in_lance(
 
     ``partitions`` are looked at first: the records of all the others are read only when it is none of them.
     """
+    if not exists(join(uri, "_versions"), options):  # asked before Lance is imported: it may not be installed
+        return {}
     from mm_assets.formats.lance.reader import lance_options
     from mm_assets.formats.lance.snapshot import ids_predicate
     from mm_assets.formats.lance.table import LanceTable

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from mm_assets.extras import explained
 from mm_assets.formats.error_places import TEMPORARY_FILES, place_of
 from mm_assets.formats.store_errors import StoreError, is_of_store, told_by_store
 
@@ -48,6 +49,8 @@ def error_line(error: BaseException) -> str:
     """One line, without a traceback; the class of the error is named where it is none that data or paths
     cause.
     """
+    if isinstance(error, ImportError):
+        error = explained(error)
     if isinstance(error, StoreError):
         return str(error)
     if is_of_store(error):

@@ -27,6 +27,8 @@ from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
 
+__all__ = ["materialize"]
+
 _LARGEST = 2**62  # of a byte offset: beyond it sums would overflow
 
 

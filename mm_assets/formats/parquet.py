@@ -21,6 +21,8 @@ from mm_assets.formats.storage import StagedFile, StorageOptions
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, TEXTS, RawLayout
 from mm_assets.formats.writer import InterleavedWriter, Sink
 
+__all__ = ["InterleavedParquetReader", "InterleavedParquetWriter"]
+
 ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
 
 

@@ -35,6 +35,8 @@ from mm_assets.interleaved.schema import (
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
+__all__ = ["InterleavedReader", "ShardError"]
+
 _PROJECTED_BYTES = 32 << 20
 
 

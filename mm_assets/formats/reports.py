@@ -12,6 +12,8 @@ from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 
+__all__ = ["PartitionReport", "WriteReport"]
+
 
 @dataclass(frozen=True)
 class PartitionReport:

@@ -21,6 +21,7 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
+from mm_assets.extras import MissingExtra, explained
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
@@ -61,11 +62,13 @@ def absolute(location: str) -> str:
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system that a path or URL lives on, and its path there.
 
-    Raises ``ValueError`` for a scheme that nothing here knows.
+    Raises ``ValueError`` for a scheme that nothing here knows, `MissingExtra` without its client.
     """
     try:
         fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
+        raise MissingExtra(f"{uri}: {explained(error)}") from error
+    except ValueError as error:
         raise ValueError(f"{uri}: {error}") from error
     return fs, path
 

@@ -8,6 +8,8 @@ import re
 
 from mm_assets.interleaved.errors import MmAssetsError
 
+__all__ = ["StoreError"]
+
 # Packages of file systems whose errors are of no class that Python has.
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
+__all__ = ["InterleavedBatch"]
+
 
 @dataclass(frozen=True)
 class InterleavedBatch:

@@ -14,6 +14,8 @@ from mm_assets.interleaved.faults import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault,
 from mm_assets.interleaved.losses import Loss, located
 from mm_assets.interleaved.notices import warn_user
 
+__all__ = ["MaterializeError"]
+
 MaterializeErrorPolicy = Literal["error", "warn", "drop_row", "drop_sample"]
 POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
 

@@ -15,6 +15,15 @@ from mm_assets.interleaved.json_values import is_json, to_json_text
 from mm_assets.interleaved.nested_types import nulls, plain_type
 from mm_assets.interleaved.notices import warn_user
 
+__all__ = [
+    "INTERLEAVED_SCHEMA",
+    "RESERVED_COLUMNS",
+    "SchemaMismatch",
+    "align_table",
+    "reconcile_schema",
+    "resolve_schema",
+]
+
 INTERLEAVED_SCHEMA: pa.Schema = pa.schema(
     [
         pa.field("sample_id", pa.string(), nullable=False),

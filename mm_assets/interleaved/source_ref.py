@@ -6,6 +6,8 @@ import json
 from json.encoder import encode_basestring_ascii
 from typing import TypedDict
 
+__all__ = ["SourceRef", "build_source_ref", "parse_source_ref"]
+
 
 class SourceRef(TypedDict):
     """Where an item's bytes are: ``byte_offset``/``byte_size`` in bytes of the (uncompressed) file,

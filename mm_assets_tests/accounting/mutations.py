@@ -20,6 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
+from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.formats.datasets import write
+from mm_assets_tests.formats.images.pictures import picture
+
 Change = Callable[[pa.Table], pa.Table]
 
 
@@ -161,3 +165,28 @@ CHANGES: dict[str, Callable[[Path, str], None]] = {
     "lance": change_lance,
     "arrow_cache": change_arrow_cache,
 }
+
+
+PNG = picture(0)[1]
+
+
+def rewrite(tar: Path, change: Any) -> None:
+    """Every member of a tar, as (name, bytes), through a function that gives any number of them."""
+    with tarfile.open(tar) as old:
+        members = [(m.name, old.extractfile(m).read()) for m in old]
+    with tarfile.open(tar, "w") as new:
+        for name, data in (changed for member in members for changed in change(*member)):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            new.addfile(info, io.BytesIO(data))
+
+
+def write_tar(folder: Path | str, table: pa.Table) -> Path:
+    write(
+        "webdataset",
+        folder,
+        InterleavedBatch(table, (), "part"),
+        on_materialize_error="warn",
+        materialize=False,
+    )
+    return Path(folder, "part.tar")

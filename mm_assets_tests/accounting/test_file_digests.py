@@ -23,7 +23,7 @@ from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA, publish_quarantin
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.filters.image_scores import SCORES_SCHEMA
 from mm_assets.formats.parquet_file import UnreadableFile, publish_table
-from mm_assets_tests.accounting.test_ledger import BAD_JSON
+from mm_assets_tests.accounting.losses import BAD_JSON
 
 
 @pytest.fixture(params=["local", "file url", "remote"])

@@ -15,7 +15,7 @@ from mm_assets.accounting.shard_columns import Need
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
-from mm_assets_tests.accounting.test_sample_ids import store_of
+from mm_assets_tests.accounting.stores import store_of
 from mm_assets_tests.formats.datasets import item, table_of, write
 
 FIELDS = [

@@ -27,19 +27,11 @@ from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets_tests.accounting.losses import BAD_JSON
 from mm_assets_tests.formats.datasets import item, table_of
 
 REF = build_source_ref("sub/x.tar", "a.1.tiff", 1536, 812, 2)
 FILTERED = Loss("a", 1, "image", "filtered", "aspect_ratio", "wider than max_ratio", 3.5, "1..2", REF)
-BAD_JSON = Loss(
-    "b",
-    -1,
-    "metadata",
-    "quarantined",
-    "bad_json",
-    "not JSON: line 1",
-    source_ref=build_source_ref("x.tar", "b.json", 512, 9),
-)
 WITH_IT = Loss("c", 0, "text", "quarantined", "incomplete_sample", "its sample has an error", is_cause=False)
 STRETCH = Loss(
     None,
@@ -81,10 +73,23 @@ def test_every_loss_is_one_row(root: str) -> None:
     assert found.schema.equals(ITEMS_SCHEMA)
     first, second, third, fourth = found.to_pylist()
     assert first == {
-        "asset": "filtered_parquet", "partition": "train/a.b", "sample_id": "a", "position": 1, "modality": "image", "outcome": "filtered",
-        "kind": "aspect_ratio", "reason": "wider than max_ratio", "score": 3.5, "threshold": "1..2", "is_cause": True,
-        "source": "sub/x.tar", "member": "a.1.tiff", "byte_offset": 1536, "byte_size": 812, "frame_index": 2,
-    }  # fmt: skip
+        "asset": "filtered_parquet",
+        "partition": "train/a.b",
+        "sample_id": "a",
+        "position": 1,
+        "modality": "image",
+        "outcome": "filtered",
+        "kind": "aspect_ratio",
+        "reason": "wider than max_ratio",
+        "score": 3.5,
+        "threshold": "1..2",
+        "is_cause": True,
+        "source": "sub/x.tar",
+        "member": "a.1.tiff",
+        "byte_offset": 1536,
+        "byte_size": 812,
+        "frame_index": 2,
+    }
     assert [second[n] for n in ("member", "byte_offset", "score", "threshold", "frame_index")] == [
         "b.json",
         512,

@@ -101,10 +101,18 @@ def test_raw_is_what_lies_at_the_locator(shard: Path, where: str) -> None:
     offset = json.loads(ref_of(plain, "odd.png"))["byte_offset"]
     del second["raw"]
     assert second == {
-        "partition": "p", "sample_id": "odd", "position": 0, "modality": "image", "kind": "undecodable_image",
-        "message": "unreadable image: no header", "source_uri": name, "member": "odd.png", "byte_offset": offset, "byte_size": len(BLOB),
+        "partition": "p",
+        "sample_id": "odd",
+        "position": 0,
+        "modality": "image",
+        "kind": "undecodable_image",
+        "message": "unreadable image: no header",
+        "source_uri": name,
+        "member": "odd.png",
+        "byte_offset": offset,
+        "byte_size": len(BLOB),
         "raw_note": None,
-    }  # fmt: skip
+    }
 
 
 def test_only_faulty_items_are_recorded(shard: Path) -> None:
@@ -397,8 +405,10 @@ def test_records_are_published_and_close(shard: Path, root: str) -> None:
         assert nbytes == file.size if root == "memory" else Path(uri).stat().st_size
     names = record_names(uri)
     assert names == {
-        ("bad", -1, "metadata", "x.tar", "bad.json"), ("odd", 0, "image", "x.tar", "odd.png"), (None, None, None, "x.tar", None),
-    }  # fmt: skip
+        ("bad", -1, "metadata", "x.tar", "bad.json"),
+        ("odd", 0, "image", "x.tar", "odd.png"),
+        (None, None, None, "x.tar", None),
+    }
     publish_quarantine(uri, table.slice(0, 1))
     assert record_names(uri) < names
     assert publish_quarantine(uri, QUARANTINE_SCHEMA.empty_table()) == 0

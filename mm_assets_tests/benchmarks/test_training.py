@@ -1,4 +1,6 @@
-"""What the reads of training are measured on: the same samples whoever reads them, and a difference is seen."""
+"""What the reads of training are measured on: the same samples whoever reads them, and a difference is
+seen.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Commands as a user runs them: in this process, with what they print, or in one of their own, with the user's
-permissions, locale and terminal.
+"""Commands as a user runs them: in this process, with what they print, or in one of their own, with the
+user's permissions, locale and terminal.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _POWERS = "-dac_override,-dac_read_search"
 _AS_A_USER = ["setpriv", f"--bounding-set={_POWERS}", f"--inh-caps={_POWERS}"]
 
 
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run ``mm-assets`` in this process, without its settings, on files in place of its streams.
+def run(*arguments: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run ``mm-assets`` in this process, with these settings alone, on files in place of its streams.
 
     It is a second faster than `run_process`, and shares the workers of other commands. What a worker prints
     is not seen.
@@ -38,7 +38,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         tempfile.TemporaryFile() as err,
         _in_place_of(1, "stdout", out),
         _in_place_of(2, "stderr", err),
-        patch.dict(os.environ, environment(), clear=True),
+        patch.dict(os.environ, environment(**settings), clear=True),
         _plain_warnings(),
     ):
         try:
@@ -150,3 +150,31 @@ def visible(folder: Path) -> list[str]:
 
 def _text(argument: object) -> str:
     return argument if isinstance(argument, str) else str(argument)
+
+
+def ok(*arguments: object, **settings: str) -> str:
+    return fine(run(*arguments, **settings))
+
+
+def fine(done: subprocess.CompletedProcess[str]) -> str:
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return done.stdout
+
+
+def refused(*arguments: object, code: int = 1) -> str:
+    """Fails without a traceback; gives the line that says why."""
+    done = run(*arguments)
+    assert done.returncode == code, done
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("usage:", " "))]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("mm-assets")
+    return lines[0]
+
+
+# What a worker does before its own code runs.
+STILLBORN = """
+import os, sys
+if "--multiprocessing-fork" in sys.orig_argv:
+    {}
+"""

@@ -4,52 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.cli.commands import run, run_process, visible
+from mm_assets_tests.cli.commands import fine, ok, refused, run, run_process, visible
+from mm_assets_tests.cli.documents import PNG, document
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads
-from mm_assets_tests.formats.test_raw_shards import tiff_of
-from mm_assets_tests.formats.test_round_trip import same
-
-PNG = picture(0)[1]
-
-
-def ok(*arguments: object) -> str:
-    return fine(run(*arguments))
-
-
-def fine(done: subprocess.CompletedProcess[str]) -> str:
-    assert (done.returncode, done.stderr) == (0, ""), done
-    return done.stdout
-
-
-def refused(*arguments: object, code: int = 1) -> str:
-    """Fails without a traceback; gives the line that says why."""
-    done = run(*arguments)
-    assert done.returncode == code, done
-    assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line and not line.startswith(("usage:", " "))]
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("mm-assets")
-    return lines[0]
-
-
-def document(name: str, **fields: Any) -> list[tuple[str, Any]]:
-    payload = {
-        "texts": [f"text of {name}", None],
-        "images": [None, f"{name}.png"],
-        "lang": ["en"],
-        "url": f"https://x/{name}",
-        **fields,
-    }
-    return [(f"{name}.json", payload), (f"{name}.png", PNG)]
 
 
 @pytest.fixture
@@ -204,7 +169,10 @@ def test_parquet_beside_tars_is_passed_over_with_a_word(tmp_path: Path, raw: Pat
     for source in (raw, raw / "*"):
         done = run("convert", source, tmp_path / "out", "--to", "parquet")
         assert done.returncode == 0
-        told = f"{source}: 1 Parquet file beside tars passed over, such as part-00000.parquet; name *.parquet to read them"
+        told = (
+            f"{source}: 1 Parquet file beside tars passed over, such as part-00000.parquet; name "
+            f"*.parquet to read them"
+        )
         assert done.stderr == f"mm-assets: warning: {told}\n"
     assert visible(tmp_path / "out") == ["a.parquet", "sub%2Fb.parquet"]
 
@@ -271,8 +239,8 @@ def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     write("parquet", tmp_path / "in", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in", tmp_path / "out", "--to", "lance", "--sample-id-field", "x")
     assert (
-        f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, which this project wrote"
-        in message
+        f"--sample-id-field says nothing of {next((tmp_path / 'in').iterdir())}: its rows are items, "
+        f"which this project wrote" in message
     )
     write("lance", tmp_path / "in2", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in2", tmp_path / "out", "--to", "parquet", "--texts-field", "x")

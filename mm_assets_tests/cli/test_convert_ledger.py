@@ -6,17 +6,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.ledger import ITEMS_SCHEMA
-from mm_assets.cli import main
 from mm_assets.formats.registry import detect_format, reader_for
 from mm_assets.formats.storage import temporary_name
 from mm_assets_tests.cli.commands import visible
-from mm_assets_tests.cli.test_explain import sample
+from mm_assets_tests.cli.documents import sample
+from mm_assets_tests.cli.lost_items import convert, lists
 from mm_assets_tests.formats.datasets import FORMATS
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -34,21 +31,6 @@ def raw(tmp_path: Path) -> Path:
     make_tar(tmp_path / "raw" / "a.tar", [*sample("one"), *BAD, *sample("two")])
     make_tar(tmp_path / "raw" / "sub" / "b.tar", sample("three"))
     return tmp_path / "raw"
-
-
-def convert(
-    capsys: pytest.CaptureFixture[str], source: Path, target: Path, to: str, *options: str, code: int = 0
-) -> tuple[list[str], str]:
-    """What is printed below the first line, and on stderr."""
-    assert main(["convert", str(source), str(target), "--to", to, "--workers", "1", *options]) == code
-    out, err = capsys.readouterr()
-    return [line.strip() for line in out.splitlines()[1:]], err
-
-
-def lists(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    found = {path.stem: pq.read_table(path) for path in sorted((folder / "_ledger").glob("*"))}
-    assert all(table.schema.equals(ITEMS_SCHEMA) for table in found.values())
-    return {name: table.to_pylist() for name, table in found.items()}
 
 
 def ids(folder: Path) -> set[str]:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.cli import main
-from mm_assets_tests.cli.test_convert_ledger import convert, lists
-from mm_assets_tests.cli.test_explain import sample
+from mm_assets_tests.cli.documents import sample
+from mm_assets_tests.cli.lost_items import convert, lists
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -111,7 +111,8 @@ def test_an_id_of_a_refused_file_is_free(tmp_path: Path, capsys: pytest.CaptureF
     _, err = convert(capsys, tmp_path / "raw", tmp_path / "2", "lance", code=1)
     complaint, unreadable = err.splitlines()
     assert complaint == (
-        f"mm-assets: {tmp_path}/raw/c.tar: sample id 'z' is already in {tmp_path}/raw/b.tar (and 1 more ids that others have); "
+        f"mm-assets: {tmp_path}/raw/c.tar: sample id 'z' is already in {tmp_path}/raw/b.tar (and 1 "
+        f"more ids that others have); "
         "ids that start anew in each tar are told apart by --sample-id-prefix shard"
     )
     assert "a.tar" in unreadable
@@ -175,8 +176,8 @@ def test_a_table_in_use_refuses_ids_that_its_other_partitions_have(
     assert out.splitlines()[0].startswith(f"{tmp_path}/out: 1 partitions, 1 samples, 2 images, 1 texts, ")
     assert out.splitlines()[1:] == []
     assert (
-        err
-        == "mm-assets: sample id 'x' of partition 'z' is already in partition 'a': sample ids are unique in a table\n"
+        err == "mm-assets: sample id 'x' of partition 'z' is already in partition 'a': sample ids are "
+        "unique in a table\n"
     )
     assert ("y", "text of y") in texts("lance", tmp_path / "out")
     assert lists(tmp_path / "out") == before

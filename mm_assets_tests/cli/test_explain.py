@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable, Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFile
-from PIL import Image
 
 from mm_assets.cli import main
+from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.cli.storage_root import ASSETS, fill
 from mm_assets_tests.formats.raw_tars import make_tar
 
 Table = dict[tuple[int, str, str], list[str]]  # position, modality, member -> what became of it, by asset
-
-
-def image(width: int, height: int = 20) -> bytes:
-    out = BytesIO()
-    Image.frombytes("L", (width, height), bytes(width * height)).save(out, format="PNG")
-    return out.getvalue()
-
-
-GOOD, WIDE = image(30), image(70)
-
-
-def sample(name: str, good: bytes = GOOD, **fields: Any) -> list[tuple[str, Any]]:
-    """A text, an image that passes the filter, and one that is too wide."""
-    payload = {
-        "texts": [f"text of {name}", None, None],
-        "images": [None, f"{name}.1.png", f"{name}.2.png"],
-        **fields,
-    }
-    return [(f"{name}.json", payload), (f"{name}.1.png", good), (f"{name}.2.png", WIDE)]
 
 
 def explain(capsys: pytest.CaptureFixture[str], sample_id: str, root: object) -> dict[str, tuple[str, Table]]:
@@ -90,15 +70,22 @@ ALL_KEPT = ["kept"] * len(ASSETS)
 def test_every_item_from_its_shard_to_every_output(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shards = explain(capsys, "two", root)
     assert shards == {
-        "a": (shards["a"][0], {
-            (-1, "metadata", "two.json"): ALL_KEPT,
-            (0, "text", "two.json"): ALL_KEPT,
-            (1, "image", "two.1.png"): ALL_KEPT,
-            (2, "image", "two.2.png"): [
-                "kept", "filtered by aspect_ratio: wider than max_ratio (score 3.5, asked for 1..2)", "absent", "absent", "absent",
-            ],
-        }),
-    }  # fmt: skip
+        "a": (
+            shards["a"][0],
+            {
+                (-1, "metadata", "two.json"): ALL_KEPT,
+                (0, "text", "two.json"): ALL_KEPT,
+                (1, "image", "two.1.png"): ALL_KEPT,
+                (2, "image", "two.2.png"): [
+                    "kept",
+                    "filtered by aspect_ratio: wider than max_ratio (score 3.5, asked for 1..2)",
+                    "absent",
+                    "absent",
+                    "absent",
+                ],
+            },
+        ),
+    }
     source = re.fullmatch(r"a\.tar: two\.json @(\d+)\+(\d+)", shards["a"][0])
     assert source is not None
     start, size = map(int, source.groups())

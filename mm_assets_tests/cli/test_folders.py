@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets_tests.cli.commands import only_line, run, run_process
-from mm_assets_tests.cli.test_convert import document
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -29,7 +29,8 @@ def test_an_output_beside_data_of_another_format(raw: Path, tmp_path: Path) -> N
     assert done.returncode == 0
     assert (
         done.stderr
-        == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files of one\n"
+        == f"mm-assets: warning: {out}: holds parquet, too: who reads the folder has to name the files "
+        f"of one\n"
     )
     assert run("convert", raw, out, "--to", "parquet").stderr == done.stderr.replace("parquet", "lance")
     assert "holds lance and parquet" in only_line(run("inspect", out))
@@ -64,7 +65,7 @@ def test_a_cache_without_its_metadata_is_told(raw: Path, tmp_path: Path) -> None
 
 
 def test_a_misspelt_field_is_told_with_the_one_that_is_meant(raw: Path, tmp_path: Path) -> None:
-    done = run("convert", raw / "a.tar", tmp_path / "out", "--to", "parquet", "--fields", "lnag")
+    done = run_process("convert", raw / "a.tar", tmp_path / "out", "--to", "parquet", "--fields", "lnag")
     assert done.returncode == 0
     assert (
         done.stderr

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import FORMATS
-from mm_assets_tests.cli.test_convert import ok, refused, run
+from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.parquet_of_others import (
     PICTURES,
@@ -115,9 +115,18 @@ def test_what_a_pair_becomes(tmp_path: Path) -> None:
     flags = pairs(tmp_path / "raw")
     run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", *flags)
     rows = pq.read_table(tmp_path / "out" / "00001.parquet").to_pylist()
-    assert [(r["sample_id"], r["position"], r["text_content"] or r["binary_content"]) for r in rows if r["position"] >= 0] == [
-        ("00001/0", 0, "c"), ("00001/0", 1, P0), ("00001/1", 0, "d"), ("00001/1", 1, P1), ("00001/2", 0, "e"), ("00001/2", 1, P2),
-    ]  # fmt: skip
+    assert [
+        (r["sample_id"], r["position"], r["text_content"] or r["binary_content"])
+        for r in rows
+        if r["position"] >= 0
+    ] == [
+        ("00001/0", 0, "c"),
+        ("00001/0", 1, P0),
+        ("00001/1", 0, "d"),
+        ("00001/1", 1, P1),
+        ("00001/2", 0, "e"),
+        ("00001/2", 1, P2),
+    ]
 
 
 def test_settings_hold_where_no_flag_is_given(tmp_path: Path) -> None:
@@ -174,8 +183,8 @@ def test_other_parquet_is_refused_in_one_line(tmp_path: Path) -> None:
     ):
         message = refused(*command)
         assert (
-            "x.parquet: not interleaved data: it has columns id: int64, images: list<element: int32>; expected a row an item"
-            in message
+            "x.parquet: not interleaved data: it has columns id: int64, images: list<element: "
+            "int32>; expected a row an item" in message
         )
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").glob("*.parquet"))
 

@@ -16,6 +16,7 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.cli.commands import (
     REPOSITORY,
+    STILLBORN,
     environment,
     interrupt,
     lines,
@@ -26,12 +27,6 @@ from mm_assets_tests.cli.commands import (
 from mm_assets_tests.formats.raw_tars import make_tar
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
-# What a worker does before its own code runs.
-STILLBORN = """
-import os, sys
-if "--multiprocessing-fork" in sys.orig_argv:
-    {}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +211,7 @@ def test_a_failure_without_a_name_is_told_with_its_file_and_equal_ones_once(
 
 def test_fields_that_are_not_found_are_told_with_their_file(raw: Path, tmp_path: Path) -> None:
     for kind in ("parquet", "lance"):  # the second looks at all schemas beforehand
-        done = run("convert", raw, tmp_path / kind, "--to", kind, "--fields", "url,gone")
+        done = run_process("convert", raw, tmp_path / kind, "--to", kind, "--fields", "url,gone")
         assert done.returncode == 0
         told = [
             f"mm-assets: warning: {raw}/web-0000{n}.tar: fields not found, filled with null: gone"
@@ -343,7 +338,10 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
         "lance",
     ]
     variables = environment(PYTHONPATH=f"{tmp_path}{os.pathsep}{REPOSITORY}")
-    restored = "import signal, os, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], sys.argv[1:])"
+    restored = (
+        "import signal, os, sys; signal.signal(2, signal.default_int_handler); os.execv(sys.argv[1], "
+        "sys.argv[1:])"
+    )
     process = subprocess.Popen(
         [sys.executable, "-S", "-c", restored, *command],
         env=variables,
@@ -368,7 +366,8 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
         ),
         (
             "os.kill(os.getpid(), 9)",
-            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does when memory",
+            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does "
+            "when memory",
         ),
     ],
 )

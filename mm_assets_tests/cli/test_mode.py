@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets_tests.cli.commands import only_line, run
-from mm_assets_tests.cli.test_convert import document
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import FORMATS, read
 from mm_assets_tests.formats.raw_tars import make_tar
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mm_assets.formats.format_table import format_of
-from mm_assets_tests.cli.test_convert import document, ok, refused, run
+from mm_assets_tests.cli.commands import ok, refused, run
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import FORMATS, read
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_listing import special
+from mm_assets_tests.formats.special_files import special
 
 
 @pytest.fixture
@@ -79,7 +80,8 @@ def test_links_are_followed_and_what_is_not_read_is_a_warning(tmp_path: Path, ra
     assert done.returncode == 0
     assert sorted(done.stderr.splitlines()) == [
         f"mm-assets: warning: {raw}/up: a link to a folder above it, not followed",
-        f"mm-assets: warning: {raw}: 2 tars, the first of them {raw}/c.tar.bz2, packed in a way that is not read: "
+        f"mm-assets: warning: {raw}: 2 tars, the first of them {raw}/c.tar.bz2, packed in a way that "
+        f"is not read: "
         "pack with gzip, or not at all",
     ]
     assert set(read("parquet", tmp_path / "out")["sample_id"].to_pylist()) == {"d1", "d2", "d3"}

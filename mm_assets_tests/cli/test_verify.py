@@ -23,11 +23,11 @@ from mm_assets.formats.format_table import SHOWN
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
+from mm_assets_tests.formats.any_tables import tables
 from mm_assets_tests.formats.conformance.outputs import output
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import tables
 
 PNG = picture(0)[1]
 OTHER = PNG[:60] + b"other" + PNG[60:]
@@ -97,7 +97,10 @@ def test_all_formats_are_equal(sound: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_no_dagster_is_loaded(sound: Path) -> None:
-    code = "import sys; from mm_assets.cli import main; sys.exit(main(sys.argv[1:]) or 2 * ('dagster' in sys.modules))"
+    code = (
+        "import sys; from mm_assets.cli import main; sys.exit(main(sys.argv[1:]) or 2 * ('dagster' in "
+        "sys.modules))"
+    )
     arguments = ["verify", *(str(sound / kind) for kind in FORMATS)]
     assert (
         subprocess.run(
@@ -107,7 +110,10 @@ def test_no_dagster_is_loaded(sound: Path) -> None:
     )
 
 
-IMAGE = "sample 'doc.one', position {}, column 'binary_content': {} bytes in A, {} bytes in B, different from byte {} on"
+IMAGE = (
+    "sample 'doc.one', position {}, column 'binary_content': {} bytes in A, {} bytes in B, different "
+    "from byte {} on"
+)
 EXPECTED = {
     "byte": [IMAGE.format(3, len(OTHER), len(OTHER), 50)],
     "row": ["sample 'doc.one', position 1: the image row is missing in B"],
@@ -123,7 +129,8 @@ EXPECTED = {
         "sample 'dir/two', position -1, column 'points': no such column in A, double 1.5 in B",
     ],
     "text": [
-        "sample 'dir/two', position 0, column 'text_content': string 'other text' in A, string 'Other text' in B"
+        "sample 'dir/two', position 0, column 'text_content': string 'other text' in A, string "
+        "'Other text' in B"
     ],
     "null": ["sample 'dir/two', position -1, column 'n': int64 6 in A, null in B"],
     "sample": [

@@ -65,7 +65,9 @@ _TEXTS = ("plain", "", "ünï ✓ 漢字", "two\nlines\t", " ", "null", '{"a": 1
 
 
 def _positions(number: int) -> tuple[list[int | None], list[int | None]]:
-    """Which positions of texts and images hold something (1) or null (None), by the number of the document."""
+    """Which positions of texts and images hold something (1) or null (None), by the number of the
+    document.
+    """
     if number == 0:  # as many images as text between them
         return [1, None] * 18, [None, 1] * 18
     if number == 1:  # a long gap

@@ -88,7 +88,7 @@ def column_kinds(samples: Sequence[Sample]) -> dict[str, str]:
     return {name: next(iter(kinds)) if len(kinds) == 1 else "json" for name, kinds in merged.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # tars
 
 
@@ -196,7 +196,7 @@ def write_webdataset(root: Path, partitions: dict[str, list[Sample]]) -> None:
     (meta / "dataset.yaml").write_text("__module__: megatron.energon\n__class__: CrudeWebdataset\n")
 
 
-# --------------------------------------------------------------------------------------------------------------
+# ------------------------------------------------------------------------------------------------------------
 # tables
 
 

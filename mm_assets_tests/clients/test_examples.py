@@ -1,4 +1,6 @@
-"""The training loops of ``examples/``: every sample exactly once, its items in order, however often it stops."""
+"""The training loops of ``examples/``: every sample exactly once, its items in order, however often it
+stops.
+"""
 
 from __future__ import annotations
 

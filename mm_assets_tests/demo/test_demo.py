@@ -12,8 +12,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.cli.commands import environment, interrupt, only_line, run_process
-from mm_assets_tests.cli.test_lines import STILLBORN
+from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
 from mm_assets_tests.formats.raw_tars import make_tar
 
 ROOT = Path(__file__).parents[2]
@@ -124,8 +123,8 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
     assert told[3].startswith("asset ")
     assert not any("input missing" in line or "landed" in line for line in told)
     assert (
-        f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; members and items lost of the others: 0%; checks failed: 2"
-        in told
+        f"raw shards: {raw}/{{a,b,c,d}}.tar; shards failed: 3; members and items lost of the others: "
+        f"0%; checks failed: 2" in told
     )
 
 
@@ -198,7 +197,8 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: 
     (tmp_path / "sitecustomize.py").write_text(
         f"import os, sys\nif {condition} and '--multiprocessing-fork' in sys.orig_argv:\n    {wait}\n"
         f"if not {condition} and sys.orig_argv[-1] == 'mm_assets.demo':\n    import threading\n"
-        f"    def watch():\n        while 'dagster' not in sys.modules: pass\n        open({str(note)!r}, 'w').write('')\n"
+        f"    def watch():\n        while 'dagster' not in sys.modules: pass\n        "
+        f"open({str(note)!r}, 'w').write('')\n"
         "    threading.Thread(target=watch, daemon=True).start()\n"
     )
     make_tar(tmp_path / "raw" / "a.tar", [("a.json", {"texts": ["x"]})])

@@ -12,8 +12,7 @@ from mm_assets.filters.dimensions import COLUMNS, DimensionTally, Mismatch
 from mm_assets.filters.image_scores import ImageScores, score_table
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.datasets import item, table_of
-from mm_assets_tests.formats.images.test_probe import turned
-from mm_assets_tests.formats.images.variants import encoded
+from mm_assets_tests.formats.images.variants import encoded, turned
 
 SIZES = ((30, 20), (11, 40), (25, 25))
 DOCUMENT = [{"width": w, "height": h, "page": 1} for w, h in SIZES]

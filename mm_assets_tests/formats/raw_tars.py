@@ -16,8 +16,15 @@ from typing import Any
 import pyarrow as pa
 
 RESERVED = (
-    "sample_id", "position", "modality", "content_type", "text_content", "binary_content", "source_ref", "materialize_error",
-)  # fmt: skip
+    "sample_id",
+    "position",
+    "modality",
+    "content_type",
+    "text_content",
+    "binary_content",
+    "source_ref",
+    "materialize_error",
+)
 
 
 def make_tar(

@@ -14,10 +14,10 @@ from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError, build_source_ref
 from mm_assets.interleaved.faults import FETCH_FAILED, MISSING_CONTENT, fault_of
 from mm_assets.interleaved.policies import POLICIES
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]
 ABSENT: dict[str, tuple[dict[str, Any], str]] = {
@@ -45,8 +45,15 @@ ABSENT: dict[str, tuple[dict[str, Any], str]] = {
         "a text row without text",
     ),
 }
-UNUSABLE = {"{}": "missing path", "": "missing path", '{"path": ""}': "missing path", "junk": "Expecting value", '{"path": 5}': "no string",
-            '{"path": "a", "byte_offset": -1}': "no number of bytes", "[1]": "must be a JSON object"}  # fmt: skip
+UNUSABLE = {
+    "{}": "missing path",
+    "": "missing path",
+    '{"path": ""}': "missing path",
+    "junk": "Expecting value",
+    '{"path": 5}': "no string",
+    '{"path": "a", "byte_offset": -1}': "no number of bytes",
+    "[1]": "must be a JSON object",
+}
 
 
 def sample(*rows: dict[str, Any]) -> list[dict[str, Any]]:
@@ -172,8 +179,8 @@ def test_convert(tmp_path: Path, to: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(arguments) == 1
     out = capsys.readouterr()
     assert (
-        "a.parquet: sample 's', position 1: missing content: an image without bytes and without a locator (and 1 more"
-        in out.err
+        "a.parquet: sample 's', position 1: missing content: an image without bytes and without a "
+        "locator (and 1 more" in out.err
     )
     assert main([*arguments, "--on-materialize-error", "drop_sample", "--max-loss", "1"]) == 0
     assert "quarantined: 4 items (incomplete_sample 2, missing_content 2)" in capsys.readouterr().out

@@ -22,8 +22,8 @@ from mm_assets.formats.registry import writer_for
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.nested_types import nulls
 from mm_assets.interleaved.schema import align_table, canonical_schema
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.formats.test_round_trip import same
 
 
 class Celsius(pa.ExtensionType):
@@ -82,26 +82,38 @@ ALIKE = {
     "map": pa.array(_PAIRS, _MAP),
     "map with other names": pa.array(_PAIRS, _ENTRIES),
     "map with sorted keys": pa.array(_PAIRS, pa.map_(pa.string(), pa.int64(), keys_sorted=True)),
-    "map with items that are never null": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.field("value", pa.int64(), False))),
-    "map with metadata inside": pa.array(_PAIRS, pa.map_(pa.string(), pa.field("value", pa.int64(), metadata={"unit": "m"}))),
+    "map with items that are never null": pa.array(
+        [[("a", 1)], None, []], pa.map_(pa.string(), pa.field("value", pa.int64(), False))
+    ),
+    "map with metadata inside": pa.array(
+        _PAIRS, pa.map_(pa.string(), pa.field("value", pa.int64(), metadata={"unit": "m"}))
+    ),
     "map of numbers": pa.array([[(1, "a")], None, []], pa.map_(pa.int64(), pa.string())),
     "map of maps": pa.array([[("a", [("b", 1)])], None, [("c", None)]], pa.map_(pa.string(), _ENTRIES)),
     "map of structs": pa.array([[("a", {"k": 1})], None, []], pa.map_(pa.string(), _STRUCT)),
     "map of nulls": pa.array([[("a", None)], None, []], pa.map_(pa.string(), pa.null())),
     "map of views": pa.array([[("a", b"b")], None, []], pa.map_(pa.string_view(), pa.binary_view())),
-    "map of dictionaries": pa.MapArray.from_arrays(pa.array([0, 1, None, 2]), pa.array(["x", "y"]), _dictionary(pa.array(["u"]))[:2]),
+    "map of dictionaries": pa.MapArray.from_arrays(
+        pa.array([0, 1, None, 2]), pa.array(["x", "y"]), _dictionary(pa.array(["u"]))[:2]
+    ),
     "list of maps": pa.array([[[("a", 1)], None], None, []], pa.list_(_ENTRIES)),
     "struct of maps": pa.array([{"m": [("a", 1)]}, None, {"m": None}], pa.struct([("m", _ENTRIES)])),
     # structs
     "struct": pa.array([{"k": 1}, None, {"k": None}], _STRUCT),
-    "struct with a field that is never null": pa.array([{"k": 1}] * 3, pa.struct([pa.field("k", pa.int64(), nullable=False)])),
+    "struct with a field that is never null": pa.array(
+        [{"k": 1}] * 3, pa.struct([pa.field("k", pa.int64(), nullable=False)])
+    ),
     "struct of nulls": pa.array([{"n": None}, None, {"n": None}], pa.struct([("n", pa.null())])),
     "struct of views": pa.array([{"k": "a"}, None, {"k": None}], pa.struct([("k", pa.string_view())])),
-    "struct of an extension": pa.StructArray.from_arrays([_extension(pa.uuid(), [b"0" * 16, None, b"1" * 16])], ["u"]),
+    "struct of an extension": pa.StructArray.from_arrays(
+        [_extension(pa.uuid(), [b"0" * 16, None, b"1" * 16])], ["u"]
+    ),
     # lists
     "list": pa.array([[1, None], None, []], pa.list_(pa.int64())),
     "list with another name": pa.array([[1], None, []], pa.list_(pa.field("element", pa.int64()))),
-    "list of what is never null": pa.array([[1], None, []], pa.list_(pa.field("item", pa.int64(), nullable=False))),
+    "list of what is never null": pa.array(
+        [[1], None, []], pa.list_(pa.field("item", pa.int64(), nullable=False))
+    ),
     "list of nulls": pa.array([[None], None, []], pa.list_(pa.null())),
     "list of structs": pa.array([[{"k": 1}, None], None, []], pa.list_(_STRUCT)),
     "list of views": pa.array([["a", None], None, []], pa.list_(pa.string_view())),
@@ -113,11 +125,15 @@ ALIKE = {
     "fixed-size list of truth values": pa.array([[True, False], None, [None, True]], pa.list_(pa.bool_(), 2)),
     "fixed-size list of text": pa.array([["a", None], None, ["b", "c"]], pa.list_(pa.string(), 2)),
     "fixed-size list of lists": pa.array([[[1, 2]], None, [[3, 4]]], pa.list_(pa.list_(pa.int64(), 2), 1)),
-    "fixed-size list of lists of nulls": pa.array([[[[None]]], None, [[[]]]], pa.list_(pa.list_(pa.list_(pa.null())), 1)),
+    "fixed-size list of lists of nulls": pa.array(
+        [[[[None]]], None, [[[]]]], pa.list_(pa.list_(pa.list_(pa.null())), 1)
+    ),
     "fixed-size list of structs": pa.array([[{"k": 1}], None, [None]], pa.list_(_STRUCT, 1)),
     # dictionaries are unwrapped
     "dictionary": pa.array(["a", None, "a"]).dictionary_encode(),
-    "dictionary, ordered": pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["x", "y"]), ordered=True),
+    "dictionary, ordered": pa.DictionaryArray.from_arrays(
+        pa.array([0, None, 1], pa.int8()), pa.array(["x", "y"]), ordered=True
+    ),
     "dictionary of large text": pa.array(["a", None, "a"], pa.large_string()).dictionary_encode(),
     "dictionary of numbers": _dictionary(pa.array([5])),
     "dictionary of bytes": _dictionary(pa.array([b"x"])),
@@ -157,7 +173,7 @@ ALIKE = {
     "opaque": _extension(pa.opaque(pa.int64(), "type", "vendor"), [1, None, 3]),
     "tensor": _extension(_TENSOR, [[1, 2], None, [3, 4]]),
     "a user's extension": _extension(Celsius(), [1, None, 3]),
-}  # fmt: skip
+}
 
 # What only some formats can hold, and those that refuse it.
 PARTLY = {
@@ -180,15 +196,19 @@ REFUSED = {
     "large list view": pa.array([[1], None, []], pa.large_list_view(pa.int64())),
     "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array(["a", None])),
     "interval": pa.array([(1, 2, 3), None, (1, 1, 1)], pa.month_day_nano_interval()),
-    "dense union": pa.UnionArray.from_dense(_KINDS, pa.array([0, 0, 1], pa.int32()), [pa.array([1, 2]), pa.array(["x"])]),
+    "dense union": pa.UnionArray.from_dense(
+        _KINDS, pa.array([0, 0, 1], pa.int32()), [pa.array([1, 2]), pa.array(["x"])]
+    ),
     "sparse union": pa.UnionArray.from_sparse(_KINDS, [pa.array([1, 2, 3]), pa.array(["x", "y", "z"])]),
     "fixed-size list of nothing": pa.array([[], None, []], pa.list_(pa.int64(), 0)),
-    "struct with a name twice": pa.StructArray.from_arrays([pa.array([1, 2, 3]), pa.array([1, 2, 3])], names=["a", "a"]),
+    "struct with a name twice": pa.StructArray.from_arrays(
+        [pa.array([1, 2, 3]), pa.array([1, 2, 3])], names=["a", "a"]
+    ),
     "struct of an interval": pa.array([None] * 3, pa.struct([("i", pa.month_day_nano_interval())])),
     "list of unions": _listed(pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])])),
     "map of list views": pa.array([[("a", [1])], None, []], pa.map_(pa.string(), pa.list_view(pa.int64()))),
     "list of dictionaries of structs": _listed(_dictionary(pa.array([{"k": 1}]))[:2]),
-}  # fmt: skip
+}
 
 CASES = [
     *((name, array, kind, False) for name, array in ALIKE.items() for kind in FORMATS),

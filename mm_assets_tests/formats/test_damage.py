@@ -23,8 +23,8 @@ from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
 from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_raw_shards import tiff_of
 
 PNG = picture(0)[1]
 GOOD = [("good.json", {"texts": ["t"], "images": ["good.png"]}), ("good.png", PNG)]

@@ -1,4 +1,6 @@
-"""An error is one line that says where, what, and what to do: whoever raised it, and however little it knew."""
+"""An error is one line that says where, what, and what to do: whoever raised it, and however little it
+knew.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,8 @@ def test_errors_of_stores_say_what_to_do(error: Exception, line: str) -> None:
         (ValueError("two\n lines"), "two lines"),
         (
             MemoryError(),
-            "out of memory: use fewer workers (MM_WORKERS, --workers), or smaller batches (--max-batch-bytes)",
+            "out of memory: use fewer workers (MM_WORKERS, --workers), or smaller batches "
+            "(--max-batch-bytes)",
         ),
         (KeyError("x"), "KeyError: 'x'"),
         (RuntimeError(), "RuntimeError"),

@@ -21,10 +21,10 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import InterleavedBatch, InterleavedParquetReader
 from mm_assets.interleaved.samples import group_samples
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, as_table, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]
 N = pa.field("n", pa.int64())
@@ -138,7 +138,8 @@ def test_beyond_the_window_it_says_what_to_do(
     with pytest.raises(ShardError) as caught:
         read("parquet", tmp_path, max_batch_bytes=100_000)
     assert str(caught.value) == (
-        f"{tmp_path}/x.parquet: the rows of sample 's0' lie too far apart, from row 0 to row 159: more than 1 MiB of rows would have to be "
+        f"{tmp_path}/x.parquet: the rows of sample 's0' lie too far apart, from row 0 to row 159: "
+        f"more than 1 MiB of rows would have to be "
         "held; sort the file by sample_id, or allow larger batches (--max-batch-bytes, max_batch_bytes=)"
     )
     for max_bytes in (16 << 20, None):

@@ -5,7 +5,6 @@ alone.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,31 +19,7 @@ from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXE
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, write
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-
-
-def a_socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)  # the names of sockets are short
-    try:
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path.name)
-    finally:
-        os.chdir(here)
-
-
-def a_linked_pipe(path: Path) -> None:
-    os.mkfifo(path.parent / "hidden-pipe")
-    path.symlink_to(path.parent / "hidden-pipe")
-
-
-SPECIAL: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a named pipe": (os.mkfifo, "a named pipe"),
-    "a link to a pipe": (a_linked_pipe, "a named pipe"),
-    "a socket": (a_socket, "a socket"),
-    "a link to an endless device": (lambda path: path.symlink_to("/dev/zero"), "a device"),
-    "a link to an empty device": (lambda path: path.symlink_to("/dev/null"), "a device"),
-}
-special = pytest.mark.parametrize(("make", "words"), SPECIAL.values(), ids=SPECIAL)
+from mm_assets_tests.formats.special_files import special
 
 
 def touch(root: Path, *names: str) -> None:
@@ -223,7 +198,8 @@ class TestPackedTars:
         )
         found = expand(str(tmp_path), TAR_SUFFIXES)
         assert found.passed_over == [
-            f"{tmp_path}: 2 tars, the first of them {tmp_path}/x/b.tar.xz, packed in a way that is not read: pack with gzip, or not at all"
+            f"{tmp_path}: 2 tars, the first of them {tmp_path}/x/b.tar.xz, packed in a way that is "
+            f"not read: pack with gzip, or not at all"
         ]
         assert (
             expand(str(tmp_path), (".tar.gz",)).passed_over == []
@@ -255,7 +231,8 @@ class TestPackedTars:
         touch(tmp_path, "texts/b.tar.xz")
         text = f"images={tmp_path}/images texts={tmp_path}/texts"
         assert RawLocations(text).shards().unmatched == (
-            f"{tmp_path}/texts/b.tar.xz: a tar packed in a way that is not read: pack with gzip, or not at all",
+            f"{tmp_path}/texts/b.tar.xz: a tar packed in a way that is not read: pack with gzip, or "
+            f"not at all",
         )
 
     def test_behind_a_url(self, tmp_path: Path) -> None:

@@ -16,9 +16,8 @@ from mm_assets.formats import fetching
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, build_source_ref, materialize
 from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
+from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff, tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_raw_shards import tiff_of
 
 PNG, JPG = picture(0)[1], picture(1)[1]
 TIFF = tiff_of(3)
@@ -268,10 +267,22 @@ def confined(tmp_path: Path, shard: Path) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        "TMP/secret", "/etc/passwd", "../secret", "sub/../../secret", "link", "up/secret", "TMP/root/../secret", "TMP/root-too/f",
-        "file:///etc/passwd", "file://TMP/secret", "memory://bucket/f", "local:///etc/passwd", "s3://bucket/x", "x.tar/../../secret",
+        "TMP/secret",
+        "/etc/passwd",
+        "../secret",
+        "sub/../../secret",
+        "link",
+        "up/secret",
+        "TMP/root/../secret",
+        "TMP/root-too/f",
+        "file:///etc/passwd",
+        "file://TMP/secret",
+        "memory://bucket/f",
+        "local:///etc/passwd",
+        "s3://bucket/x",
+        "x.tar/../../secret",
     ],
-)  # fmt: skip
+)
 def test_nothing_outside_the_roots_is_read(
     tmp_path: Path, confined: Path, memory: fsspec.AbstractFileSystem, path: str
 ) -> None:
@@ -327,9 +338,13 @@ def test_messages_call_files_what_the_data_calls_them(confined: Path) -> None:
     """Published errors hold no path of this machine."""
     (confined / "bad.tar").write_bytes(b"x" * 3000)
     locators = [
-        build_source_ref("gone.tar"), build_source_ref("x.tar", "nope"), build_source_ref("x.tar", None, 10**9, 5),
-        build_source_ref("bad.tar", "a"), build_source_ref("."), build_source_ref("x.tar", "a.png", frame_index=1),
-    ]  # fmt: skip
+        build_source_ref("gone.tar"),
+        build_source_ref("x.tar", "nope"),
+        build_source_ref("x.tar", None, 10**9, 5),
+        build_source_ref("bad.tar", "a"),
+        build_source_ref("."),
+        build_source_ref("x.tar", "a.png", frame_index=1),
+    ]
     for message in fetched(refs(*locators), roots=[str(confined)]):
         assert isinstance(message, str)
         assert str(confined) not in message

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.interleaved import InterleavedParquetReader
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.parquet_of_others import CURATOR, PICTURES, curator, curator_rows
-from mm_assets_tests.formats.test_round_trip import same
 
 GOOD = curator_rows("good", "t", PICTURES[0], url="u")
 URL = pa.field("url", pa.large_string())
@@ -76,9 +76,14 @@ def test_rows_of_a_sample_that_follow_later_are_duplicates(tmp_path: Path) -> No
         tmp_path, curator_rows("b", "x"), curator_rows("good", "again", PICTURES[1]), curator_rows("c", "z")
     )
     assert reading.ids == ["good", "b", "c"]
-    assert [(loss.position, loss.modality, loss.is_cause, json.loads(loss.source_ref or "")["member"]) for loss in reading.losses] == [
-        (-1, "metadata", True, "row 5"), (0, "text", False, "row 6"), (1, "image", False, "row 7"),
-    ]  # fmt: skip
+    assert [
+        (loss.position, loss.modality, loss.is_cause, json.loads(loss.source_ref or "")["member"])
+        for loss in reading.losses
+    ] == [
+        (-1, "metadata", True, "row 5"),
+        (0, "text", False, "row 6"),
+        (1, "image", False, "row 7"),
+    ]
     assert {loss.kind for loss in reading.losses} == {"duplicate_id"}
 
 

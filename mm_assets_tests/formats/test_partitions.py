@@ -15,11 +15,21 @@ from mm_assets_tests.formats.raw_tars import make_tar
 @pytest.mark.parametrize(
     ("file", "name"),
     [
-        ("/d/a.tar", "a"), ("/d/sub/b.TAR.GZ", "sub/b"), ("/d/x.tgz", "x"), ("/d/a.b.parquet", "a.b"), ("/d/.tar", "part"),
-        ("/d/sub%2Fb.parquet", "sub/b"), ("/d/x/y%2Ez.parquet", "x/y.z"), ("/d/%5Fx.parquet", "_x"), ("/d/sub%2Fb.tar", "sub%2Fb"),
-        ("/d/%2E%2E%2Fx.parquet", "%2E%2E%2Fx"), ("/d/%2Fetc.parquet", "%2Fetc"), ("/d/%FF.parquet", "%FF"), ("/d/a%20é.parquet", "a%20é"),
+        ("/d/a.tar", "a"),
+        ("/d/sub/b.TAR.GZ", "sub/b"),
+        ("/d/x.tgz", "x"),
+        ("/d/a.b.parquet", "a.b"),
+        ("/d/.tar", "part"),
+        ("/d/sub%2Fb.parquet", "sub/b"),
+        ("/d/x/y%2Ez.parquet", "x/y.z"),
+        ("/d/%5Fx.parquet", "_x"),
+        ("/d/sub%2Fb.tar", "sub%2Fb"),
+        ("/d/%2E%2E%2Fx.parquet", "%2E%2E%2Fx"),
+        ("/d/%2Fetc.parquet", "%2Fetc"),
+        ("/d/%FF.parquet", "%FF"),
+        ("/d/a%20é.parquet", "a%20é"),
     ],
-)  # fmt: skip
+)
 def test_names(file: str, name: str) -> None:
     assert partition_name(file, "/d") == name
 

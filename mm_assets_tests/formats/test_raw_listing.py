@@ -59,7 +59,8 @@ def test_a_named_file_is_a_partition_whether_it_is_there_or_not(raw: Path) -> No
         ),
         (
             "{raw}/n-{{0..9}}.tar",
-            "no raw shards: {raw}/n-0.tar: no such file; {raw}/n-1.tar: no such file; {raw}/n-2.tar: no such file; and 7 more",
+            "no raw shards: {raw}/n-0.tar: no such file; {raw}/n-1.tar: no such file; {raw}/n-2.tar: "
+            "no such file; and 7 more",
         ),
         ("memory://nowhere/x.tar", "no raw shards: memory://nowhere/x.tar: no such file"),
         ("", "no raw shards: none are named; set MM_RAW_SHARDS"),

@@ -2,140 +2,21 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from mm_assets.interleaved import RESERVED_COLUMNS, InterleavedBatch, InterleavedWebdatasetReader
-from mm_assets_tests.formats.datasets import read, write
-from mm_assets_tests.formats.images.pictures import KINDS
-from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
+from mm_assets.interleaved import RESERVED_COLUMNS, InterleavedWebdatasetReader
+from mm_assets_tests.formats.datasets import read
+from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff, tiff_of
+from mm_assets_tests.formats.odd_samples import hostile, through_all
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads, tar_members
-from mm_assets_tests.formats.test_round_trip import same
 from mm_assets_tests.interleaved.arrow_values import json_values
-
-CHAIN = ("parquet", "webdataset", "lance", "parquet")
-
-
-def through_all(folder: Path, source: pa.Table, policy: str = "warn") -> pa.Table:
-    """WDS -> Parquet -> WDS -> Lance -> Parquet; asserts that each step holds the same table."""
-    previous: Any = InterleavedBatch(source, (), "part")
-    table = source
-    for step, kind in enumerate(CHAIN):
-        place = folder / f"{step}-{kind}"
-        write(kind, place, previous, on_materialize_error=policy, materialize=False)
-        table = read(kind, place)
-        same(table, source)
-        previous = InterleavedBatch(table, (), "part")
-    return table
-
-
-def tiff_of(pages: int, **options: Any) -> bytes:
-    frames = [Image.effect_noise((40 + n, 30), 50 + n).convert("RGB") for n in range(pages)]
-    out = io.BytesIO()
-    frames[0].save(out, "TIFF", save_all=True, append_images=frames[1:], compression="jpeg", **options)
-    return out.getvalue()
-
-
-def sixteen_bit_tiff() -> bytes:
-    out = io.BytesIO()
-    Image.frombytes("I;16", (9, 7), bytes(range(126))).save(out, "TIFF")
-    return out.getvalue()
-
-
-def hostile() -> Iterator[tuple[str, Any]]:
-    """Members of one tar. Order is mixed up on purpose: images after and before their json."""
-    pictures = [(ext, make(number)) for number, (ext, make) in enumerate(KINDS)]
-    yield from (
-        (f"many.{n}.{pictures[n % len(pictures)][0]}", pictures[n % len(pictures)][1]) for n in range(40)
-    )
-    many = [f"many.{n}.{pictures[n % len(pictures)][0]}" for n in range(40)]
-    yield "many.json", {"texts": [None] * 40, "images": many, "n": 1}
-    yield "none.json", {"texts": ["only text"], "images": [], "n": 2.5}
-    yield "bare.json", {}
-    yield "a/x.json", {"texts": [], "images": []}
-    yield "b/x.JSON", {"texts": None, "images": None}
-    yield "c.json", {"texts": "no list", "images": {"no": "list"}, "sample_id": 5}
-    yield (
-        "d.json",
-        {
-            "texts": ["", None, "x", None, None],
-            "images": [None, "d.png", None],
-            "sample_id": "dots.in.it/ü " + "x" * 300,
-        },
-    )
-    yield "d.png", pictures[0][1]
-    yield (
-        "e.json",
-        {
-            "texts": [5, {"a": [1, None]}, ["x"], True, 1.5, "s", None, float("nan")],
-            "images": [None, 7, "", {"k": 1}, "nowhere.png", False, None, ["e"]],
-            "nested": {"a": [1, {"b": None}], "é": "ü"},
-            "when": "2024-05-01T00:00:00.000001+02:00",
-            "big": 2**53 + 1,
-            "huge": 10**40,
-            "nan": float("nan"),
-            "inf": float("-inf"),
-            "null": None,
-            "mixed": "text",
-        },
-    )
-    yield (
-        "reserved.json",
-        {
-            "texts": ["t"],
-            "images": [None],
-            "position": 5,
-            "modality": {"m": 1},
-            "content_type": None,
-            "text_content": "tc",
-            "binary_content": [1],
-            "source_ref": "sr",
-            "materialize_error": "me",
-            "_source": {"token": "mine"},
-            "_mm_assets": {"schema": 1},
-            "_row_errors": [{"position": 0}],
-            "_row_extra": "no dict",
-            "image_members": ["x"],
-            "__arrow__": 1,
-            "obj": {"__arrow__": {"__arrow__": "x"}},
-            "a.b": 1,
-            "": "empty name",
-            "*": 1,
-            "_rowid": 5,
-        },
-    )
-    yield (
-        "extra.json",
-        {"texts": ["t"], "images": [], "_row_extra": {"theirs": 1, "text": [None]}, "mixed": 1},
-    )
-    yield "lengths.json", {"texts": ["a", "b", None, None, None, None], "images": ["lengths.png"]}
-    yield "lengths.png", pictures[1][1]
-    yield (
-        "deep/er/pdf.json",
-        {
-            "texts": [None, "t", None, None],
-            "images": ["page_0_image_85", None, "page_1", "page_2_image_3"],
-            "mixed": [1],
-        },
-    )
-    yield "deep/er/pdf.tiff", tiff_of(3)
-    yield "single.json", {"images": ["page_0"], "texts": [None]}
-    yield "single.TIFF", sixteen_bit_tiff()
-    yield "beside/s.json", {"images": ["i.png", "./i.png"], "texts": []}
-    yield "beside/i.png", pictures[2][1]
-    yield "key.json", {"images": ["1.jpg"], "texts": ["x", "y"]}
-    yield "key.1.jpg", pictures[7][1]
-    yield "last.json", {"texts": [], "images": [], "first seen": {"in": ["the last sample"]}, "null": None}
 
 
 def test_hostile_set_survives_all_formats_and_tells_every_json(tmp_path: Path) -> None:
@@ -193,9 +74,24 @@ def test_types_of_columns(tmp_path: Path) -> None:
 
 
 FIELDS = st.sampled_from(
-    ["a", "b", "ü", "x.y", "position", "modality", "sample_id", "_source", "_row_extra", "_mm_assets", "_row_errors",
-     "image_members", "pi", "pt", "id"]
-)  # fmt: skip
+    [
+        "a",
+        "b",
+        "ü",
+        "x.y",
+        "position",
+        "modality",
+        "sample_id",
+        "_source",
+        "_row_extra",
+        "_mm_assets",
+        "_row_errors",
+        "image_members",
+        "pi",
+        "pt",
+        "id",
+    ]
+)
 TOKENS = st.sampled_from([None, "0.png", "s.png", "s0.0.png", "s1.0.png", "missing.png", "", 5, "page_1"])
 LISTS = (
     st.lists(json_values, max_size=4) | json_values | st.lists(st.none() | st.text(max_size=3), max_size=4)
@@ -247,9 +143,16 @@ def test_any_json_is_told_again(
 
 def test_per_item_lists_of_every_length(tmp_path: Path) -> None:
     lists = {
-        "rows": [1, 2], "positions": [1, None, 2], "nulls": [None, None], "null-positions": [None, None, None], "null": None,
-        "long": [1, 2, 3, 4], "short": [1], "value-at-a-gap": [1, 2, 3], "empty": [],
-    }  # fmt: skip
+        "rows": [1, 2],
+        "positions": [1, None, 2],
+        "nulls": [None, None],
+        "null-positions": [None, None, None],
+        "null": None,
+        "long": [1, 2, 3, 4],
+        "short": [1],
+        "value-at-a-gap": [1, 2, 3],
+        "empty": [],
+    }
     members: list[tuple[str, Any]] = [("missing.json", {"texts": ["a", None, "b"], "images": []})]
     members += [
         (f"{name}.json", {"texts": ["a", None, "b"], "images": [], "lang": values})

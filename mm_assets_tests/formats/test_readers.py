@@ -20,11 +20,11 @@ from mm_assets.interleaved import (
     InterleavedWebdatasetReader,
 )
 from mm_assets.interleaved.json_values import json_field
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.odd_samples import hostile
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_raw_shards import hostile
-from mm_assets_tests.formats.test_round_trip import same
 
 EXTRAS = [
     pa.field("n", pa.int64()), pa.field("tags", pa.list_(pa.string())),

@@ -22,7 +22,7 @@ from mm_assets.formats.lance.partitions import FOLDER
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.storage import StagedFile, sweep, temporary_name
 from mm_assets.formats.temporary_files import ABANDONED_SECONDS, building_folder, claim
-from mm_assets_tests.cli.test_convert import document
+from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.arrow_cache.caches import build, content, require_tidy
 from mm_assets_tests.formats.datasets import batch_of, item, write
 from mm_assets_tests.formats.raw_tars import make_tar

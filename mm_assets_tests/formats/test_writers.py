@@ -23,9 +23,9 @@ from mm_assets.interleaved import (
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.test_round_trip import same
 
 PNG = picture(0)[1]
 N = pa.field("n", pa.int64())
@@ -165,16 +165,35 @@ def test_parquet_layout(tmp_path: Path) -> None:
     cut.
     """
     extras = [
-        N, pa.field("s", pa.struct([("a", pa.string()), ("b.c", pa.list_(pa.int8()))])), pa.field("l", pa.large_list(pa.string())),
-        pa.field("m", pa.map_(pa.string(), pa.list_(pa.int8()))), pa.field("f", pa.list_(pa.float32(), 2)), pa.field("x.y", pa.string()),
-        pa.field("u", pa.uuid()), json_field("j"), pa.field("bin", pa.binary()), pa.field("nn", pa.list_(pa.null())),
-    ]  # fmt: skip
+        N,
+        pa.field("s", pa.struct([("a", pa.string()), ("b.c", pa.list_(pa.int8()))])),
+        pa.field("l", pa.large_list(pa.string())),
+        pa.field("m", pa.map_(pa.string(), pa.list_(pa.int8()))),
+        pa.field("f", pa.list_(pa.float32(), 2)),
+        pa.field("x.y", pa.string()),
+        pa.field("u", pa.uuid()),
+        json_field("j"),
+        pa.field("bin", pa.binary()),
+        pa.field("nn", pa.list_(pa.null())),
+    ]
     big = [
         row
         for i in range(12)
-        for row in [item(f"s{i}", n=i, s={"a": "x", "b.c": [1]}, l=["x"], m=[("k", [1])], f=[1, 2], j="{}", nn=[None], u=b"0" * 16),
-                    *(item(f"s{i}", k, "image", binary_content=os.urandom(1 << 20)) for k in range(3))]
-    ]  # fmt: skip
+        for row in [
+            item(
+                f"s{i}",
+                n=i,
+                s={"a": "x", "b.c": [1]},
+                l=["x"],
+                m=[("k", [1])],
+                f=[1, 2],
+                j="{}",
+                nn=[None],
+                u=b"0" * 16,
+            ),
+            *(item(f"s{i}", k, "image", binary_content=os.urandom(1 << 20)) for k in range(3)),
+        ]
+    ]
     write("parquet", tmp_path, batch_of(big, extras, partition="dir/p"))
     metadata = pq.ParquetFile(tmp_path / "dir%2Fp.parquet").metadata
     assert metadata.metadata[b"mm_assets:schema_version"] == b"1"

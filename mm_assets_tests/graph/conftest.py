@@ -12,6 +12,7 @@ import pytest
 
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
+from mm_assets_tests.graph.kept_engines import kept_engines
 from mm_assets_tests.warm_workers import warm_workers
 
 
@@ -32,7 +33,10 @@ def deploy_on_disk(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Deployment]]:
     """With the databases that a user's `dagster dev` has."""
-    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance:
+    with (
+        kept_engines(),
+        dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance,
+    ):
         yield partial(_deployment, tmp_path, instance)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.loader import LoadingContext
 
+from mm_assets.accounting.sealed_json import unseal
 from mm_assets.definitions import SHARDED_ASSETS, build_definitions
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.environment import resources_from_environment
@@ -171,3 +172,23 @@ def failed_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str 
 def failed_shard_checks(result: dg.ExecuteInProcessResult) -> set[tuple[str, str, str | None]]:
     """Those of single shards."""
     return {failed for failed in failed_checks(result) if failed[2] is not None}
+
+
+def prove(deployment: Deployment) -> tuple[bool, dict[str, dict[str, list[str]]], dict[str, Any]]:
+    """Whether the job succeeded; problems by asset and shard, of those that have some; and what
+    ``proof.json`` says.
+    """
+    with deployment._configured():
+        job = build_definitions().resolve_job_def("prove")
+        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+        result = job.execute_in_process(instance=deployment.instance, raise_on_error=False, run_config=quiet)
+    found: dict[str, dict[str, list[str]]] = {}
+    for evaluation in result.get_asset_check_evaluations():
+        if evaluation.partition is not None and not evaluation.passed:
+            lines = evaluation.metadata["problems"].value
+            found.setdefault(evaluation.asset_key.to_user_string(), {})[evaluation.partition] = list(lines)  # type: ignore[call-overload]
+    proof = unseal(Path(deployment.storage, "proof", "proof.json").read_bytes())
+    assert proof["is_equal"] is result.success
+    for asset, shards in found.items():
+        assert {key: proof["shards"][key][asset]["problems"] for key in shards} == shards
+    return result.success, found, proof

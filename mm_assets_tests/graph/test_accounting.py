@@ -10,7 +10,6 @@ import tarfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pyarrow as pa
@@ -18,27 +17,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import reader_for
-from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.test_raw_shards import tiff_of
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.samples import PNG, document, samples
 
 Deploy = Callable[..., Deployment]
 ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-PNG = picture(0)[1]
-
-
-def document(sample: str, **fields: Any) -> bytes:
-    return json.dumps(
-        {"texts": [f"text of {sample}", None], "images": [None, f"{sample}.1.png"], "n": 1, **fields}
-    ).encode()
-
-
-def samples(count: int, prefix: str = "s") -> dict[str, bytes]:
-    members: dict[str, bytes] = {}
-    for number in range(count):
-        name = f"{prefix}{number:03d}"
-        members |= {f"{name}.json": document(name), f"{name}.1.png": PNG}
-    return members
 
 
 def table(storage: Path, folder: str) -> pa.Table:

@@ -28,10 +28,10 @@ def _seen(deployment: Deployment) -> dict[str, tuple[set[str], set[str]]]:
 
 
 def test_every_check_passes_for_every_shard_after_a_run_a_rerun_and_a_proof(
-    tmp_path: Path, deploy_on_disk: Deploy
+    tmp_path: Path, deploy: Deploy
 ) -> None:
     make_shards(tmp_path / "raw", members=2, pdf=1, samples=3)
-    deployment = deploy_on_disk()
+    deployment = deploy()
     assert deployment.run().success
     first = _seen(deployment)
     assert len(first) >= 26

@@ -159,9 +159,10 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
     result = deployment.run()
     assert result.success
     assert failed_shard_checks(result) == {
-        ("raw_shards", "integrity", "obelics"), ("quarantine", "empty", "obelics"),
+        ("raw_shards", "integrity", "obelics"),
+        ("quarantine", "empty", "obelics"),
         ("curated_parquet", "materialization_errors", "obelics"),
-    }  # fmt: skip
+    }
     assert contents(storage, "obelics") == {
         "w": [(0, "a"), (1, PICTURES[0]), (2, "b")],
         "x": [(0, PICTURES[1]), (1, "c")],
@@ -175,9 +176,12 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
         record["sample_id"]: record
         for record in pq.read_table(storage / "quarantine" / "obelics.parquet").to_pylist()
     }
-    assert {key: (record["kind"], record["source_uri"], record["member"]) for key, record in records.items()} == {
-        "y": ("dangling_reference", "obelics.parquet", "row 2, images[0]"), "w": ("duplicate_id", "obelics.parquet", "row 3"),
-    }  # fmt: skip
+    assert {
+        key: (record["kind"], record["source_uri"], record["member"]) for key, record in records.items()
+    } == {
+        "y": ("dangling_reference", "obelics.parquet", "row 2, images[0]"),
+        "w": ("duplicate_id", "obelics.parquet", "row 3"),
+    }
     assert json.loads(records["w"]["raw"]) == {"texts": ["e"], "images": [None], "uid": "w", "stars": 4}
     assert json.loads(records["y"]["raw"]) == {
         "texts": ["d"],
@@ -187,9 +191,13 @@ def test_parquet_of_others(tmp_path: Path, deploy: Deploy, capsys: pytest.Captur
     }
     assert records["y"]["raw_note"] == "the values of its row, but for bytes"
     survey = pq.read_table(storage / "ledger" / "raw_shards" / "obelics.parquet").to_pylist()
-    assert [(row["sample_id"], row["member"], row["byte_offset"], row["items"], row["images"]) for row in survey] == [
-        ("w", "row 0", None, 4, 1), ("x", "row 1", None, 3, 1), ("y", "row 2", None, 3, 1),
-    ]  # fmt: skip
+    assert [
+        (row["sample_id"], row["member"], row["byte_offset"], row["items"], row["images"]) for row in survey
+    ] == [
+        ("w", "row 0", None, 4, 1),
+        ("x", "row 1", None, 3, 1),
+        ("y", "row 2", None, 3, 1),
+    ]
 
     assert main(["explain", "y", "--storage", str(storage)]) == 0
     told = capsys.readouterr().out
@@ -220,13 +228,17 @@ def test_curators_parquet_as_raw_shards(tmp_path: Path, deploy: Deploy) -> None:
     assert_proven(storage, 1)
     records = pq.read_table(storage / "quarantine" / "p.parquet").to_pylist()
     assert [(r["sample_id"], r["kind"], r["source_uri"], r["member"]) for r in records] == [
-        ("a", "duplicate_id", "p.parquet", "row 5"), ("c", "bad_layout", "p.parquet", "row 7"),
-    ]  # fmt: skip
+        ("a", "duplicate_id", "p.parquet", "row 5"),
+        ("c", "bad_layout", "p.parquet", "row 7"),
+    ]
     assert json.loads(records[0]["raw"])["position"] == -1
     balance = pq.read_table(storage / "ledger" / "balance" / "curated_parquet" / "p.parquet").to_pylist()
     assert {(row["entry"], row["kind"]): row["items"] for row in balance if row["items"] is not None} == {
-        ("in", None): 10, ("out", None): 7, ("quarantined", "duplicate_id"): 2, ("quarantined", "bad_layout"): 1,
-    }  # fmt: skip
+        ("in", None): 10,
+        ("out", None): 7,
+        ("quarantined", "duplicate_id"): 2,
+        ("quarantined", "bad_layout"): 1,
+    }
 
 
 def test_parquet_that_is_refused_fails_alone_in_one_line(tmp_path: Path, deploy: Deploy) -> None:
@@ -285,9 +297,15 @@ def test_names_of_fields_and_extensions(tmp_path: Path, deploy: Deploy) -> None:
         ],
     )
     result = deploy(
-        MM_TEXTS_FIELD="text_list", MM_IMAGES_FIELD="image_list", MM_JSON_EXTENSIONS="meta", MM_IMAGE_EXTENSIONS="pic",
-        MM_IMAGE_MEMBER_FIELD="scan", MM_PER_IMAGE_FIELDS="widths", MM_PER_TEXT_FIELDS="langs", MM_SAMPLE_ID_FIELD="n",
-    ).run()  # fmt: skip
+        MM_TEXTS_FIELD="text_list",
+        MM_IMAGES_FIELD="image_list",
+        MM_JSON_EXTENSIONS="meta",
+        MM_IMAGE_EXTENSIONS="pic",
+        MM_IMAGE_MEMBER_FIELD="scan",
+        MM_PER_IMAGE_FIELDS="widths",
+        MM_PER_TEXT_FIELDS="langs",
+        MM_SAMPLE_ID_FIELD="n",
+    ).run()
     assert result.success
     assert contents(storage, "a") == {"1": [(0, "t"), (1, PICTURES[0])], "2": [(0, "u"), (0, PICTURES[1])]}
     first = [row for row in rows_of(storage, "a") if row["sample_id"] == "1"]

@@ -51,8 +51,10 @@ def test_lists_of_other_names(tmp_path: Path, deploy: Deploy) -> None:
     success, landed, errors = _outcome(deployment)
     assert (success, landed) == (False, ["b"])
     assert errors == {
-        "a": "100% of it would be lost, and MM_MAX_LOSS is 0.5: 4 members of the tar, 4 of them images, are referenced by no sample; "
-        "no sample has a text or an image; fields seen: text_list, image_list, lang; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+        "a": "100% of it would be lost, and MM_MAX_LOSS is 0.5: 4 members of the tar, 4 of them images, "
+        "are referenced by no sample; "
+        "no sample has a text or an image; fields seen: text_list, image_list, lang; set "
+        "MM_TEXTS_FIELD, MM_IMAGES_FIELD"
     }
     fixed = deploy(MM_TEXTS_FIELD="text_list", MM_IMAGES_FIELD="image_list")
     assert _outcome(fixed)[:2] == (False, ["a"])
@@ -82,8 +84,8 @@ def test_members_that_nobody_names(tmp_path: Path, deploy: Deploy) -> None:
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, [])
     assert (
-        "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; fields seen: none"
-        in errors["a"]
+        "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; "
+        "fields seen: none" in errors["a"]
     )
 
 
@@ -98,7 +100,10 @@ def test_ids_that_start_anew_in_each_shard(tmp_path: Path, deploy: Deploy) -> No
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, ["a"])
     hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
-    line = f"100% of it would be lost, and MM_MAX_LOSS is 0.5: 12 items are of samples whose id is taken ('00000' by shard 'a'): {hint}"
+    line = (
+        f"100% of it would be lost, and MM_MAX_LOSS is 0.5: 12 items are of samples whose id is taken "
+        f"('00000' by shard 'a'): {hint}"
+    )
     assert errors == {"b": line, "c": line}
     assert _outcome(deploy(MM_SAMPLE_ID_PREFIX="shard"))[:2] == (True, ["a", "b", "c"])
     ids = pq.read_table(tmp_path / "storage" / "curated" / "b.parquet")["sample_id"].unique().to_pylist()
@@ -150,8 +155,8 @@ def test_images_that_no_sample_names_fail_their_shard(tmp_path: Path, deploy: De
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, ["b"])
     assert (
-        "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set MM_TEXTS_FIELD"
-        in errors["a"]
+        "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set "
+        "MM_TEXTS_FIELD" in errors["a"]
     )
 
 

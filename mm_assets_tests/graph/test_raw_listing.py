@@ -74,8 +74,8 @@ def test_a_folder_that_is_gone_fails_its_own_shards_and_is_told(tmp_path: Path, 
     told = log(result, deployment)
     assert f"{tmp_path}/b/*.tar: no such file" in told.splitlines()
     assert (
-        "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: no such raw shard"
-        in told
+        "shard 'b/pdf-00000' of curated_parquet: input missing: shard 'b/pdf-00000' of raw_shards: "
+        "no such raw shard" in told
     )
     assert (tmp_path / "storage" / "curated" / "b%2Fpdf-00000.parquet").exists()
 
@@ -89,7 +89,10 @@ def test_two_files_of_one_name_fail_that_partition_alone(tmp_path: Path, deploy:
     result = deployment.run()
     assert not result.success
     assert landed(result) == {key: ["web-00001"] for key in ASSETS}
-    message = f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/web-00000.tar.gz"
+    message = (
+        f"2 files would become partition 'web-00000', rename all but one: {raw}/web-00000.tar, {raw}/"
+        f"web-00000.tar.gz"
+    )
     assert message in log(result, deployment)
     alone = deployment.check("raw_shards", "integrity")
     assert failed_checks(alone) == {

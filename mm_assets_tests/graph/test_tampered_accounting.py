@@ -12,9 +12,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.accounting.sealed_json import seal, unseal
-from mm_assets_tests.graph.deployment import Deployment, write_tar
-from mm_assets_tests.graph.test_accounting import PNG, samples
-from mm_assets_tests.graph.test_what_should_be_there import prove
+from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+from mm_assets_tests.graph.samples import PNG, samples
 
 OUTPUTS = ("arrow_cache", "curated_parquet", "filtered_parquet", "final_tars", "lance_table")
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
-from mm_assets_tests.graph.test_accounting import PNG, samples
+from mm_assets_tests.graph.samples import PNG, samples
 
 Change = Callable[[bytes], bytes]
 
@@ -151,7 +151,9 @@ def told_errors(deployment: Deployment, run: dg.ExecuteInProcessResult) -> str:
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "removed"])
 def test_damaged_scores_filter_nothing_wrongly(tmp_path: Path, copied: Deployment, change: str) -> None:
-    """Made without `image_scores`, the filter measures again; it does not go by what another hand has left."""
+    """Made without `image_scores`, the filter measures again; it does not go by what another hand has
+    left.
+    """
     storage = tmp_path / "storage"
     before = files(storage, "filtered", "ledger/items")
     scores = storage / "scores" / "a.parquet"

@@ -14,10 +14,8 @@ import dagster as dg
 import pytest
 
 from mm_assets.accounting.outputs import OUTPUTS
-from mm_assets.accounting.sealed_json import unseal
-from mm_assets.definitions import build_definitions
 from mm_assets.io_managers import proof_job
-from mm_assets_tests.graph.deployment import Deployment, write_tar
+from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 
 Deploy = Callable[..., Deployment]
 
@@ -34,26 +32,6 @@ def fresh(copied: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Itera
     """The same outputs under a Dagster that knows nothing of them."""
     with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("fresh"))) as instance:
         yield Deployment(copied.raw, copied.storage, instance, copied.environment)
-
-
-def prove(deployment: Deployment) -> tuple[bool, dict[str, dict[str, list[str]]], dict[str, Any]]:
-    """Whether the job succeeded; problems by asset and shard, of those that have some; and what
-    ``proof.json`` says.
-    """
-    with deployment._configured():
-        job = build_definitions().resolve_job_def("prove")
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        result = job.execute_in_process(instance=deployment.instance, raise_on_error=False, run_config=quiet)
-    found: dict[str, dict[str, list[str]]] = {}
-    for evaluation in result.get_asset_check_evaluations():
-        if evaluation.partition is not None and not evaluation.passed:
-            lines = evaluation.metadata["problems"].value
-            found.setdefault(evaluation.asset_key.to_user_string(), {})[evaluation.partition] = list(lines)  # type: ignore[call-overload]
-    proof = unseal(Path(deployment.storage, "proof", "proof.json").read_bytes())
-    assert proof["is_equal"] is result.success
-    for asset, shards in found.items():
-        assert {key: proof["shards"][key][asset]["problems"] for key in shards} == shards
-    return result.success, found, proof
 
 
 def _remove(storage: str, *patterns: str) -> None:
@@ -113,7 +91,10 @@ def test_what_was_made_of_a_shard_tells_of_it(fresh: Deployment) -> None:
     _remove(fresh.storage, "curated/p.parquet", *_traces("curated_parquet/p.*"))
     success, found, _ = prove(fresh)
     assert not success
-    line = "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; nothing is there"
+    line = (
+        "curated/p.parquet: no record says what was written, known from the record of filtered_parquet; "
+        "nothing is there"
+    )
     assert found == {"curated_parquet": {"p": [line]}}
 
 

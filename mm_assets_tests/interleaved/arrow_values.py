@@ -37,10 +37,24 @@ json_values = st.recursive(
 )
 odd_json_texts = st.sampled_from(
     [
-        "null", " 1", '{"a":1,"a":2}', '{"__arrow__":5}', "1e5", "NaN", "-Infinity", "[1, 2]", '"\\u00e9"', '"\\ud800"',
-        "not json", "", "1" * 5000, "-0", "0.1000", "[" * 3000 + "]" * 3000,
+        "null",
+        " 1",
+        '{"a":1,"a":2}',
+        '{"__arrow__":5}',
+        "1e5",
+        "NaN",
+        "-Infinity",
+        "[1, 2]",
+        '"\\u00e9"',
+        '"\\ud800"',
+        "not json",
+        "",
+        "1" * 5000,
+        "-0",
+        "0.1000",
+        "[" * 3000 + "]" * 3000,
     ]
-)  # fmt: skip
+)
 
 
 def leaf_types() -> st.SearchStrategy[pa.DataType]:

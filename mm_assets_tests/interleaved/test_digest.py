@@ -51,11 +51,26 @@ def test_a_column_without_values_does_not_count() -> None:
 def test_every_single_value_counts() -> None:
     seen = {digest(TABLE)}
     changes = [
-        (0, "sample_id", "z"), (1, "position", 9), (1, "modality", "image"), (0, "content_type", None), (1, "text_content", "u"),
-        (1, "text_content", ""), (4, "text_content", None), (2, "binary_content", b"bytez"), (5, "binary_content", None),
-        (3, "binary_content", b""), (0, "source_ref", "{ }"), (3, "materialize_error", "gonE"), (0, "score", -1.5), (2, "score", None),
-        (1, "score", 0.0), (1, "score", -0.0), (0, "j", '{"a":2}'), (0, "j", '{"a": 1}'), (0, "j", "null"),
-    ]  # fmt: skip
+        (0, "sample_id", "z"),
+        (1, "position", 9),
+        (1, "modality", "image"),
+        (0, "content_type", None),
+        (1, "text_content", "u"),
+        (1, "text_content", ""),
+        (4, "text_content", None),
+        (2, "binary_content", b"bytez"),
+        (5, "binary_content", None),
+        (3, "binary_content", b""),
+        (0, "source_ref", "{ }"),
+        (3, "materialize_error", "gonE"),
+        (0, "score", -1.5),
+        (2, "score", None),
+        (1, "score", 0.0),
+        (1, "score", -0.0),
+        (0, "j", '{"a":2}'),
+        (0, "j", '{"a": 1}'),
+        (0, "j", "null"),
+    ]
     for row, name, value in changes:
         rows = [dict(r) for r in ROWS]
         rows[row][name] = value

@@ -32,9 +32,8 @@ from mm_assets.interleaved.faults import (
 )
 from mm_assets.interleaved.policies import apply_policy
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
+from mm_assets_tests.formats.images.tiff_tools import grey_page, tiff_of, write_tiff
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_raw_shards import tiff_of
 
 PNG = picture(0)[1]
 OWN = {"texts": [], "_row_extra": {}}
@@ -243,8 +242,12 @@ def test_an_image_beyond_the_limit_is_an_error_row_that_locates_it(
         )
         assert fault_of(row["materialize_error"]) == OVERSIZED_MEMBER
         assert row["binary_content"] is None
-    assert not [row for batch in InterleavedWebdatasetReader(str(shard), max_member_bytes=1 << 20, materialize=False)
-                for row in batch.data.to_pylist() if row["materialize_error"]]  # fmt: skip
+    assert not [
+        row
+        for batch in InterleavedWebdatasetReader(str(shard), max_member_bytes=1 << 20, materialize=False)
+        for row in batch.data.to_pylist()
+        if row["materialize_error"]
+    ]
 
 
 def test_an_image_of_exactly_the_limit_is_read(tmp_path: Path) -> None:

@@ -62,7 +62,8 @@ def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:
     assert sorted(line.splitlines()[0] for line in deployment.log(run)) == [
         "shard 'k03' of curated: line says RAISE",
         "shard 'k03' of scores: input missing: shard 'k03' of curated: failed in this run",
-        "shard 'k07' of curated: worker killed by signal 9 (SIGKILL), as the kernel does when memory runs out: "
+        "shard 'k07' of curated: worker killed by signal 9 (SIGKILL), as the kernel does when memory "
+        "runs out: "
         "fewer workers (MM_WORKERS, --workers) need less",
         "shard 'k07' of scores: input missing: shard 'k07' of curated: failed in this run",
         "shard 'k08' of curated: line says RAISE",

@@ -1,4 +1,6 @@
-"""Digests of plans are stable across processes and tell apart what matters; the nouns cross a process border."""
+"""Digests of plans are stable across processes and tell apart what matters; the nouns cross a process
+border.
+"""
 
 import enum
 import pickle
@@ -60,9 +62,31 @@ def test_plan_digest_follows_the_steps_and_nothing_else() -> None:
 
 def test_digest_tells_values_apart() -> None:
     values: list[Any] = [
-        None, True, 1, 1.0, "1", b"1", "", [], [1, 2], [2, 1], [[1], 2], {"a": 1}, {"a": 1, "b": 2}, {1, 2}, {1: "a"}, {"1": "a"},
-        Policy.ERROR, Policy.WARN, PurePosixPath("1"), AspectRatio(1, 2), AspectRatio(1.0, 2), float("nan"), float("inf"), 2**70,
-    ]  # fmt: skip
+        None,
+        True,
+        1,
+        1.0,
+        "1",
+        b"1",
+        "",
+        [],
+        [1, 2],
+        [2, 1],
+        [[1], 2],
+        {"a": 1},
+        {"a": 1, "b": 2},
+        {1, 2},
+        {1: "a"},
+        {"1": "a"},
+        Policy.ERROR,
+        Policy.WARN,
+        PurePosixPath("1"),
+        AspectRatio(1, 2),
+        AspectRatio(1.0, 2),
+        float("nan"),
+        float("inf"),
+        2**70,
+    ]
     assert len({digest(value) for value in values}) == len(values)
 
 
@@ -73,7 +97,10 @@ def test_digest_ignores_order_where_there_is_none() -> None:
 
 
 def test_digest_is_equal_in_every_process() -> None:
-    code = "from mm_assets.io_managers.shards import digest; print(digest([{'b', 'a', 'c'}, {'k': (1.5, None)}]))"
+    code = (
+        "from mm_assets.io_managers.shards import digest; print(digest([{'b', 'a', 'c'}, {'k': (1.5, "
+        "None)}]))"
+    )
     found = {
         subprocess.run(
             [sys.executable, "-c", code],

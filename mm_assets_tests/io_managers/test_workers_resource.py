@@ -52,7 +52,9 @@ def test_number_of_processes_is_configured(
 def test_interrupt_while_events_are_logged_ends_the_workers(
     deployment: Toy, started: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the run is terminated in the UI between two shards: at once, and not with the run's resources."""
+    """As when the run is terminated in the UI between two shards: at once, and not with the run's
+    resources.
+    """
     deployment.shards(6)
     alive: list[bool] = []
 

@@ -43,7 +43,9 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class DagsterDev:
-    """`dagster dev` over one module, in a `DAGSTER_HOME` of its own; every process of it ends with the block."""
+    """`dagster dev` over one module, in a `DAGSTER_HOME` of its own; every process of it ends with the
+    block.
+    """
 
     def __init__(
         self, module: str, home: Path, environment: Mapping[str, str] | None = None, yaml: str = DAGSTER_YAML
@@ -175,7 +177,10 @@ class DagsterDev:
         )
 
     def backfill_status(self, backfill: str) -> str:
-        text = "query($id: String!) { found: partitionBackfillOrError(backfillId: $id) { ... on PartitionBackfill { status } } }"
+        text = (
+            "query($id: String!) { found: partitionBackfillOrError(backfillId: $id) { ... on "
+            "PartitionBackfill { status } } }"
+        )
         return str(self.query(text, id=backfill)["found"]["status"])
 
     def launch_run(self, job: str, tags: Mapping[str, str] | None = None) -> str:
@@ -223,8 +228,10 @@ class DagsterDev:
         "unmaterialized", "materializing".
         """
         kinds = ("materialized", "failed", "unmaterialized", "materializing")
-        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
-            assetPartitionStatuses {{ ... on DefaultPartitionStatuses {{ {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }}"""
+        lists = " ".join(f"{kind}Partitions" for kind in kinds)
+        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{
+            ... on AssetNode {{ assetPartitionStatuses {{
+            ... on DefaultPartitionStatuses {{ {lists} }} }} }} }} }}"""
         found = self.query(text, key={"path": asset.split("/")})["found"]["assetPartitionStatuses"]
         return {kind: sorted(found[f"{kind}Partitions"]) for kind in kinds}
 
@@ -233,9 +240,11 @@ class DagsterDev:
         …; without empty lists.
         """
         kinds = ("succeeded", "failed", "inProgress", "skipped", "executionFailed")
-        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{ ... on AssetNode {{
-            assetChecksOrError {{ ... on AssetChecks {{ checks {{ name partitionStatuses {{ ... on AssetCheckDefaultPartitionStatuses {{
-            {" ".join(f"{k}Partitions" for k in kinds)} }} }} }} }} }} }} }} }}"""
+        lists = " ".join(f"{kind}Partitions" for kind in kinds)
+        text = f"""query($key: AssetKeyInput!) {{ found: assetNodeOrError(assetKey: $key) {{
+            ... on AssetNode {{ assetChecksOrError {{
+            ... on AssetChecks {{ checks {{ name partitionStatuses {{
+            ... on AssetCheckDefaultPartitionStatuses {{ {lists} }} }} }} }} }} }} }} }}"""
         checks = self.query(text, key={"path": asset.split("/")})["found"]["assetChecksOrError"]["checks"]
         return {
             check["name"]: {

@@ -76,7 +76,9 @@ def _is_free(port: int) -> bool:
 
 
 def _free_ports() -> int:
-    """First of _PORTS neighbours that are free with their gRPC twins; below the range the kernel hands out."""
+    """First of _PORTS neighbours that are free with their gRPC twins; below the range the kernel hands
+    out.
+    """
     for base in random.sample(range(18_000, 22_000, _PORTS), 200):
         if all(_is_free(port) and _is_free(port + _GRPC) for port in range(base, base + _PORTS)):
             return base

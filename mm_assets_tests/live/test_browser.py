@@ -14,7 +14,8 @@ from mm_assets_tests.live.browser import PageError, screenshot
 pytestmark = pytest.mark.clients
 
 PAGE = """<!doctype html><title>t</title><body style="margin:0"><p hidden>all green</p>
-<p onclick="document.body.style.background='#00ff00'; document.getElementById('late').textContent='all green'">push</p>
+<p onclick="document.body.style.background='#00ff00';
+            document.getElementById('late').textContent='all green'">push</p>
 <p id="late">wait</p></body>"""
 
 

@@ -129,7 +129,10 @@ def test_killed_workers(versions: Versions, server: RunServer, writer: Writer) -
         versions.restore(writer.own, is_over_old)
         disturbed, found = _killed_and_run_again(versions, server, writer, moments, rng)
         hits += sum(job == writer.job for job, _ in disturbed.died)
-        told = f"seed {SEED}, trial {trials} of {writer.job}, {moments}, over old {is_over_old}, died {disturbed.died}"
+        told = (
+            f"seed {SEED}, trial {trials} of {writer.job}, {moments}, over old {is_over_old}, died "
+            f"{disturbed.died}"
+        )
         print(told)
         problems += [f"{told}: {problem}" for problem in found]
     assert not problems, "\n".join(problems)

@@ -230,7 +230,8 @@ def test_damage_is_red_in_the_page_and_only_there(live: Live, failed_backfill: s
                 **({"failed": bad} if bad else {}),
             }, (asset, name)
     page = f"{live.dev.url}/assets/final_tars?view=checks&checkDetail"
-    missing = f"Missing ({len(set(live.registered()) - set(everything))})"  # those that never landed, if nobody has mended them yet
+    # those that never landed, if nobody has mended them yet
+    missing = f"Missing ({len(set(live.registered()) - set(everything))})"
     red = ["Failed (1)", missing, f"Passed ({len(everything) - 1})"]
     green = ["Failed (0)", missing, f"Passed ({len(everything)})"]
     screenshot(f"{page}=zero_loss", tmp_path / "zero_loss.png", red, tabs=["Partitions"])

@@ -1,4 +1,6 @@
-"""What a real S3 server refuses is one line that names the place and says what to do, whatever the command."""
+"""What a real S3 server refuses is one line that names the place and says what to do, whatever the
+command.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +115,8 @@ def test_what_is_not_there(s3: S3Server, bucket: str, raw: Path, tmp_path: Path)
     }
     told = only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **shards}))
     assert (
-        told
-        == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no such bucket"
+        told == "no raw shards: s3://no-such-bucket/in/a.tar: no such bucket; s3://no-such-bucket/in: no "
+        "such bucket"
     )
 
 

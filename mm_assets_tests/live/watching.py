@@ -1,4 +1,6 @@
-"""See everything that happens to the files below a folder, as it happens (inotify: no look comes too late)."""
+"""See everything that happens to the files below a folder, as it happens (inotify: no look comes too
+late).
+"""
 
 from __future__ import annotations
 

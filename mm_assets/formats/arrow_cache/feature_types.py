@@ -14,6 +14,8 @@ import pyarrow as pa
 from mm_assets.formats.arrow_cache.pictures import decode_image, encode_image
 from mm_assets.formats.arrow_cache.scalars import exact_types, stored_scalar
 
+__all__ = ["Array3D", "ClassLabel", "Image", "Sequence", "Value", "Video"]
+
 _NUMBER_IN_LIST = 40  # bytes that a Python number and its place in a list take
 
 

@@ -17,6 +17,8 @@ from mm_assets.formats.arrow_cache.feature_types import (
     Video,
 )
 
+__all__ = ["Features", "decode_example", "encode_example"]
+
 _KINDS: dict[str, type[FeatureType]] = {
     kind.__name__: kind for kind in (Value, ClassLabel, Image, Video, Array3D, Sequence)
 }

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from mm_assets.formats.arrow_cache.features import Features, as_features
 
+__all__ = ["cache_fingerprint"]
+
 
 def cache_fingerprint(
     cls_name: str,

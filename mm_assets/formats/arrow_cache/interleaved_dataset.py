@@ -24,6 +24,8 @@ from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
+__all__ = ["InterleavedArrowDataset"]
+
 _FOLDER = "arrow_cache"
 _READ = (
     "sample_id",

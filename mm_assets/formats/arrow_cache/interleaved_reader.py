@@ -33,6 +33,8 @@ from mm_assets.formats.storage import (
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
+__all__ = ["InterleavedArrowCacheReader"]
+
 
 class InterleavedArrowCacheReader(InterleavedReader):
     """Reads caches of interleaved rows; see `InterleavedReader` for the arguments. The files are the

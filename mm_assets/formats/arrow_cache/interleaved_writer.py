@@ -21,6 +21,8 @@ from mm_assets.formats.storage import StorageOptions, is_remote, join, local_pat
 from mm_assets.formats.writer import InterleavedWriter, Sink
 from mm_assets.interleaved.digest import BLOBS
 
+__all__ = ["InterleavedArrowCacheWriter"]
+
 
 class InterleavedArrowCacheWriter(InterleavedWriter):
     """Writes interleaved rows for memory-mapped reads: uncompressed Arrow IPC shards, record batches of whole

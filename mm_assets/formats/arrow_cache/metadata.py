@@ -20,6 +20,8 @@ from mm_assets.formats.storage import is_remote, local_path, regular_file
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
+__all__ = ["ShardedCacheMeta", "read_sharded_cache_meta", "validate_sharded_cache"]
+
 METADATA_FILE = "_metadata.json"
 CACHE_FORMAT_VERSION = 1
 # The names a builder gives; no other is opened, whatever the metadata say. The suffix is the generation of a

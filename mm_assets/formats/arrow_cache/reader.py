@@ -23,6 +23,8 @@ from mm_assets.formats.arrow_cache.metadata import (
 )
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 
+__all__ = ["ArrowCache", "read_shard"]
+
 
 class ArrowCache:
     """A cache as a map from row number to example: what a PyTorch ``DataLoader`` takes as dataset, and an

@@ -13,6 +13,8 @@ from mm_assets.formats.arrow_cache.generation import Generation
 from mm_assets.formats.arrow_cache.metadata import ShardedCacheMeta, local_path_of, meta_of
 from mm_assets.formats.arrow_cache.shards import ShardWriter
 
+__all__ = ["write_sharded_arrow_cache"]
+
 DEFAULT_SHARD_SIZE_BYTES = 256 << 20
 DEFAULT_BATCH_BYTES = 16 << 20
 

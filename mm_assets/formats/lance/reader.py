@@ -20,6 +20,8 @@ from mm_assets.formats.partitions import Partition, partition_name, refuse_equal
 from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
 from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, join
 
+__all__ = ["InterleavedLanceReader"]
+
 _ROWS_AT_ONCE = 4096
 
 

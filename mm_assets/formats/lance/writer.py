@@ -24,6 +24,8 @@ from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.digest import ContentDigest
 
+__all__ = ["InterleavedLanceWriter"]
+
 TABLE_NAME = "items.lance"
 _BYTES_AT_ONCE = 16 << 20  # of rows that are read for their digest
 

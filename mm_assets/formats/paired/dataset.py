@@ -20,6 +20,8 @@ from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
 
+__all__ = ["MultiModalWebDataset"]
+
 Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
 

@@ -15,6 +15,8 @@ from mm_assets.formats.paired.shard_files import open_shards
 from mm_assets.formats.paired.shard_list import ShardGroup
 from mm_assets.formats.paired.tar_index import RenameFiles, SelectFiles, index_samples
 
+__all__ = ["PairedTarExpander"]
+
 log = logging.getLogger(__name__)
 
 MissingKeyPolicy = Literal["skip", "partial", "error"]

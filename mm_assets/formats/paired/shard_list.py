@@ -13,6 +13,8 @@ from webdataset.shardlists import envsubst
 
 from mm_assets.formats.brace_lists import expand_braces
 
+__all__ = ["PairedShardList"]
+
 ShardUrls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 ShardGroup = dict[str, dict[str, str]]  # {"urls": {modality: url}}
 

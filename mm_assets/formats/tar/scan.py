@@ -13,7 +13,6 @@ from mm_assets.formats.tar.header import (
     BLOCK,
     EXTENDED_KINDS,
     Extended,
-    TarDamage,
     check_header,
     damage,
     decode_name,
@@ -21,28 +20,14 @@ from mm_assets.formats.tar.header import (
     padded,
     size_of,
 )
-from mm_assets.formats.tar.index import (
-    Ambiguous,
-    DamagedRange,
-    Member,
-    Skipped,
-    TarIndex,
-    by_name,
-    follow_links,
-)
+from mm_assets.formats.tar.header import TarDamage as TarDamage
+from mm_assets.formats.tar.index import Ambiguous as Ambiguous
+from mm_assets.formats.tar.index import DamagedRange as DamagedRange
+from mm_assets.formats.tar.index import Member as Member
+from mm_assets.formats.tar.index import Skipped as Skipped
+from mm_assets.formats.tar.index import TarIndex as TarIndex
+from mm_assets.formats.tar.index import by_name, follow_links
 from mm_assets.formats.tar.recovery import Recovery
-
-__all__ = [
-    "Ambiguous",
-    "DamagedRange",
-    "Member",
-    "Skipped",
-    "TarDamage",
-    "TarIndex",
-    "read_members",
-    "scan",
-    "scan_tolerant",
-]
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
 MAX_STRETCHES = 1000  # of one tar; the last of them is all that follows

@@ -27,6 +27,8 @@ from mm_assets.formats.webdataset.source import WebdatasetSource
 from mm_assets.formats.webdataset.tar_samples import TarSamples
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
+__all__ = ["InterleavedWebdatasetReader"]
+
 
 class InterleavedWebdatasetReader(InterleavedReader):
     """Reads tar shards; see `InterleavedReader` for the arguments not listed here.

@@ -14,6 +14,8 @@ from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.webdataset.tar_folder import TarFolder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 
+__all__ = ["InterleavedWebdatasetWriter"]
+
 
 class InterleavedWebdatasetWriter(InterleavedWriter):
     """Writes one tar per partition into a folder, with the index files of all clients; or one bare tar

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import SchemaMismatch
+from mm_assets_tests.accounting.mutations import rewrite
 from mm_assets_tests.formats.conformance.outputs import EXTRAS, PNG, ROWS, TABLE, place, rows_of
 from mm_assets_tests.formats.datasets import batch_of, item, table_of, write
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -168,17 +167,6 @@ def test_remote_files(kind: str, tmp_path: Path) -> None:
     with fsspec.open(url, "wb") as file:
         file.write(Path(str(source.uri)).read_bytes())
     assert derive(kind, url).digest == report.partitions[0].digest
-
-
-def rewrite(tar: Path, change: Any) -> None:
-    """Every member of a tar, as (name, bytes), through a function that gives any number of them."""
-    with tarfile.open(tar) as old:
-        members = [(m.name, old.extractfile(m).read()) for m in old]
-    with tarfile.open(tar, "w") as new:
-        for name, data in (changed for member in members for changed in change(*member)):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            new.addfile(info, io.BytesIO(data))
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,22 @@ from mm_assets.accounting.canonical import CanonicalSource, Derived, derive
 from mm_assets.accounting.canonical.derive import DigestTally
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.formats.reader import ShardError
-from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema_text import schema_to_text
-from mm_assets_tests.accounting.canonical.test_canonical import PNG, rewrite
-from mm_assets_tests.formats.datasets import item, table_of, write
+from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar
+from mm_assets_tests.formats.any_tables import tables
+from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import tables
 
 EXTRAS = [
-    pa.field("n", pa.int64()), pa.field("f", pa.float64()), pa.field("b", pa.bool_()), pa.field("s", pa.string()), json_field("j"),
-    pa.field("nothing", pa.null()), pa.field("zz", pa.string()),
-]  # fmt: skip
+    pa.field("n", pa.int64()),
+    pa.field("f", pa.float64()),
+    pa.field("b", pa.bool_()),
+    pa.field("s", pa.string()),
+    json_field("j"),
+    pa.field("nothing", pa.null()),
+    pa.field("zz", pa.string()),
+]
 ROWS = [
     item(
         "a",
@@ -45,17 +49,6 @@ ROWS = [
     item("b.c/d", 2, text_content="", binary_content=b"both", j='{ "a":1}'),
     item("c", j='{"__arrow__":1}', s="\U0001f600"),
 ]
-
-
-def write_tar(folder: Path | str, table: pa.Table) -> Path:
-    write(
-        "webdataset",
-        folder,
-        InterleavedBatch(table, (), "part"),
-        on_materialize_error="warn",
-        materialize=False,
-    )
-    return Path(folder, "part.tar")
 
 
 def from_tables(tar: Path) -> Derived:

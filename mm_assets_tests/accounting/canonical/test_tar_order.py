@@ -13,8 +13,7 @@ import pytest
 from mm_assets.accounting.canonical import derive
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.json_values import json_field
-from mm_assets_tests.accounting.canonical.test_canonical import PNG, rewrite
-from mm_assets_tests.accounting.canonical.test_tar_digest import write_tar
+from mm_assets_tests.accounting.mutations import PNG, rewrite, write_tar
 from mm_assets_tests.formats.datasets import item, table_of
 
 FIELDS = [pa.field("w", pa.int64()), json_field("_source")]
@@ -68,22 +67,35 @@ def test_a_tar_of_ours_is_in_order(tmp_path: Path) -> None:
 
 
 CHANGES: dict[str, tuple[Callable[[Payload], object], str]] = {
-    "swapped members": (lambda p: swap(p["image_members"], 1, 3), "position 1: 'image_members' has 's.3.png', where 'images' has '1.png'"),
+    "swapped members": (
+        lambda p: swap(p["image_members"], 1, 3),
+        "position 1: 'image_members' has 's.3.png', where 'images' has '1.png'",
+    ),
     "no members": (lambda p: p.update(image_members=[None] * 6), "position 1: 'image_members' has None"),
     "no list of members": (lambda p: p.pop("image_members"), "KeyError.'image_members'"),
-    "a member too many": (lambda p: p["image_members"].append(None), "position 6: 'image_members' has 7 entries, where the lists have 6"),
+    "a member too many": (
+        lambda p: p["image_members"].append(None),
+        "position 6: 'image_members' has 7 entries, where the lists have 6",
+    ),
     "a null too many": (lambda p: p["texts"].append(None), "position 6: 'texts' has 7 entries"),
     "a null too few": (lambda p: p["texts"].pop(), "position 5: 'texts' has 5 entries"),
     "longer than the source": (lengthen, "position 6: 'texts' has 7 entries"),
-    "columns of no text": (lambda p: swap(p["_row_extra"]["text"], 0, 1), "position 0: '_row_extra.text' has no entry for the text"),
+    "columns of no text": (
+        lambda p: swap(p["_row_extra"]["text"], 0, 1),
+        "position 0: '_row_extra.text' has no entry for the text",
+    ),
     "columns of no image": (
-        lambda p: p["_row_extra"]["image"].__setitem__(2, {"w": None}), "position 2: '_row_extra.image' has an entry without the image",
+        lambda p: p["_row_extra"]["image"].__setitem__(2, {"w": None}),
+        "position 2: '_row_extra.image' has an entry without the image",
     ),
     "another position": (
-        lambda p: p.update(images=[None, "3.png", None, "1.png", None, None], image_members=[None, "s.3.png", None, "s.1.png", None, None]),
+        lambda p: p.update(
+            images=[None, "3.png", None, "1.png", None, None],
+            image_members=[None, "s.3.png", None, "s.1.png", None, None],
+        ),
         "position 1: 'images' has '3.png'",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", CHANGES)

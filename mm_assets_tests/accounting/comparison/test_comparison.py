@@ -68,10 +68,14 @@ EQUAL = {
     "other order": dataset(TABLE.take([5, 4, 2, 0, 1, 3])),
     "other cuts": dataset(TABLE.slice(4), TABLE.slice(0, 4), TABLE.slice(0, 0)),
     "columns in other order": dataset(TABLE.select(TABLE.column_names[::-1])),
-    "a column of nulls": dataset(TABLE.append_column("empty", pa.nulls(6, pa.int32())).append_column("null", pa.nulls(6))),
+    "a column of nulls": dataset(
+        TABLE.append_column("empty", pa.nulls(6, pa.int32())).append_column("null", pa.nulls(6))
+    ),
     "without a column of nulls": dataset(TABLE.drop_columns(["materialize_error"])),
-    "nulls in other types": dataset(of(ROWS[:1]), of(ROWS[1:4], [pa.field("n", pa.string())]), of(ROWS[4:], [N])),
-}  # fmt: skip
+    "nulls in other types": dataset(
+        of(ROWS[:1]), of(ROWS[1:4], [pa.field("n", pa.string())]), of(ROWS[4:], [N])
+    ),
+}
 
 
 @pytest.mark.parametrize("other", EQUAL)
@@ -91,26 +95,43 @@ DIFFERENT = {
             "sample 'one', position -1, column 'score': double 0.5 in A, double -0.5 in B",
         ],
     ),
-    "json": (changed(0, j='{"a":2}'), ["sample 'one', position -1, column 'j': json {\"a\":1} in A, json {\"a\":2} in B"]),
-    "text": (changed(5, text_content="most"), ["sample 'two', position 0, column 'text_content': string 'more' in A, string 'most' in B"]),
-    "one byte": (
-        changed(2, binary_content=b"First image"), [f"{BYTES}11 bytes in A, 11 bytes in B, different from byte 0 on"],
+    "json": (
+        changed(0, j='{"a":2}'),
+        ["sample 'one', position -1, column 'j': json {\"a\":1} in A, json {\"a\":2} in B"],
     ),
-    "a cut image": (changed(2, binary_content=b"first im"), [f"{BYTES}11 bytes in A, 8 bytes in B, different from byte 8 on"]),
+    "text": (
+        changed(5, text_content="most"),
+        ["sample 'two', position 0, column 'text_content': string 'more' in A, string 'most' in B"],
+    ),
+    "one byte": (
+        changed(2, binary_content=b"First image"),
+        [f"{BYTES}11 bytes in A, 11 bytes in B, different from byte 0 on"],
+    ),
+    "a cut image": (
+        changed(2, binary_content=b"first im"),
+        [f"{BYTES}11 bytes in A, 8 bytes in B, different from byte 8 on"],
+    ),
     "no image": (changed(2, binary_content=None), [f"{BYTES}11 bytes in A, null in B"]),
     "swapped images": (
         [*ROWS[:2], {**ROWS[2], "position": 2}, {**ROWS[3], "position": 1}, *ROWS[4:]],
         [
             f"{BYTES}11 bytes in A, 12 bytes in B, different from byte 0 on",
-            "sample 'one', position 2, column 'binary_content': 12 bytes in A, 11 bytes in B, different from byte 0 on",
+            "sample 'one', position 2, column 'binary_content': 12 bytes in A, 11 bytes in B, "
+            "different from byte 0 on",
         ],
     ),
     "a row less": (ROWS[:3] + ROWS[4:], ["sample 'one', position 2: the image row is missing in B"]),
     "a row more": ([*ROWS, item("three")], ["sample 'three', position -1: the metadata row is missing in A"]),
-    "a row twice": ([*ROWS, ROWS[1]], ["sample 'one', position 0: the text row occurs 1 time in A, 2 times in B"]),
+    "a row twice": (
+        [*ROWS, ROWS[1]],
+        ["sample 'one', position 0: the text row occurs 1 time in A, 2 times in B"],
+    ),
     "another position": (
         changed(5, position=9),
-        ["sample 'two', position 0: the text row is missing in B", "sample 'two', position 9: the text row is missing in A"],
+        [
+            "sample 'two', position 0: the text row is missing in B",
+            "sample 'two', position 9: the text row is missing in A",
+        ],
     ),
     "a row for another": (
         [*ROWS[:5], ROWS[4]],
@@ -119,7 +140,7 @@ DIFFERENT = {
             "sample 'two', position -1: the metadata row occurs 1 time in A, 2 times in B",
         ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", DIFFERENT)
@@ -164,8 +185,8 @@ def test_a_long_text_is_shown_where_it_differs() -> None:
     )
     (line,) = lines(found)
     assert (
-        line
-        == f"sample 'one', position 0, column 'text_content': string …'{'x' * 20}a' in A, string …'{'x' * 20}b' in B"
+        line == f"sample 'one', position 0, column 'text_content': string …'{'x' * 20}a' in A, string "
+        f"…'{'x' * 20}b' in B"
     )
 
 

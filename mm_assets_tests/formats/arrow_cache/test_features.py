@@ -252,7 +252,8 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
 
 def test_fingerprints_are_the_same_in_another_process() -> None:
     code = (
-        "from mm_assets.formats import *; from mm_assets.formats.arrow_cache.metadata import features_fingerprint\n"
+        "from mm_assets.formats import *; from mm_assets.formats.arrow_cache.metadata import "
+        "features_fingerprint\n"
         "f = Features({'a': ClassLabel(names=['x', 'y']), 'b': Sequence(Array3D((1, 2, 3)))})\n"
         "print(features_fingerprint(f), cache_fingerprint('C', '1', 'd', 'train', source=['s'], features=f))"
     )
@@ -282,5 +283,8 @@ def test_the_cache_is_named_after_its_data() -> None:
 
 
 def test_importing_the_room_imports_no_heavy_library() -> None:
-    code = "import sys, mm_assets.formats; print([m for m in ('numpy', 'pyarrow', 'PIL', 'webdataset', 'torch') if m in sys.modules])"
+    code = (
+        "import sys, mm_assets.formats; print([m for m in ('numpy', 'pyarrow', 'PIL', 'webdataset', "
+        "'torch') if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

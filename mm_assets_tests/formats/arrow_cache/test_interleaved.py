@@ -19,10 +19,10 @@ from mm_assets.formats.arrow_cache import interleaved_writer
 from mm_assets.formats.arrow_cache.metadata import meta_of, metadata_text
 from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.arrow_cache.caches import build
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-from mm_assets_tests.formats.test_round_trip import same
 
 N = pa.field("n", pa.int64())
 

@@ -19,7 +19,8 @@ def examples():
     for i in range(count):
         yield i, {'name': str(i), 'image': bytes(huge) if i == count // 2 and huge else source[i:i + size]}
 base = peak()
-meta = write_sharded_arrow_cache(examples(), Features({'name': Value('string'), 'image': Image()}), folder, max_batch_bytes=batch)
+features = Features({'name': Value('string'), 'image': Image()})
+meta = write_sharded_arrow_cache(examples(), features, folder, max_batch_bytes=batch)
 print(meta.num_rows, peak() - base)
 """
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mm_assets.accounting.canonical import Derived, derive
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.conformance.outputs import (
     EXTRAS,
     ROWS,
@@ -22,7 +23,6 @@ from mm_assets_tests.formats.conformance.outputs import (
     rows_of,
 )
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, table_of, write
-from mm_assets_tests.formats.test_round_trip import same, tables
 
 
 def sorted_rows(table: pa.Table) -> pa.Table:

@@ -17,9 +17,9 @@ from mm_assets.formats.registry import writer_for
 from mm_assets.formats.storage import sweep
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import N, rows, snapshot, visible
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, read, write
-from mm_assets_tests.formats.test_round_trip import same
 
 
 @pytest.mark.parametrize("kind", FORMATS)

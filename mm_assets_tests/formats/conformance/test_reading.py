@@ -13,11 +13,11 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, SchemaMismatch
 from mm_assets.interleaved.json_values import is_json
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import EXTRAS as COLUMNS
 from mm_assets_tests.formats.conformance.outputs import ROWS, TABLE, cut_short, output
 from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, write
 from mm_assets_tests.formats.test_readers import EXTRAS, uneven
-from mm_assets_tests.formats.test_round_trip import same
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, read, write
-from mm_assets_tests.formats.test_round_trip import same, tables
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -13,10 +13,10 @@ from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch, MaterializeError, build_source_ref
 from mm_assets.interleaved.json_values import is_json, json_field
 from mm_assets.interleaved.policies import POLICIES
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows, visible
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.test_round_trip import same
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -19,8 +19,8 @@ from mm_assets.interleaved.faults import fault_of
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.odd_samples import through_all
 from mm_assets_tests.formats.parquet_of_others import IMAGE, PICTURES, documents, image, interleaved
-from mm_assets_tests.formats.test_raw_shards import through_all
 
 P0, P1 = PICTURES[:2]
 TEXTS = (pa.list_(pa.string()), [["t"]])
@@ -50,9 +50,11 @@ def test_positions_are_indices_and_nulls_are_gaps(tmp_path: Path) -> None:
     assert reading.items("f/2") == []
     assert reading.items("f/3") == [(0, "text", "", None)]
     assert reading.metadata("_source") == [
-        ({"lengths": {"texts": 4, "images": 4}},), ({"lengths": {"texts": 0}},), ({"lengths": {"texts": None, "images": None}},),
+        ({"lengths": {"texts": 4, "images": 4}},),
+        ({"lengths": {"texts": 0}},),
+        ({"lengths": {"texts": None, "images": None}},),
         ({"lengths": {"texts": 2}},),
-    ]  # fmt: skip
+    ]
     assert reading.survey.members == 4
 
 
@@ -267,8 +269,9 @@ def test_ids(tmp_path: Path) -> None:
         [("f/2", "bad_sample_id")],
     )
     assert by_field.metadata("_source") == [
-        ({"fields": {"sample_id": "x", "uid": 5}, "lengths": {"images": None}},), ({"fields": {"uid": 6}, "lengths": {"images": None}},),
-    ]  # fmt: skip
+        ({"fields": {"sample_id": "x", "uid": 5}, "lengths": {"images": None}},),
+        ({"fields": {"uid": 6}, "lengths": {"images": None}},),
+    ]
     with pytest.raises(SampleError, match=r"f\.parquet: row 2: column 'uid' \(sample_id_field\) is null"):
         read("parquet", file, sample_id_field="uid")
     with pytest.raises(
@@ -335,8 +338,9 @@ def test_an_image_beyond_the_limit_is_an_error_row(tmp_path: Path) -> None:
     images = [[{"bytes": P0 + bytes(5000), "path": None}, image(1)], [image(2)]]
     reading = found(tmp_path, interleaved([None, None], images), max_member_bytes=5000)
     assert reading.items("f/0") == [
-        (0, "image", None, f"oversized member 'images[0]': {len(P0) + 5000} bytes, at most 5000"), (1, "image", P1, None),
-    ]  # fmt: skip
+        (0, "image", None, f"oversized member 'images[0]': {len(P0) + 5000} bytes, at most 5000"),
+        (1, "image", P1, None),
+    ]
     assert reading.items("f/1") == [(0, "image", PICTURES[2], None)]
 
 
@@ -386,8 +390,8 @@ def test_no_locator_of_a_row_is_ever_followed(tmp_path: Path) -> None:
             assert fetched["binary_content"].null_count == 3
             (error,) = [text for text in fetched["materialize_error"].to_pylist() if text is not None]
             assert (
-                error
-                == "f.parquet: row 0, images[0]: what is in a row of a Parquet file has no place in bytes: read the file again"
+                error == "f.parquet: row 0, images[0]: what is in a row of a Parquet file has no place in "
+                "bytes: read the file again"
             )
 
 

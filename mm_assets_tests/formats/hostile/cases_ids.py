@@ -30,14 +30,34 @@ STATED = [
     Case("id-from-the-name", [document("dir.v1/b.a.d")], [Sample("dir.v1/b.a.d")]),
     Case("id-number-without-field", [document(sample_id=5)], [Sample(said={"fields": {"sample_id": 5}})]),
     Case("id-null-without-field", [document(sample_id=None)], [Sample(said={"fields": {"sample_id": None}})]),
-    Case("id-number", [document(sample_id=7)], [Sample("7", said={"fields": {"sample_id": 7}})], options=FIELD),
-    Case("id-object", [document(sample_id={"a": ["ü"]})], [Sample('{"a": ["ü"]}', said={"fields": {"sample_id": {"a": ["ü"]}}})],
-         options=FIELD),
-    Case("id-missing", [document(url="u")], [Lost("bad_sample_id", "field 'sample_id' (sample_id_field) is missing")], options=FIELD),
-    Case("id-null", [document(sample_id=None)], [Lost("bad_sample_id", "field 'sample_id' (sample_id_field) is missing")], options=FIELD),
-    Case("id-missing-among-others", [document("x", url="u"), document("y", sample_id="y")],
-         [Lost("bad_sample_id", "field 'sample_id'", "x", "x.json"), Sample("y")], options=FIELD),
-]  # fmt: skip
+    Case(
+        "id-number", [document(sample_id=7)], [Sample("7", said={"fields": {"sample_id": 7}})], options=FIELD
+    ),
+    Case(
+        "id-object",
+        [document(sample_id={"a": ["ü"]})],
+        [Sample('{"a": ["ü"]}', said={"fields": {"sample_id": {"a": ["ü"]}}})],
+        options=FIELD,
+    ),
+    Case(
+        "id-missing",
+        [document(url="u")],
+        [Lost("bad_sample_id", "field 'sample_id' (sample_id_field) is missing")],
+        options=FIELD,
+    ),
+    Case(
+        "id-null",
+        [document(sample_id=None)],
+        [Lost("bad_sample_id", "field 'sample_id' (sample_id_field) is missing")],
+        options=FIELD,
+    ),
+    Case(
+        "id-missing-among-others",
+        [document("x", url="u"), document("y", sample_id="y")],
+        [Lost("bad_sample_id", "field 'sample_id'", "x", "x.json"), Sample("y")],
+        options=FIELD,
+    ),
+]
 
 
 def with_image(key: str, data: bytes, sample_id: str) -> list[Entry]:
@@ -58,32 +78,76 @@ IMAGE_AND_TEXT = [(-1, "metadata"), (0, "image"), (1, "text")]
 FIRST = Sample("same", {1: "t"}, {0: PNG})
 
 TAKEN = [
-    Case("twins-adjacent", [*with_image("a", PNG, "same"), *with_image("b", JPG, "same")],
-         [FIRST, twin("same", IMAGE_AND_TEXT, "b.json")]),
-    Case("twins-apart", [*with_image("a", PNG, "same"), document("mid"), *with_image("b", JPG, "same"), document("end")],
-         [FIRST, Sample("mid"), twin("same", IMAGE_AND_TEXT, "b.json"), Sample("end")]),
-    Case("triplets", [document(key, sample_id="same") for key in "abc"],
-         [Sample("same"), twin("same", member="b.json"), twin("same", member="c.json")]),
+    Case(
+        "twins-adjacent",
+        [*with_image("a", PNG, "same"), *with_image("b", JPG, "same")],
+        [FIRST, twin("same", IMAGE_AND_TEXT, "b.json")],
+    ),
+    Case(
+        "twins-apart",
+        [*with_image("a", PNG, "same"), document("mid"), *with_image("b", JPG, "same"), document("end")],
+        [FIRST, Sample("mid"), twin("same", IMAGE_AND_TEXT, "b.json"), Sample("end")],
+    ),
+    Case(
+        "triplets",
+        [document(key, sample_id="same") for key in "abc"],
+        [Sample("same"), twin("same", member="b.json"), twin("same", member="c.json")],
+    ),
     Case("twins-equal-in-every-byte", [document(), document()], [Sample(), twin("bad")]),
-    Case("twins-in-two-folders", [document("a/x", sample_id="x"), document("b/x", sample_id="x")],
-         [Sample("x"), twin("x", member="b/x.json")]),
+    Case(
+        "twins-in-two-folders",
+        [document("a/x", sample_id="x"), document("b/x", sample_id="x")],
+        [Sample("x"), twin("x", member="b/x.json")],
+    ),
     Case("no-twins-in-two-folders", [document("a/x"), document("b/x")], [Sample("a/x"), Sample("b/x")]),
-    Case("twin-by-its-name", [document("a", sample_id="b"), document("b")], [Sample("b"), twin("b", member="b.json")]),
+    Case(
+        "twin-by-its-name",
+        [document("a", sample_id="b"), document("b")],
+        [Sample("b"), twin("b", member="b.json")],
+    ),
     Case("twin-of-a-neighbour", [document(sample_id="before")], [twin("before")]),
-    Case("twin-of-a-refused-sample", [file("x.json", b"{"), document("y", sample_id="x")],
-         [Lost("bad_json", "not JSON", "x", "x.json"), Sample("x")]),
-    Case("twin-that-is-a-refused-sample", [document("y", sample_id="x"), file("x.json", b"{")],
-         [Sample("x"), Lost("bad_json", "not JSON", "x", "x.json")]),
-    Case("twin-of-a-sample-with-an-error", [file("a.json", {"sample_id": "x", "images": ["gone.png"]}), document("b", sample_id="x")],
-         [Sample("x", {}, {0: None}, said={"lengths": {"texts": None}}, faults={0: "missing member 'gone.png'"}),
-          twin("x", member="b.json")]),
-    Case("twin-with-an-error", [document("a", sample_id="x"), file("b.json", {"sample_id": "x", "images": ["gone.png"], "texts": []})],
-         [Sample("x"), twin("x", [(-1, "metadata"), (0, "image")], "b.json")]),
-    Case("twin-by-json-suffix", [document("x"), file("x.JSON", {"texts": ["t"], "images": [None]})],
-         [Sample("x"), twin("x", member="x.JSON")]),
-    Case("id-of-another-shard", [document("x"), document("y")],
-         [Rejected("duplicate_id", "sample id 'x' is already in another shard", "x", member="x.json"), Sample("y")],
-         options={"taken_ids": {"x", "z"}}),
-]  # fmt: skip
+    Case(
+        "twin-of-a-refused-sample",
+        [file("x.json", b"{"), document("y", sample_id="x")],
+        [Lost("bad_json", "not JSON", "x", "x.json"), Sample("x")],
+    ),
+    Case(
+        "twin-that-is-a-refused-sample",
+        [document("y", sample_id="x"), file("x.json", b"{")],
+        [Sample("x"), Lost("bad_json", "not JSON", "x", "x.json")],
+    ),
+    Case(
+        "twin-of-a-sample-with-an-error",
+        [file("a.json", {"sample_id": "x", "images": ["gone.png"]}), document("b", sample_id="x")],
+        [
+            Sample(
+                "x", {}, {0: None}, said={"lengths": {"texts": None}}, faults={0: "missing member 'gone.png'"}
+            ),
+            twin("x", member="b.json"),
+        ],
+    ),
+    Case(
+        "twin-with-an-error",
+        [
+            document("a", sample_id="x"),
+            file("b.json", {"sample_id": "x", "images": ["gone.png"], "texts": []}),
+        ],
+        [Sample("x"), twin("x", [(-1, "metadata"), (0, "image")], "b.json")],
+    ),
+    Case(
+        "twin-by-json-suffix",
+        [document("x"), file("x.JSON", {"texts": ["t"], "images": [None]})],
+        [Sample("x"), twin("x", member="x.JSON")],
+    ),
+    Case(
+        "id-of-another-shard",
+        [document("x"), document("y")],
+        [
+            Rejected("duplicate_id", "sample id 'x' is already in another shard", "x", member="x.json"),
+            Sample("y"),
+        ],
+        options={"taken_ids": {"x", "z"}},
+    ),
+]
 
 CASES = [*STATED, *TAKEN]

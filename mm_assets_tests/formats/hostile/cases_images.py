@@ -123,11 +123,19 @@ PRESERVED = [
     Case(
         "every-kind-of-picture",
         [
-            file("bad.json", {"texts": [], "images": [f"{n}.{suffix}" for n, (suffix, _) in enumerate(KINDS)]}),
+            file(
+                "bad.json", {"texts": [], "images": [f"{n}.{suffix}" for n, (suffix, _) in enumerate(KINDS)]}
+            ),
             *(file(f"bad.{n}.{suffix}", make(n)) for n, (suffix, make) in enumerate(KINDS)),
         ],
-        [Sample(texts={}, images={n: make(n) for n, (_, make) in enumerate(KINDS)}, said={"lengths": {"texts": 0}},
-                tokens={n: f"{n}.{suffix}" for n, (suffix, _) in enumerate(KINDS)})],
+        [
+            Sample(
+                texts={},
+                images={n: make(n) for n, (_, make) in enumerate(KINDS)},
+                said={"lengths": {"texts": 0}},
+                tokens={n: f"{n}.{suffix}" for n, (suffix, _) in enumerate(KINDS)},
+            )
+        ],
     ),
     accepted("suffix-of-another-format", PNG, "bad.1.jpg"),
     accepted("suffix-in-upper-case", JPG, "BAD.1.JPEG"),
@@ -140,7 +148,7 @@ PRESERVED = [
     accepted("stray-bytes-behind-a-gif", NOISE["GIF"] + b"stray", "bad.1.gif"),
     accepted("one-frame-tiff-by-name", tiff_of(1), "bad.tiff"),
     accepted("tiff-that-leads-back-to-its-only-frame", grey_tiff(1)[:-4] + grey_tiff(1)[4:8], "bad.1.tiff"),
-]  # fmt: skip
+]
 
 
 def pages(
@@ -167,37 +175,109 @@ FRAMES = [
     pages("frames-of-bigtiff", BIG, {1: Frame(BIG, 0), 2: Frame(BIG, 1)}),
     pages("frames-of-big-endian-bigtiff", BIG_ENDIAN, {1: Frame(BIG_ENDIAN, 0), 2: Frame(BIG_ENDIAN, 1)}),
     pages("frame-of-a-one-frame-tiff-is-the-file", LONE, {1: LONE}),
-    pages("fewer-frames-than-references", GREY, {1: Frame(GREY, 0), 2: Frame(GREY, 1), 3: Frame(GREY, 2), 4: None},
-          {4: "dangling reference: frame 3 of 'bad.tiff'"}),
-    pages("more-frames-than-references", GREY, {1: Frame(GREY, 0), 2: Frame(GREY, 1)},
-          notes={"unreferenced_frames": ["bad.tiff: 1 of 3 frames"]}),
-    pages("one-damaged-frame", BROKEN, {1: Frame(GREY, 0), 2: None, 3: Frame(GREY, 2)}, {2: f"{LOST} 1 from 'bad.tiff': "}),
-    pages("one-frame-of-too-few-bytes", HOLLOW, {1: Frame(GREY, 0), 2: None, 3: Frame(GREY, 2)}, {2: f"{LOST} 1 from 'bad.tiff': "}),
-    pages("one-frame-is-a-bomb", HUGE, {1: Frame(GREY, 0), 2: Frame(HUGE, 1), 3: Frame(GREY, 2)},
-          {2: "decompression bomb: 40000x40000 pixels"}),
-    pages("chain-of-frames-is-cut", CUT_CHAIN, {1: Frame(GREY, 0), 2: None, 3: None},
-          {2: f"{LOST} 1 from 'bad.tiff': ", 3: f"{LOST} 2 from 'bad.tiff': "}),
-    pages("chain-of-frames-is-a-loop", GREY[:-4] + GREY[4:8], {n + 1: Frame(GREY, n) if n < 3 else None for n in range(4)},
-          {4: f"{LOST} 3 from 'bad.tiff': TIFF directories form a loop"}),
-    pages("tiff-that-is-none", b"II*\0 or not", {1: None, 2: None}, {1: f"{LOST} 0 from 'bad.tiff': ", 2: f"{LOST} 1 from 'bad.tiff': "}),
-    pages("tiff-of-no-bytes", b"", {1: None, 2: None}, {1: f"{LOST} 0 from 'bad.tiff': ", 2: f"{LOST} 1 from 'bad.tiff': "}),
-    Case("frames-by-the-name-of-their-tiff",
-         [file("bad.json", {"texts": ["t", None, None], "images": [None, "x.tif", "x.tif"]}), file("x.tif", GREY)],
-         [Sample(images={1: Frame(GREY, 0), 2: Frame(GREY, 1)}, tokens={1: "x.tif", 2: "x.tif"})],
-         notes={"unreferenced_frames": ["x.tif: 1 of 3 frames"]}),
-    Case("frames-of-a-tiff-that-two-samples-share",
-         [file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "x.tiff"}),
-          file("worse.json", {"texts": ["t", None, None], "images": [None, "p", "q"], "pdf": "x.tiff"}), file("x.tiff", GREY)],
-         [Sample(images={1: Frame(GREY, 0)}, tokens={1: "p"}, said={"fields": {"pdf": "x.tiff"}}),
-          Sample("worse", images={1: Frame(GREY, 0), 2: Frame(GREY, 1)}, tokens={1: "p", 2: "q"}, said={"fields": {"pdf": "x.tiff"}})],
-         options={"image_member_field": "pdf"}, notes={"unreferenced_frames": ["x.tiff: 1 of 3 frames"]}),
-    Case("frames-of-a-stated-member",
-         [file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "scan.tiff"}), file("scan.tiff", LONE)],
-         [Sample(images={1: LONE}, tokens={1: "p"}, said={"fields": {"pdf": "scan.tiff"}})], options={"image_member_field": "pdf"}),
-    Case("stated-member-is-missing",
-         [file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "scan.tiff"})],
-         [Sample(images={1: None}, said={"fields": {"pdf": "scan.tiff"}}, faults={1: "missing member 'scan.tiff'"})],
-         options={"image_member_field": "pdf"}),
-]  # fmt: skip
+    pages(
+        "fewer-frames-than-references",
+        GREY,
+        {1: Frame(GREY, 0), 2: Frame(GREY, 1), 3: Frame(GREY, 2), 4: None},
+        {4: "dangling reference: frame 3 of 'bad.tiff'"},
+    ),
+    pages(
+        "more-frames-than-references",
+        GREY,
+        {1: Frame(GREY, 0), 2: Frame(GREY, 1)},
+        notes={"unreferenced_frames": ["bad.tiff: 1 of 3 frames"]},
+    ),
+    pages(
+        "one-damaged-frame",
+        BROKEN,
+        {1: Frame(GREY, 0), 2: None, 3: Frame(GREY, 2)},
+        {2: f"{LOST} 1 from 'bad.tiff': "},
+    ),
+    pages(
+        "one-frame-of-too-few-bytes",
+        HOLLOW,
+        {1: Frame(GREY, 0), 2: None, 3: Frame(GREY, 2)},
+        {2: f"{LOST} 1 from 'bad.tiff': "},
+    ),
+    pages(
+        "one-frame-is-a-bomb",
+        HUGE,
+        {1: Frame(GREY, 0), 2: Frame(HUGE, 1), 3: Frame(GREY, 2)},
+        {2: "decompression bomb: 40000x40000 pixels"},
+    ),
+    pages(
+        "chain-of-frames-is-cut",
+        CUT_CHAIN,
+        {1: Frame(GREY, 0), 2: None, 3: None},
+        {2: f"{LOST} 1 from 'bad.tiff': ", 3: f"{LOST} 2 from 'bad.tiff': "},
+    ),
+    pages(
+        "chain-of-frames-is-a-loop",
+        GREY[:-4] + GREY[4:8],
+        {n + 1: Frame(GREY, n) if n < 3 else None for n in range(4)},
+        {4: f"{LOST} 3 from 'bad.tiff': TIFF directories form a loop"},
+    ),
+    pages(
+        "tiff-that-is-none",
+        b"II*\0 or not",
+        {1: None, 2: None},
+        {1: f"{LOST} 0 from 'bad.tiff': ", 2: f"{LOST} 1 from 'bad.tiff': "},
+    ),
+    pages(
+        "tiff-of-no-bytes",
+        b"",
+        {1: None, 2: None},
+        {1: f"{LOST} 0 from 'bad.tiff': ", 2: f"{LOST} 1 from 'bad.tiff': "},
+    ),
+    Case(
+        "frames-by-the-name-of-their-tiff",
+        [
+            file("bad.json", {"texts": ["t", None, None], "images": [None, "x.tif", "x.tif"]}),
+            file("x.tif", GREY),
+        ],
+        [Sample(images={1: Frame(GREY, 0), 2: Frame(GREY, 1)}, tokens={1: "x.tif", 2: "x.tif"})],
+        notes={"unreferenced_frames": ["x.tif: 1 of 3 frames"]},
+    ),
+    Case(
+        "frames-of-a-tiff-that-two-samples-share",
+        [
+            file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "x.tiff"}),
+            file("worse.json", {"texts": ["t", None, None], "images": [None, "p", "q"], "pdf": "x.tiff"}),
+            file("x.tiff", GREY),
+        ],
+        [
+            Sample(images={1: Frame(GREY, 0)}, tokens={1: "p"}, said={"fields": {"pdf": "x.tiff"}}),
+            Sample(
+                "worse",
+                images={1: Frame(GREY, 0), 2: Frame(GREY, 1)},
+                tokens={1: "p", 2: "q"},
+                said={"fields": {"pdf": "x.tiff"}},
+            ),
+        ],
+        options={"image_member_field": "pdf"},
+        notes={"unreferenced_frames": ["x.tiff: 1 of 3 frames"]},
+    ),
+    Case(
+        "frames-of-a-stated-member",
+        [
+            file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "scan.tiff"}),
+            file("scan.tiff", LONE),
+        ],
+        [Sample(images={1: LONE}, tokens={1: "p"}, said={"fields": {"pdf": "scan.tiff"}})],
+        options={"image_member_field": "pdf"},
+    ),
+    Case(
+        "stated-member-is-missing",
+        [file("bad.json", {"texts": ["t", None], "images": [None, "p"], "pdf": "scan.tiff"})],
+        [
+            Sample(
+                images={1: None},
+                said={"fields": {"pdf": "scan.tiff"}},
+                faults={1: "missing member 'scan.tiff'"},
+            )
+        ],
+        options={"image_member_field": "pdf"},
+    ),
+]
 
 CASES = [*NONE, *CUT, *BOMBS, *PRESERVED, *FRAMES]

@@ -93,51 +93,153 @@ REFUSED = [
 ]
 
 PRESERVED = [
-    Case("byte-order-mark", [file("bad.json", b"\xef\xbb\xbf" + b'{"texts": ["t"], "images": [null]}')], [Sample()]),
-    preserved("nan-and-infinity", '"a": NaN, "b": -Infinity', {"a": pa.float64(), "b": pa.float64()},
-              {"a": float("nan"), "b": float("-inf")}),
-    preserved("float-limits", '"a": 1.7976931348623157e308, "b": 1e-400, "c": "1e400", "d": 0e999', dict.fromkeys("abd", pa.float64())
-              | {"c": pa.string()}, {"a": 1.7976931348623157e308, "b": 0.0, "c": "1e400", "d": 0.0}),
-    preserved("nan-inside", '"a": [NaN, {"b": Infinity}]', {"a": JSON}, {"a": [float("nan"), {"b": float("inf")}]}),
-    preserved("integers-beyond-2^53", '"a": 9007199254740993, "b": -9007199254740993', {"a": pa.int64(), "b": pa.int64()},
-              {"a": 2**53 + 1, "b": -(2**53) - 1}),
-    preserved("integer-limits", '"a": 9223372036854775807, "b": -9223372036854775807', {"a": pa.int64(), "b": pa.int64()},
-              {"a": 2**63 - 1, "b": -(2**63) + 1}),
-    preserved("integers-beyond-2^63", f'"a": {2**63}, "b": {-(10**40)}', {"a": JSON, "b": JSON}, {"a": 2**63, "b": -(10**40)}),
-    preserved("smallest-floats", '"a": 5e-324, "b": 1.7976931348623157e308, "c": 0.1', dict.fromkeys("abc", pa.float64()),
-              {"a": 5e-324, "b": 1.7976931348623157e308, "c": 0.1}),
-    preserved("paired-surrogates", '"a": "\\ud83d\\ude00", "\\ud83e\\udded": 1', {"a": pa.string(), "\U0001f9ed": pa.int64()},
-              {"a": "😀", "\U0001f9ed": 1}),
-    preserved("nul-characters", '"a": "x\\u0000y", "b\\u0000": [ "\\u0000" ]', {"a": pa.string(), "b\0": JSON},
-              {"a": "x\0y", "b\0": ["\0"]}),
-    preserved("nested-100-deep", '"a": ' + "[" * 100 + "]" * 100, {"a": JSON}, {"a": json.loads("[" * 100 + "]" * 100)}),
-    preserved("nested-nulls", '"a": [[null], [], {}, [null, [null, {"b": null}]]]', {"a": JSON},
-              {"a": [[None], [], {}, [None, [None, {"b": None}]]]}),
+    Case(
+        "byte-order-mark",
+        [file("bad.json", b"\xef\xbb\xbf" + b'{"texts": ["t"], "images": [null]}')],
+        [Sample()],
+    ),
+    preserved(
+        "nan-and-infinity",
+        '"a": NaN, "b": -Infinity',
+        {"a": pa.float64(), "b": pa.float64()},
+        {"a": float("nan"), "b": float("-inf")},
+    ),
+    preserved(
+        "float-limits",
+        '"a": 1.7976931348623157e308, "b": 1e-400, "c": "1e400", "d": 0e999',
+        dict.fromkeys("abd", pa.float64()) | {"c": pa.string()},
+        {"a": 1.7976931348623157e308, "b": 0.0, "c": "1e400", "d": 0.0},
+    ),
+    preserved(
+        "nan-inside", '"a": [NaN, {"b": Infinity}]', {"a": JSON}, {"a": [float("nan"), {"b": float("inf")}]}
+    ),
+    preserved(
+        "integers-beyond-2^53",
+        '"a": 9007199254740993, "b": -9007199254740993',
+        {"a": pa.int64(), "b": pa.int64()},
+        {"a": 2**53 + 1, "b": -(2**53) - 1},
+    ),
+    preserved(
+        "integer-limits",
+        '"a": 9223372036854775807, "b": -9223372036854775807',
+        {"a": pa.int64(), "b": pa.int64()},
+        {"a": 2**63 - 1, "b": -(2**63) + 1},
+    ),
+    preserved(
+        "integers-beyond-2^63",
+        f'"a": {2**63}, "b": {-(10**40)}',
+        {"a": JSON, "b": JSON},
+        {"a": 2**63, "b": -(10**40)},
+    ),
+    preserved(
+        "smallest-floats",
+        '"a": 5e-324, "b": 1.7976931348623157e308, "c": 0.1',
+        dict.fromkeys("abc", pa.float64()),
+        {"a": 5e-324, "b": 1.7976931348623157e308, "c": 0.1},
+    ),
+    preserved(
+        "paired-surrogates",
+        '"a": "\\ud83d\\ude00", "\\ud83e\\udded": 1',
+        {"a": pa.string(), "\U0001f9ed": pa.int64()},
+        {"a": "😀", "\U0001f9ed": 1},
+    ),
+    preserved(
+        "nul-characters",
+        '"a": "x\\u0000y", "b\\u0000": [ "\\u0000" ]',
+        {"a": pa.string(), "b\0": JSON},
+        {"a": "x\0y", "b\0": ["\0"]},
+    ),
+    preserved(
+        "nested-100-deep",
+        '"a": ' + "[" * 100 + "]" * 100,
+        {"a": JSON},
+        {"a": json.loads("[" * 100 + "]" * 100)},
+    ),
+    preserved(
+        "nested-nulls",
+        '"a": [[null], [], {}, [null, [null, {"b": null}]]]',
+        {"a": JSON},
+        {"a": [[None], [], {}, [None, [None, {"b": None}]]]},
+    ),
     preserved("empty-field-name", '"": 7, " ": 8', {"": pa.int64(), " ": pa.int64()}, {"": 7, " ": 8}),
-    preserved("odd-field-names", '"a.b": 1, "*": 2, "_rowid": 3, "a b": 4', dict.fromkeys(["a.b", "*", "_rowid", "a b"], pa.int64()),
-              {"a.b": 1, "*": 2, "_rowid": 3, "a b": 4}),
-    preserved("names-of-two-cases", '"a": 1, "A": "x"', {"a": pa.int64(), "A": pa.string()}, {"a": 1, "A": "x"}),
-    preserved("100-fields", ", ".join(f'"f{n}": {n}' for n in range(100)), {f"f{n}": pa.int64() for n in range(100)},
-              {f"f{n}": n for n in range(100)}),
+    preserved(
+        "odd-field-names",
+        '"a.b": 1, "*": 2, "_rowid": 3, "a b": 4',
+        dict.fromkeys(["a.b", "*", "_rowid", "a b"], pa.int64()),
+        {"a.b": 1, "*": 2, "_rowid": 3, "a b": 4},
+    ),
+    preserved(
+        "names-of-two-cases", '"a": 1, "A": "x"', {"a": pa.int64(), "A": pa.string()}, {"a": 1, "A": "x"}
+    ),
+    preserved(
+        "100-fields",
+        ", ".join(f'"f{n}": {n}' for n in range(100)),
+        {f"f{n}": pa.int64() for n in range(100)},
+        {f"f{n}": n for n in range(100)},
+    ),
     preserved("null-field", '"a": null', {"a": pa.null()}, {}, {"nulls": ["a"]}),
-    preserved("reserved-names", '"position": 5, "modality": {"m": 1}, "content_type": null, "text_content": "tc", '
-              '"binary_content": [1], "source_ref": "sr", "materialize_error": "no error"', {}, {},
-              {"fields": {"position": 5, "modality": {"m": 1}, "content_type": None, "text_content": "tc",
-                          "binary_content": [1], "source_ref": "sr", "materialize_error": "no error"}}),
-    preserved("field-named-source", '"_source": {"token": "mine", "lengths": {"texts": 9}}', {}, {},
-              {"fields": {"_source": {"token": "mine", "lengths": {"texts": 9}}}}),
-    preserved("row-extra-of-others", '"_row_extra": {"theirs": 1, "text": [null]}', {"_row_extra": JSON},
-              {"_row_extra": {"theirs": 1, "text": [None]}}),
-    preserved("row-extra-that-is-text", '"_row_extra": "none", "_row_errors": [1]', {"_row_extra": pa.string(), "_row_errors": JSON},
-              {"_row_extra": "none", "_row_errors": [1]}),
-    preserved("bookkeeping-of-others", '"_mm_assets": {"schema": "x"}, "image_members": ["x"]', {"_mm_assets": JSON, "image_members": JSON},
-              {"_mm_assets": {"schema": "x"}, "image_members": ["x"]}),
-    preserved("codec-marks", '"a": {"__arrow__": {"__arrow__": "x"}}, "__arrow__": 1', {"a": JSON, "__arrow__": pa.int64()},
-              {"a": {"__arrow__": {"__arrow__": "x"}}, "__arrow__": 1}),
-    preserved("text-that-looks-like-json", '"a": "null", "b": "{\\"x\\": 1}", "c": "NaN"', dict.fromkeys("abc", pa.string()),
-              {"a": "null", "b": '{"x": 1}', "c": "NaN"}),
-    Case("huge-text", [document(texts=[MUCH], f=[MUCH[:1000]])], [Sample(texts={0: MUCH}, extras={"f": [MUCH[:1000]]})], {"f": JSON}),
-]  # fmt: skip
+    preserved(
+        "reserved-names",
+        '"position": 5, "modality": {"m": 1}, "content_type": null, "text_content": "tc", '
+        '"binary_content": [1], "source_ref": "sr", "materialize_error": "no error"',
+        {},
+        {},
+        {
+            "fields": {
+                "position": 5,
+                "modality": {"m": 1},
+                "content_type": None,
+                "text_content": "tc",
+                "binary_content": [1],
+                "source_ref": "sr",
+                "materialize_error": "no error",
+            }
+        },
+    ),
+    preserved(
+        "field-named-source",
+        '"_source": {"token": "mine", "lengths": {"texts": 9}}',
+        {},
+        {},
+        {"fields": {"_source": {"token": "mine", "lengths": {"texts": 9}}}},
+    ),
+    preserved(
+        "row-extra-of-others",
+        '"_row_extra": {"theirs": 1, "text": [null]}',
+        {"_row_extra": JSON},
+        {"_row_extra": {"theirs": 1, "text": [None]}},
+    ),
+    preserved(
+        "row-extra-that-is-text",
+        '"_row_extra": "none", "_row_errors": [1]',
+        {"_row_extra": pa.string(), "_row_errors": JSON},
+        {"_row_extra": "none", "_row_errors": [1]},
+    ),
+    preserved(
+        "bookkeeping-of-others",
+        '"_mm_assets": {"schema": "x"}, "image_members": ["x"]',
+        {"_mm_assets": JSON, "image_members": JSON},
+        {"_mm_assets": {"schema": "x"}, "image_members": ["x"]},
+    ),
+    preserved(
+        "codec-marks",
+        '"a": {"__arrow__": {"__arrow__": "x"}}, "__arrow__": 1',
+        {"a": JSON, "__arrow__": pa.int64()},
+        {"a": {"__arrow__": {"__arrow__": "x"}}, "__arrow__": 1},
+    ),
+    preserved(
+        "text-that-looks-like-json",
+        '"a": "null", "b": "{\\"x\\": 1}", "c": "NaN"',
+        dict.fromkeys("abc", pa.string()),
+        {"a": "null", "b": '{"x": 1}', "c": "NaN"},
+    ),
+    Case(
+        "huge-text",
+        [document(texts=[MUCH], f=[MUCH[:1000]])],
+        [Sample(texts={0: MUCH}, extras={"f": [MUCH[:1000]]})],
+        {"f": JSON},
+    ),
+]
 
 ACROSS_SAMPLES = [
     several(

@@ -60,18 +60,43 @@ READ = [
     Case(
         "layout-with-extras",
         [
-            file("bad.json", {"sample_id": "bad", "texts": ["t", None], "images": [None, "1.png"],
-                              "_row_extra": {"text": [{"lang": "en"}, None], "image": [None, {"width": 5}], "metadata": {"url": "u"}}}),
+            file(
+                "bad.json",
+                {
+                    "sample_id": "bad",
+                    "texts": ["t", None],
+                    "images": [None, "1.png"],
+                    "_row_extra": {
+                        "text": [{"lang": "en"}, None],
+                        "image": [None, {"width": 5}],
+                        "metadata": {"url": "u"},
+                    },
+                },
+            ),
             file("bad.1.png", PNG),
         ],
-        [Sample(images={1: PNG}, extras={"url": "u"}, item_extras={("text", 0): {"lang": "en"}, ("image", 1): {"width": 5}})],
+        [
+            Sample(
+                images={1: PNG},
+                extras={"url": "u"},
+                item_extras={("text", 0): {"lang": "en"}, ("image", 1): {"width": 5}},
+            )
+        ],
         {"lang": pa.string(), "width": pa.int64(), "url": pa.string()},
     ),
-    Case("stated-types", [own([pa.field("x", pa.int8()), pa.field("y", pa.string())], {"x": 5, "y": "ü"})],
-         [Sample(extras={"x": 5, "y": "ü"}, refs={})], {"x": pa.int8(), "y": pa.string()}),
-    Case("stated-types-of-two-kinds", [own([pa.field("x", pa.int8())], {"x": 5}, "a"), own([pa.field("x", pa.string())], {"x": "5"}, "b")],
-         [Sample("a", extras={"x": 5}, refs={}), Sample("b", extras={"x": "5"}, refs={})], {"x": JSON}),
-]  # fmt: skip
+    Case(
+        "stated-types",
+        [own([pa.field("x", pa.int8()), pa.field("y", pa.string())], {"x": 5, "y": "ü"})],
+        [Sample(extras={"x": 5, "y": "ü"}, refs={})],
+        {"x": pa.int8(), "y": pa.string()},
+    ),
+    Case(
+        "stated-types-of-two-kinds",
+        [own([pa.field("x", pa.int8())], {"x": 5}, "a"), own([pa.field("x", pa.string())], {"x": "5"}, "b")],
+        [Sample("a", extras={"x": 5}, refs={}), Sample("b", extras={"x": "5"}, refs={})],
+        {"x": JSON},
+    ),
+]
 
 REFUSED = [
     edited("layout-text-extras-misaligned", "_row_extra.text does not align", _row_extra={"text": []}),
@@ -80,43 +105,94 @@ REFUSED = [
     edited("layout-metadata-no-object", "_row_extra.metadata: no object", _row_extra={"metadata": [1]}),
     edited("layout-texts-no-list", "'texts' is no list", texts="t"),
     edited("layout-errors-no-list", "_row_errors is no list", _row_errors={"a": 1}),
-    edited("layout-error-of-no-item", "no item has this modality", _row_errors=[{"modality": "video", "position": 1}]),
-    edited("layout-error-far-away", "no item has this modality", _row_errors=[{"modality": "text", "position": 2**40}]),
-    edited("layout-error-no-text", "error and content type are texts",
-           _row_errors=[{"modality": "text", "position": 1, "materialize_error": 5}]),
+    edited(
+        "layout-error-of-no-item",
+        "no item has this modality",
+        _row_errors=[{"modality": "video", "position": 1}],
+    ),
+    edited(
+        "layout-error-far-away",
+        "no item has this modality",
+        _row_errors=[{"modality": "text", "position": 2**40}],
+    ),
+    edited(
+        "layout-error-no-text",
+        "error and content type are texts",
+        _row_errors=[{"modality": "text", "position": 1, "materialize_error": 5}],
+    ),
     edited("layout-id-no-string", "'sample_id' is no string", "bad_sample_id", sample_id=5),
     edited("layout-id-null", "'sample_id' is no string", "bad_sample_id", sample_id=None),
     edited("bookkeeping-empty", "'_mm_assets' does not fit", _mm_assets={}),
     edited("bookkeeping-no-object", "'_mm_assets' does not fit", _mm_assets=5),
-    edited("refused-with-a-reason", "no member of key 'bad'", "missing_modality",
-           _mm_assets={"refused": ["missing_modality", "no member of key 'bad'", None]}),
-    edited("refused-for-no-known-reason", "refuses the sample, and does not say why", _mm_assets={"refused": ["bad luck", "x", None]}),
-    edited("refused-with-no-text-for-a-locator", "does not say why", _mm_assets={"refused": ["bad_json", "x", 5]}),
+    edited(
+        "refused-with-a-reason",
+        "no member of key 'bad'",
+        "missing_modality",
+        _mm_assets={"refused": ["missing_modality", "no member of key 'bad'", None]},
+    ),
+    edited(
+        "refused-for-no-known-reason",
+        "refuses the sample, and does not say why",
+        _mm_assets={"refused": ["bad luck", "x", None]},
+    ),
+    edited(
+        "refused-with-no-text-for-a-locator", "does not say why", _mm_assets={"refused": ["bad_json", "x", 5]}
+    ),
     bookkeeping("schema-that-is-junk", schema="AAAA"),
     bookkeeping("schema-that-is-pickle", schema=base64.b64encode(pickle.dumps([1])).decode()),
     bookkeeping("refs-null", refs=None, rows={**ROWS, "text": {"0": {"ref": 0}}}),
     bookkeeping("ref-beyond-the-list", rows={**ROWS, "text": {"0": {"ref": 99}}}),
-    edited("layout-error-beyond-the-longest-list", "no item has this modality", _row_errors=[{"modality": "text", "position": 10**6}]),
-    edited("layout-lengths-beyond-the-longest-list", "_source: field 'texts' had 1000001 entries, at most 1000000",
-           _row_extra={"metadata": {"_source": {"lengths": {"texts": 10**6 + 1}}}}),
+    edited(
+        "layout-error-beyond-the-longest-list",
+        "no item has this modality",
+        _row_errors=[{"modality": "text", "position": 10**6}],
+    ),
+    edited(
+        "layout-lengths-beyond-the-longest-list",
+        "_source: field 'texts' had 1000001 entries, at most 1000000",
+        _row_extra={"metadata": {"_source": {"lengths": {"texts": 10**6 + 1}}}},
+    ),
     bookkeeping("patch-of-no-item", rows={**ROWS, "text": {"7": {"ref": 0}}}),
     bookkeeping("patch-no-object", rows={**ROWS, "text": {"0": 5}}),
     bookkeeping("bytes-no-base64", rows={**ROWS, "text": {"0": {"binary_content": "%"}}}),
     Case("field-of-no-column", [own([], new=1)], [Lost("bad_layout", "field 'new' is in no column")]),
     Case("extra-of-no-column", [own([], {"new": 1})], [Lost("bad_layout", "field 'new' is in no column")]),
-    Case("column-named-as-a-reserved-one", [own([pa.field("position", pa.int8())], {"position": 1})],
-         [Lost("bad_layout", "column names are not unique")]),
-    Case("column-twice", [own([pa.field("x", pa.int8()), pa.field("x", pa.int8())], {"x": 1})],
-         [Lost("bad_layout", "column names are not unique")]),
-    Case("fixed-size-type-too-wide", [own([pa.field("x", pa.list_(pa.int8(), 2**20))])], [Lost("bad_layout", "is wider than")]),
-    Case("fixed-size-types-too-wide-together", [own([pa.field("x", pa.list_(pa.list_(pa.int8(), 1000), 1000))])],
-         [Lost("bad_layout", "is wider than")]),
-    misfit("text-for-an-integer", [pa.field("x", pa.int64())], {"x": "no"}, "sample 'bad': Could not convert 'no'"),
+    Case(
+        "column-named-as-a-reserved-one",
+        [own([pa.field("position", pa.int8())], {"position": 1})],
+        [Lost("bad_layout", "column names are not unique")],
+    ),
+    Case(
+        "column-twice",
+        [own([pa.field("x", pa.int8()), pa.field("x", pa.int8())], {"x": 1})],
+        [Lost("bad_layout", "column names are not unique")],
+    ),
+    Case(
+        "fixed-size-type-too-wide",
+        [own([pa.field("x", pa.list_(pa.int8(), 2**20))])],
+        [Lost("bad_layout", "is wider than")],
+    ),
+    Case(
+        "fixed-size-types-too-wide-together",
+        [own([pa.field("x", pa.list_(pa.list_(pa.int8(), 1000), 1000))])],
+        [Lost("bad_layout", "is wider than")],
+    ),
+    misfit(
+        "text-for-an-integer",
+        [pa.field("x", pa.int64())],
+        {"x": "no"},
+        "sample 'bad': Could not convert 'no'",
+    ),
     misfit("integer-too-large", [pa.field("x", pa.int8())], {"x": 1000}, "sample 'bad': "),
     misfit("object-for-a-list", [pa.field("x", pa.list_(pa.int8()))], {"x": {"a": 1}}, "sample 'bad': "),
-    misfit("type-without-json-form", [pa.field("x", pa.dense_union([pa.field("a", pa.int8())]))], {}, "cannot be written: "),
+    misfit(
+        "type-without-json-form",
+        [pa.field("x", pa.dense_union([pa.field("a", pa.int8())]))],
+        {},
+        "cannot be written: ",
+    ),
     misfit("null-where-none-may-be", [pa.field("x", pa.int8(), nullable=False)], {"x": 1}, "sample 'bad': "),
-]  # fmt: skip
+]
 
 
 def located(name: str, ref: Any, words: str | None = None, image: bytes | None = None) -> Case:

@@ -19,9 +19,15 @@ from mm_assets_tests.formats.hostile.outcomes import JSON, Case, Damage, Frame, 
 from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff
 
 BY_SUFFIX = {
-    "jpg": "image/jpeg", "jpeg": "image/jpeg", "png": "image/png", "webp": "image/webp", "gif": "image/gif", "bmp": "image/bmp",
-    "tif": "image/tiff", "tiff": "image/tiff",
-}  # fmt: skip
+    "jpg": "image/jpeg",
+    "jpeg": "image/jpeg",
+    "png": "image/png",
+    "webp": "image/webp",
+    "gif": "image/gif",
+    "bmp": "image/bmp",
+    "tif": "image/tiff",
+    "tiff": "image/tiff",
+}
 
 
 class Judge:
@@ -230,8 +236,11 @@ class Judge:
         assert outcome.words in loss.reason
         end = len(self.plain) if outcome.end is None else outcome.end
         assert json.loads(loss.source_ref or "") == {
-            "path": self.shard.name, "member": None, "byte_offset": outcome.offset, "byte_size": end - outcome.offset,
-        }  # fmt: skip
+            "path": self.shard.name,
+            "member": None,
+            "byte_offset": outcome.offset,
+            "byte_size": end - outcome.offset,
+        }
 
     def rejected(self, losses: list[Loss], outcome: Rejected) -> None:
         (cause,) = [

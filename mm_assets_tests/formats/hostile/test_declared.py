@@ -22,21 +22,33 @@ from mm_assets.formats.webdataset.rows import MISFITS
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, json_codec
 from mm_assets.interleaved.json_values import JSON_ENCODING, is_json
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import read, write
 from mm_assets_tests.formats.hostile.cases_layout import own
 from mm_assets_tests.formats.hostile.outcomes import neighbour
 from mm_assets_tests.formats.hostile.shards import Entry, document, tar
-from mm_assets_tests.formats.test_round_trip import same, tables
 from mm_assets_tests.interleaved.arrow_values import arrow_types, json_values, values_of
 
 TYPES = arrow_types | st.sampled_from(
     [
-        pa.struct([]), pa.list_(pa.int8(), 0), pa.binary(0), pa.decimal128(5, -2), pa.dictionary(pa.int8(), pa.string()),
-        pa.dictionary(pa.int8(), pa.int64()), pa.list_(pa.dictionary(pa.int8(), pa.int64())), pa.string_view(), pa.uuid(), pa.json_(),
-        pa.fixed_shape_tensor(pa.int8(), [2]), pa.struct([pa.field("a", pa.int8())] * 2), pa.float16(), pa.timestamp("s"),
-        pa.struct([pa.field("f0", pa.int8(), nullable=False)]), pa.list_(pa.field("item", pa.timestamp("s"), nullable=False)),
+        pa.struct([]),
+        pa.list_(pa.int8(), 0),
+        pa.binary(0),
+        pa.decimal128(5, -2),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int8(), pa.int64()),
+        pa.list_(pa.dictionary(pa.int8(), pa.int64())),
+        pa.string_view(),
+        pa.uuid(),
+        pa.json_(),
+        pa.fixed_shape_tensor(pa.int8(), [2]),
+        pa.struct([pa.field("a", pa.int8())] * 2),
+        pa.float16(),
+        pa.timestamp("s"),
+        pa.struct([pa.field("f0", pa.int8(), nullable=False)]),
+        pa.list_(pa.field("item", pa.timestamp("s"), nullable=False)),
     ]
-)  # fmt: skip
+)
 METADATA = st.sampled_from(
     [None, None, None, JSON_ENCODING, {b"lance-encoding:blob": b"true"}, {b"k": b"\xff"}, {b"k": b"v"}]
 )

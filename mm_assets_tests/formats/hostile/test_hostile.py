@@ -20,18 +20,7 @@ from mm_assets.formats.conversion import Conversion
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedParquetWriter, InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import FAULTS, fault_of
-from mm_assets_tests.formats.hostile import (
-    cases_declared,
-    cases_ids,
-    cases_images,
-    cases_json,
-    cases_layout,
-    cases_lists,
-    cases_pairs,
-    cases_references,
-    cases_sizes,
-    cases_tar,
-)
+from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.judge import Judge
 from mm_assets_tests.formats.hostile.outcomes import (
     PNG,
@@ -45,10 +34,6 @@ from mm_assets_tests.formats.hostile.outcomes import (
 )
 from mm_assets_tests.formats.hostile.shards import document, tar
 
-MODULES = (
-    cases_json, cases_ids, cases_lists, cases_layout, cases_declared, cases_references, cases_images, cases_tar, cases_sizes, cases_pairs,
-)  # fmt: skip
-CASES: list[Case] = [case for module in MODULES for case in module.CASES]
 BATCH_BYTES = {"drop_sample": 1 << 20, "warn": 1}  # several samples at once, and each alone
 
 

@@ -21,8 +21,8 @@ from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved import InterleavedBatch, json_codec
 from mm_assets.interleaved.digest import ContentDigest
+from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
-from mm_assets_tests.formats.test_round_trip import same, tables
 
 PAIRS = [pytest.param(*pair, id="-to-".join(pair)) for pair in product(FORMATS, FORMATS)]
 THOROUGH = settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))

@@ -27,7 +27,8 @@ from pathlib import Path
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedParquetReader
 def peak(): return int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1]) << 10
-reader = InterleavedParquetReader(sys.argv[1], set_aside=True, relative_to=str(Path(sys.argv[1]).parent), max_batch_bytes=16 << 20)
+root, limit = str(Path(sys.argv[1]).parent), {'max_batch_bytes': 16 << 20}
+reader = InterleavedParquetReader(sys.argv[1], quarantine_errors=True, relative_to=root, **limit)
 (partition,) = reader.partitions()
 base, told = peak(), 'read'
 try:

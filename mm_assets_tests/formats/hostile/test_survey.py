@@ -9,9 +9,9 @@ import pytest
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import DANGLING_REFERENCE, MISSING_MEMBER, OVERSIZED_MEMBER, fault_of
+from mm_assets_tests.formats.hostile.cases import CASES
 from mm_assets_tests.formats.hostile.judge import Judge
 from mm_assets_tests.formats.hostile.outcomes import Case, Lost, Rejected, Sample
-from mm_assets_tests.formats.hostile.test_hostile import CASES
 
 ELSEWHERE = "id-of-another-shard"  # ids of other shards are no part of a survey
 TOLD_BY_HEADERS = {MISSING_MEMBER, DANGLING_REFERENCE, OVERSIZED_MEMBER}

@@ -167,7 +167,8 @@ BOMBS = {
     "webp": (WHOLE["webp"][:26] + struct.pack("<HH", 1500, 1000) + WHOLE["webp"][30:], "1500x1000 pixels"),
     "webp huge": (
         WHOLE["webp"][:26] + struct.pack("<HH", 16_000, 16_000) + WHOLE["webp"][30:],
-        "exceeds limit",
+        # By Pillow's own bound, or ours: versions read the header differently.
+        "exceeds limit|16000x16000 pixels",
     ),
     "gif": (gif_with_frame((30_000, 20_000), (5, 5)), "30000x20000 pixels"),
     "gif frame": (gif_with_frame((5, 5), (2000, 3000)), "2000x3000 pixels"),

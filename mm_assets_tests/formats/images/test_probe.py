@@ -23,6 +23,7 @@ from mm_assets.formats.images.probe import (
     sniff,
 )
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
+from mm_assets_tests.formats.images.variants import turned
 
 PILLOW = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tiff": "TIFF", "bmp": "BMP"}
 
@@ -32,13 +33,6 @@ def picture(kind: str, mode: str = "RGB", size: tuple[int, int] = (57, 31), **op
     noise = Image.frombytes("RGB", size, random.Random(7).randbytes(3 * size[0] * size[1]))
     noise.convert(mode).save(out, PILLOW[kind], **options)
     return out.getvalue()
-
-
-def turned(orientation: int) -> Image.Exif:
-    exif = Image.Exif()
-    exif[271] = "maker"
-    exif[274] = orientation
-    return exif
 
 
 VARIANTS: list[tuple[str, str, dict[str, Any]]] = [

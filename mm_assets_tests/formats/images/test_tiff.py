@@ -22,36 +22,17 @@ from mm_assets.formats.images.tiff import (
     split_frame,
 )
 from mm_assets_tests.formats.images.tiff_tools import (
+    BYTE_ORDERS,
+    SEEDS,
     Page,
     assert_same,
     grey_page,
+    many_tiny_directories,
+    noise,
     read_tiff,
+    save,
     write_tiff,
 )
-
-BYTE_ORDERS = [("<", False), (">", False), ("<", True), (">", True)]
-
-
-def noise(mode: str, width: int, height: int, seed: int) -> Image.Image:
-    rng = random.Random(seed)
-    bands = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "I;16": 2}
-    if mode == "F":
-        return Image.frombytes(
-            "F",
-            (width, height),
-            struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height))),
-        )
-    if mode == "1":
-        return Image.frombytes("L", (width, height), rng.randbytes(width * height)).convert("1")
-    if mode == "P":
-        return Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height)).quantize(200)
-    return Image.frombytes(mode, (width, height), rng.randbytes(bands[mode] * width * height))
-
-
-def save(frames: list[Image.Image], **options: object) -> bytes:
-    out = io.BytesIO()
-    frames[0].save(out, "TIFF", save_all=True, append_images=frames[1:], **options)
-    return out.getvalue()
 
 
 def decoded(data: bytes) -> list[tuple[str, tuple[int, int], bytes, object]]:
@@ -421,13 +402,6 @@ def shared_values() -> bytes:
     return body + struct.pack("<I", len(body) + 4) + second
 
 
-def many_tiny_directories() -> bytes:
-    out = bytearray(b"II*\0\x08\0\0\0")
-    for _ in range(70_000):
-        out += struct.pack("<HHHIII", 1, 256, 4, 1, 1, len(out) + 18)
-    return bytes(out)
-
-
 @pytest.mark.parametrize("make", [directory_loop, shared_table, shared_values, many_tiny_directories])
 def test_hostile_files_stay_cheap(make: Callable[[], bytes]) -> None:
     data = make()
@@ -435,21 +409,6 @@ def test_hostile_files_stay_cheap(make: Callable[[], bytes]) -> None:
     with pytest.raises(ImageError):
         plan_frames(data)
     assert time.process_time() - started < 2.0
-
-
-def seeds() -> list[bytes]:
-    exif = Page({36867: (2, b"2024:01:02 03:04:05\0")}, {}, {40965: [[Page({1: (2, b"R98\0")})]]})
-    pages = [grey_page(9, 9, bytes(81), 4, children={34665: [[exif]], 330: [[grey_page(2, 2, b"abcd")]]})]
-    pages.append(
-        Page({256: (3, 20), 257: (3, 9), 258: (3, 8), 322: (3, 16), 323: (3, 16)}, {324: [bytes(256)] * 2})
-    )
-    found = [write_tiff(pages, order, big) for order, big in BYTE_ORDERS]
-    found.append(save([noise("RGB", 40, 60, seed) for seed in (1, 2)], compression="jpeg"))
-    found.append(save([noise("P", 9, 9, seed) for seed in (1, 2)]))
-    return found
-
-
-SEEDS = seeds()
 
 
 def check_damaged(data: bytes) -> None:

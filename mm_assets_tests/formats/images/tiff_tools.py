@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import random
 import struct
 from dataclasses import dataclass, field
 from typing import Any
+
+from PIL import Image
 
 CODES = {1: "B", 2: "s", 3: "H", 4: "I", 5: "II", 7: "s", 8: "h", 12: "d", 13: "I", 16: "Q", 18: "Q"}
 SIZES = {
@@ -181,3 +185,57 @@ def grey_page(width: int, height: int, pixels: bytes, rows: int | None = None, *
     step = rows * width
     pieces = [pixels[at : at + step] for at in range(0, len(pixels), step)]
     return Page(tags, {273: pieces}, **more)
+
+
+def tiff_of(pages: int, **options: Any) -> bytes:
+    frames = [Image.effect_noise((40 + n, 30), 50 + n).convert("RGB") for n in range(pages)]
+    out = io.BytesIO()
+    frames[0].save(out, "TIFF", save_all=True, append_images=frames[1:], compression="jpeg", **options)
+    return out.getvalue()
+
+
+BYTE_ORDERS = [("<", False), (">", False), ("<", True), (">", True)]
+
+
+def noise(mode: str, width: int, height: int, seed: int) -> Image.Image:
+    rng = random.Random(seed)
+    bands = {"1": 1, "L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4, "I;16": 2}
+    if mode == "F":
+        return Image.frombytes(
+            "F",
+            (width, height),
+            struct.pack(f"<{width * height}f", *(rng.gauss(0, 9) for _ in range(width * height))),
+        )
+    if mode == "1":
+        return Image.frombytes("L", (width, height), rng.randbytes(width * height)).convert("1")
+    if mode == "P":
+        return Image.frombytes("RGB", (width, height), rng.randbytes(3 * width * height)).quantize(200)
+    return Image.frombytes(mode, (width, height), rng.randbytes(bands[mode] * width * height))
+
+
+def save(frames: list[Image.Image], **options: object) -> bytes:
+    out = io.BytesIO()
+    frames[0].save(out, "TIFF", save_all=True, append_images=frames[1:], **options)
+    return out.getvalue()
+
+
+def many_tiny_directories() -> bytes:
+    out = bytearray(b"II*\0\x08\0\0\0")
+    for _ in range(70_000):
+        out += struct.pack("<HHHIII", 1, 256, 4, 1, 1, len(out) + 18)
+    return bytes(out)
+
+
+def seeds() -> list[bytes]:
+    exif = Page({36867: (2, b"2024:01:02 03:04:05\0")}, {}, {40965: [[Page({1: (2, b"R98\0")})]]})
+    pages = [grey_page(9, 9, bytes(81), 4, children={34665: [[exif]], 330: [[grey_page(2, 2, b"abcd")]]})]
+    pages.append(
+        Page({256: (3, 20), 257: (3, 9), 258: (3, 8), 322: (3, 16), 323: (3, 16)}, {324: [bytes(256)] * 2})
+    )
+    found = [write_tiff(pages, order, big) for order, big in BYTE_ORDERS]
+    found.append(save([noise("RGB", 40, 60, seed) for seed in (1, 2)], compression="jpeg"))
+    found.append(save([noise("P", 9, 9, seed) for seed in (1, 2)]))
+    return found
+
+
+SEEDS = seeds()

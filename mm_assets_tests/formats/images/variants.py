@@ -75,8 +75,15 @@ def tiled_tiff(
     number = -(-width // tile[0]) * -(-height // tile[1])
     tiles = tiles or [zlib.compress(random.Random(n).randbytes(tile[0] * tile[1])) for n in range(number)]
     tags: dict[int, tuple[Any, ...]] = {
-        256: (4, width), 257: (4, height), 258: (3, 8), 259: (3, 8), 262: (3, 1), 277: (3, 1), 322: (4, tile[0]), 323: (4, tile[1]),
-    }  # fmt: skip
+        256: (4, width),
+        257: (4, height),
+        258: (3, 8),
+        259: (3, 8),
+        262: (3, 1),
+        277: (3, 1),
+        322: (4, tile[0]),
+        323: (4, tile[1]),
+    }
     return write_tiff([Page(tags, {324: list(tiles)})])
 
 
@@ -143,3 +150,10 @@ def jpeg_with_size(width: int, height: int, **options: Any) -> bytes:
     at = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))
     data[at + 5 : at + 9] = struct.pack(">HH", height, width)
     return bytes(data)
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[271] = "maker"
+    exif[274] = orientation
+    return exif

@@ -18,11 +18,11 @@ from mm_assets.formats.jsonl.reader import InterleavedJsonlReader
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StagedFile
 from mm_assets.interleaved import materialize
+from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-from mm_assets_tests.formats.test_round_trip import same
 
 
 def documents(path: Path) -> list[dict[str, Any]]:

@@ -72,7 +72,9 @@ MENDED: dict[str, Damage] = {
     "a page begins elsewhere": lambda table: flip(data(table)[0]),
     "the newest manifest is missing": lambda table: manifests(table)[-1].unlink(),
     "the oldest manifest is missing": lambda table: manifests(table)[0].unlink(),
-    "all but the first manifest are missing": lambda table: [path.unlink() for path in manifests(table)[1:]] and None,
+    "all but the first manifest are missing": lambda table: (
+        [path.unlink() for path in manifests(table)[1:]] and None
+    ),
     "all manifests are missing": lambda table: [path.unlink() for path in manifests(table)] and None,
     "the hint is cut": lambda table: cut(table / "_versions" / "latest_version_hint.json"),
     "the indexes are missing": lambda table: shutil.rmtree(table / "_indices"),
@@ -85,9 +87,11 @@ MENDED: dict[str, Damage] = {
     "a record is missing": lambda table: record(table).unlink(),
     "a record is cut": lambda table: cut(record(table)),
     "a record is flipped": lambda table: flip(record(table)),
-    "records are flipped in their ids": lambda table: flip(record(table), of=record(table).read_bytes()[-200:]),
+    "records are flipped in their ids": lambda table: flip(
+        record(table), of=record(table).read_bytes()[-200:]
+    ),
     "transactions are missing": lambda table: shutil.rmtree(table / "_transactions"),
-}  # fmt: skip
+}
 HARMLESS = ("nothing", "the oldest manifest is missing", "the hint is cut", "transactions are missing")
 REFUSED: dict[str, Damage] = {
     "the newest manifest is cut": lambda table: cut(manifests(table)[-1]),

@@ -31,13 +31,17 @@ COLUMNS = {
     "string_view": pa.array(["a", None, "b" * 100], pa.string_view()),
     "binary_view": pa.array([b"a", None, b"b" * 100], pa.binary_view()),
     "dictionary": pa.array(["a", None, "a"]).dictionary_encode(),
-    "dictionary int8 ordered": pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["x", "y"]), ordered=True),
+    "dictionary int8 ordered": pa.DictionaryArray.from_arrays(
+        pa.array([0, None, 1], pa.int8()), pa.array(["x", "y"]), ordered=True
+    ),
     "dictionary of large": pa.array(["a", None, "a"], pa.large_string()).dictionary_encode(),
     "dictionary of int": pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int16()), pa.array([5, 6])),
     "list of view": pa.array([["a", None], None, []], pa.list_(pa.string_view())),
     "struct of view": pa.array([{"k": "a"}, None, {"k": None}], pa.struct([("k", pa.string_view())])),
     "map of views": pa.array([[("a", b"b")], None, []], pa.map_(pa.string_view(), pa.binary_view())),
-    "struct of dictionary": pa.StructArray.from_arrays([pa.array(["a", None, "a"]).dictionary_encode()], names=["d"]),
+    "struct of dictionary": pa.StructArray.from_arrays(
+        [pa.array(["a", None, "a"]).dictionary_encode()], names=["d"]
+    ),
     "list of json": pa.ListArray.from_arrays(pa.array([0, 1, 1, 2]), pa.array(["1", "{}"], pa.json_())),
     "decimal32": pa.array([Decimal("1.23"), None, Decimal("-9.99")], pa.decimal32(5, 2)),
     "decimal64": pa.array([Decimal("1.23"), None, Decimal("-9.99")], pa.decimal64(15, 2)),
@@ -51,7 +55,9 @@ COLUMNS = {
     "list": pa.array([[1, None], None, []], pa.list_(pa.int64())),
     "list of lists": pa.array([[[1], None], None, [[]]], pa.large_list(pa.list_(pa.int64()))),
     "fixed list of text": pa.array([["a", None], None, ["b", "c"]], pa.list_(pa.string(), 2)),
-    "fixed list of structs": pa.array([[{"a": 1}, None], None, [{"a": 2}, {"a": None}]], pa.list_(pa.struct([("a", pa.int64())]), 2)),
+    "fixed list of structs": pa.array(
+        [[{"a": 1}, None], None, [{"a": 2}, {"a": None}]], pa.list_(pa.struct([("a", pa.int64())]), 2)
+    ),
     "fixed list of lists": pa.array([[[1]], None, [[]]], pa.list_(pa.list_(pa.int32()), 1)),
     "fixed list": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
     "timestamp": pa.array([1000, None, -1000], pa.timestamp("ns", "Europe/Paris")),
@@ -65,7 +71,7 @@ COLUMNS = {
     "binary": pa.array([b"a", None, b""]),
     "fixed binary": pa.array([b"ab", None, b"cd"], pa.binary(2)),
     "only nulls": pa.nulls(3, pa.string()),
-}  # fmt: skip
+}
 REFUSED = {
     "list_view": pa.array([[1], None], pa.list_view(pa.int64())),
     "run ends": pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array(["a", None])),

@@ -59,9 +59,11 @@ def test_columns_equal_parquets_and_bytes_come_back(table: LanceTable) -> None:
 
 def test_a_missing_table_is_asked_for_quietly(tmp_path: Path) -> None:
     code = (
-        "import sys; from mm_assets_tests.formats.lance.tables import *; from mm_assets.formats.lance.evolution import plan_schema\n"
+        "import sys; from mm_assets_tests.formats.lance.tables import *; from "
+        "mm_assets.formats.lance.evolution import plan_schema\n"
         "t = LanceTable(sys.argv[1]); assert not t.exists(); assert t.partitions() == {}\n"
-        "plan_schema(t.uri, [INTERLEAVED_SCHEMA]); t.commit([write(t.uri, 'a')]); print(t.dataset().count_rows())"
+        "plan_schema(t.uri, [INTERLEAVED_SCHEMA]); t.commit([write(t.uri, 'a')]); "
+        "print(t.dataset().count_rows())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "t.lance")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

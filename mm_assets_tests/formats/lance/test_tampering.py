@@ -214,7 +214,8 @@ def test_of_a_chunk_only_what_repeats_an_id_is_undone(
     sets = [write(table.uri, "d", rows(["d/0", "x"])), write(table.uri, "e")]
     with pytest.raises(
         ValueError,
-        match="^sample id 'x' of partition 'd' is already in partition 'z': sample ids are unique in a table$",
+        match="^sample id 'x' of partition 'd' is already in partition 'z': sample ids are unique in "
+        "a table$",
     ):
         table.commit(sets)
     assert content(table) == expected(*(rows(names(name)) for name in ("a", "b", "c", "e")), theirs)
@@ -320,7 +321,12 @@ def test_values_in_a_column_are_found_by_partition(table: LanceTable, compacted:
     columns = ("n", "It is", "cc", "text_content", "materialize_error", "no such")
     answers = {name: table.partitions_with_values([name], everything) for name in columns}
     assert answers == {
-        "n": {"d"}, "It is": {"d"}, "cc": {"b"}, "text_content": set(everything), "materialize_error": set(), "no such": set(),
-    }  # fmt: skip
+        "n": {"d"},
+        "It is": {"d"},
+        "cc": {"b"},
+        "text_content": set(everything),
+        "materialize_error": set(),
+        "no such": set(),
+    }
     assert table.partitions_with_values(["text_content"], ["a", "c"]) == {"a", "c"}
     assert table.partitions_with_values(["n", "cc"], ["a", "b", "d"]) == {"b", "d"}

@@ -248,7 +248,10 @@ def test_the_parts_make_the_same_pipeline(shards: dict[str, str]) -> None:
 
 
 def test_importing_the_room_loads_no_client() -> None:
-    code = "import sys, mm_assets.formats as f; print(sorted({'webdataset', 'torch', 'pyarrow', 'datasets'} & set(sys.modules)))"
+    code = (
+        "import sys, mm_assets.formats as f; print(sorted({'webdataset', 'torch', 'pyarrow', 'datasets'} "
+        "& set(sys.modules)))"
+    )
     code += "; f.MultiModalWebDataset; print('webdataset' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.splitlines() == ["[]", "True"]

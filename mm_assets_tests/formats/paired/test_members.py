@@ -42,9 +42,24 @@ def without_urls(samples: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test_one_modality_is_webdataset(kind: int, tmp_path: Path) -> None:
     names = [
-        "a.jpg", "a.seg.PNG", "a.json", "b.JPG", "dir.v1/sub/c.txt", "dir.v1/sub/d.e.f.txt", "x" * 150 + ".txt", "é ß.txt", "end..txt",
-        "no_extension", ".hidden.txt", "__meta__.json", "__meta__/k.txt", "__x__k.txt", "dir/__meta__/k.txt", "__x/y__.txt", "z.",
-    ]  # fmt: skip
+        "a.jpg",
+        "a.seg.PNG",
+        "a.json",
+        "b.JPG",
+        "dir.v1/sub/c.txt",
+        "dir.v1/sub/d.e.f.txt",
+        "x" * 150 + ".txt",
+        "é ß.txt",
+        "end..txt",
+        "no_extension",
+        ".hidden.txt",
+        "__meta__.json",
+        "__meta__/k.txt",
+        "__x__k.txt",
+        "dir/__meta__/k.txt",
+        "__x/y__.txt",
+        "z.",
+    ]
     path = make_tar(tmp_path / "s.tar", [(name, name.encode()) for name in names], kind=kind)
     ds = paired({"only": str(path)})
     assert without_urls(ds) == without_urls(wds.WebDataset(str(path), shardshuffle=False))
@@ -136,7 +151,8 @@ def test_a_function_for_no_modality_is_refused(tmp_path: Path) -> None:
     for argument in ("rename_files", "select_files"):
         with pytest.raises(
             ValueError,
-            match=r"functions for \['captions'\], which are none of the modalities \['images', 'embeddings'\]",
+            match=r"functions for \['captions'\], which are none of the modalities \['images', "
+            r"'embeddings'\]",
         ):
             list(paired(urls, **{argument: {"images": str, "captions": str}}))
 

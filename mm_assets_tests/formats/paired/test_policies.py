@@ -79,9 +79,14 @@ def test_order_is_the_first_modalitys_and_does_not_matter(policy: str, tmp_path:
 def test_three_modalities(tmp_path: Path) -> None:
     urls = write_pair(tmp_path, images="abcd", embeddings="abd", captions="acd")
     assert keys_of(paired(urls)) == ["a", "d"]
-    assert [set(EXTENSIONS.values()) & set(found) for found in paired(urls, missing_key_policy="partial")] == [
-        {"jpg", "emb.npy", "txt"}, {"jpg", "emb.npy"}, {"jpg", "txt"}, {"jpg", "emb.npy", "txt"},
-    ]  # fmt: skip
+    assert [
+        set(EXTENSIONS.values()) & set(found) for found in paired(urls, missing_key_policy="partial")
+    ] == [
+        {"jpg", "emb.npy", "txt"},
+        {"jpg", "emb.npy"},
+        {"jpg", "txt"},
+        {"jpg", "emb.npy", "txt"},
+    ]
     with pytest.raises(ValueError, match="images='b', embeddings='b', captions='c'"):
         list(paired(urls, missing_key_policy="error"))
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mm_assets.formats.tar.scan import Ambiguous, Member, TarDamage, TarIndex, read_members, scan
 from mm_assets.formats.tar.spool import local_tar
+from mm_assets_tests.formats.tar.raw_headers import END, header, pax, record
 
 PAYLOADS = [bytes([65 + i]) * size for i, size in enumerate((700, 512, 0, 1, 513, 1024, 3000, 40))]
 NAMES = [f"doc-{i:03d}.{i}.jpg" for i in range(len(PAYLOADS))]
@@ -54,23 +55,6 @@ def expected(data: bytes) -> list[tuple[str, int, int, int]]:
 
 def found(index: TarIndex) -> list[tuple[str, int, int, int]]:
     return [(m.name, m.offset, m.size, m.header_offset) for m in index.members]
-
-
-def header(name: bytes, size: int, kind: bytes = b"0", **fields: bytes) -> bytes:
-    """A header made by hand: ``at_<offset>=bytes`` overwrites a field before the checksum is taken."""
-    raw = bytearray(tarfile.TarInfo("x").tobuf(tarfile.USTAR_FORMAT))
-    raw[:100] = name.ljust(100, b"\0")
-    raw[124:136] = b"%011o\0" % size
-    raw[156:157] = kind
-    for key, value in fields.items():
-        at = int(key.removeprefix("at_"))
-        raw[at : at + len(value)] = value
-    raw[148:156] = b" " * 8
-    raw[148:156] = b"%06o\0 " % sum(raw)
-    return bytes(raw)
-
-
-END = bytes(1024)
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -227,19 +211,6 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_damage_is_an_error(case: str, tmp_path: Path) -> None:
     make_damage, match = DAMAGE[case]
     refuse(make_damage(regular(NAMES)), tmp_path, match)
-
-
-def pax(*records: bytes, kind: bytes = b"x") -> bytes:
-    body = b"".join(records)
-    return header(b"pax", len(body), kind) + body + bytes(-len(body) % 512)
-
-
-def record(key: str, value: str | bytes) -> bytes:
-    rest = b" " + key.encode() + b"=" + (value.encode() if isinstance(value, str) else value) + b"\n"
-    length = len(rest)
-    while length != len(rest) + len(str(length)):
-        length = len(rest) + len(str(length))
-    return str(length).encode() + rest
 
 
 @pytest.mark.parametrize(

@@ -615,7 +615,9 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def check_clients(root: str, versions: dict[str, list[Staged]]) -> list[Staged]:
-    """Every tar is one of its versions, and no file beside it promises what it does not hold; returns them."""
+    """Every tar is one of its versions, and no file beside it promises what it does not hold; returns
+    them.
+    """
     files = contents(root)
     here = [next(v for v in options if v.data == files[f]) for f, options in versions.items() if f in files]
     counts = {part.facts.file: part.facts.samples for part in here}

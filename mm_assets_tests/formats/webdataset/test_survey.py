@@ -23,11 +23,10 @@ from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.faults import DUPLICATE_ID
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.images.test_tiff import SEEDS, many_tiny_directories
+from mm_assets_tests.formats.images.tiff_tools import SEEDS, many_tiny_directories, tiff_of
+from mm_assets_tests.formats.odd_samples import hostile
 from mm_assets_tests.formats.raw_tars import make_tar, tar_members
-from mm_assets_tests.formats.test_raw_shards import hostile, tiff_of
-from mm_assets_tests.formats.webdataset.test_tolerant_samples import own_members
-from mm_assets_tests.formats.webdataset.tolerant_reading import read_tolerantly
+from mm_assets_tests.formats.webdataset.tolerant_reading import own_members, read_tolerantly
 
 MEMBERS: list[tuple[str, Any]] = [
     ("a.json", {"texts": ["t", None], "images": [None, "a.png", "gone.png"], "n": 1}),

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from mm_assets.interleaved.faults import FAULTS
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.webdataset.test_tolerant_samples import BAD_TEXTS
-from mm_assets_tests.formats.webdataset.tolerant_reading import read_tolerantly
+from mm_assets_tests.formats.webdataset.tolerant_reading import BAD_TEXTS, read_tolerantly
 from mm_assets_tests.interleaved.arrow_values import json_values
 
 IDS = st.sampled_from(["x", "y", "s1", "ü"])

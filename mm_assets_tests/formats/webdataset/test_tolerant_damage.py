@@ -22,9 +22,9 @@ from mm_assets.interleaved import InterleavedWebdatasetReader
 from mm_assets.interleaved.faults import DAMAGED_TAR, TRUNCATED_TAR
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.tar.test_tar_scan import END, header, pax, record
-from mm_assets_tests.formats.test_raw_shards import tiff_of
+from mm_assets_tests.formats.tar.raw_headers import END, header, pax, record
 from mm_assets_tests.formats.webdataset.tolerant_reading import Reading, read_tolerantly
 
 LONG = "long/" + "x" * 150
@@ -305,7 +305,9 @@ def test_a_packed_tar_that_is_cut_gives_what_could_be_unpacked(tmp_path: Path) -
 
 
 def test_bytes_that_fail_their_checksum_are_not_used(tmp_path: Path) -> None:
-    """A wrong byte need not show until the end of its gzip member: an image before that may be another one."""
+    """A wrong byte need not show until the end of its gzip member: an image before that may be another
+    one.
+    """
     data = make_tar(tmp_path / "plain.tar", MEMBERS, kind=tarfile.GNU_FORMAT).read_bytes()
     start, _ = spans(data)["pdf.json"]
     shard = packed(tmp_path / "x.tar.gz", data[:start], data[start:])

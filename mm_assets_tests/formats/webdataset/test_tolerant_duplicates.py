@@ -16,8 +16,12 @@ from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
-from mm_assets_tests.formats.webdataset.test_tolerant_samples import own_members
-from mm_assets_tests.formats.webdataset.tolerant_reading import Reading, located_bytes, read_tolerantly
+from mm_assets_tests.formats.webdataset.tolerant_reading import (
+    Reading,
+    located_bytes,
+    own_members,
+    read_tolerantly,
+)
 
 FIRST = [("a.json", {"sample_id": "x", "texts": ["first"], "n": 1})]
 SECOND: list[tuple[str, Any]] = [

@@ -21,34 +21,25 @@ from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
     BAD_SAMPLE_ID,
     DANGLING_REFERENCE,
-    LONE_SURROGATE,
     NOT_AN_OBJECT,
     NOT_UTF8,
     OVERSIZED_MEMBER,
 )
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema_text import schema_to_text
-from mm_assets_tests.formats.datasets import batch_of, item, write
 from mm_assets_tests.formats.images.pictures import picture
-from mm_assets_tests.formats.raw_tars import make_tar, tar_members
-from mm_assets_tests.formats.webdataset.tolerant_reading import located_bytes, read_tolerantly
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.formats.webdataset.tolerant_reading import (
+    BAD_TEXTS,
+    located_bytes,
+    own_members,
+    read_tolerantly,
+)
 
 GOOD: list[tuple[str, Any]] = [
     ("g/one.json", {"texts": ["t", None], "images": [None, "one.png"], "n": 1}),
     ("g/one.png", picture(0)[1]),
     ("two.json", {"sample_id": "2", "texts": ["u"], "images": [], "n": 2.5}),
-]
-
-BAD_TEXTS = [
-    (b'{"texts": [', BAD_JSON, "not JSON"),
-    (b"", BAD_JSON, "not JSON"),
-    (b'{"a": 1, "a": 2}', BAD_JSON, "'a' occurs twice"),
-    (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", BAD_JSON, "nested too deeply"),
-    (b'{"texts": ["\xff\xfe"]}', NOT_UTF8, "not UTF-8"),
-    (b'{"texts": ["\\ud800"]}', LONE_SURROGATE, "lone surrogate"),
-    (b'["two"]', NOT_AN_OBJECT, "no object but list"),
-    (b"null", NOT_AN_OBJECT, "no object but NoneType"),
-    (b'{"sample_id": 5, "_row_extra": {}}', BAD_SAMPLE_ID, "'sample_id' is no string"),
 ]
 
 
@@ -75,33 +66,6 @@ def test_a_bad_json_is_one_loss_and_the_others_go_on(
     assert located_bytes(shard, loss) == data
     with pytest.raises(ShardError, match=said):
         list(InterleavedWebdatasetReader(str(shard)))
-
-
-def own_members(
-    tmp_path: Path, edit: Callable[[dict[str, Any]], None] | None = None
-) -> list[tuple[str, Any]]:
-    """The members of a tar of our writer with samples ``first``, ``edited``, ``last``; the middle one changed
-    afterwards.
-    """
-    rows = []
-    for number, sample_id in enumerate(["first", "edited", "last"]):
-        image = picture(number)[1]
-        rows += [
-            item(sample_id, extra="x"),
-            item(sample_id, 0, text_content="t", content_type="text/plain"),
-            item(sample_id, 3, "image", binary_content=image, content_type="image/png"),
-        ]
-    write("webdataset", tmp_path / "own.tar", batch_of(rows, [pa.field("extra", pa.string())]))
-    members: list[tuple[str, Any]] = []
-    for name, data in tar_members(tmp_path / "own.tar").items():
-        if name == "edited.json":
-            payload = json.loads(data)
-            if edit is not None:
-                edit(payload)
-            members.append((name, payload))
-        else:
-            members.append((name, data))
-    return members
 
 
 LAYOUT_EDITS: list[tuple[Callable[[dict[str, Any]], None], str, str, str]] = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,17 @@ from mm_assets.formats.file_survey import FileSurvey
 from mm_assets.formats.webdataset.layout import MAX_MEMBER_BYTES, RawLayout
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.interleaved.faults import (
+    BAD_JSON,
+    BAD_SAMPLE_ID,
+    LONE_SURROGATE,
+    NOT_AN_OBJECT,
+    NOT_UTF8,
+)
 from mm_assets.interleaved.losses import Loss
+from mm_assets_tests.formats.datasets import batch_of, item, write
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import tar_members
 
 
 @dataclass(frozen=True)
@@ -77,3 +88,43 @@ def located_bytes(shard: Path, loss: Loss) -> bytes:
     ref = json.loads(loss.source_ref or "null")
     assert ref["path"] == shard.name
     return shard.read_bytes()[ref["byte_offset"] : ref["byte_offset"] + ref["byte_size"]]
+
+
+BAD_TEXTS = [
+    (b'{"texts": [', BAD_JSON, "not JSON"),
+    (b"", BAD_JSON, "not JSON"),
+    (b'{"a": 1, "a": 2}', BAD_JSON, "'a' occurs twice"),
+    (b'{"n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", BAD_JSON, "nested too deeply"),
+    (b'{"texts": ["\xff\xfe"]}', NOT_UTF8, "not UTF-8"),
+    (b'{"texts": ["\\ud800"]}', LONE_SURROGATE, "lone surrogate"),
+    (b'["two"]', NOT_AN_OBJECT, "no object but list"),
+    (b"null", NOT_AN_OBJECT, "no object but NoneType"),
+    (b'{"sample_id": 5, "_row_extra": {}}', BAD_SAMPLE_ID, "'sample_id' is no string"),
+]
+
+
+def own_members(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], None] | None = None
+) -> list[tuple[str, Any]]:
+    """The members of a tar of our writer with samples ``first``, ``edited``, ``last``; the middle one changed
+    afterwards.
+    """
+    rows = []
+    for number, sample_id in enumerate(["first", "edited", "last"]):
+        image = picture(number)[1]
+        rows += [
+            item(sample_id, extra="x"),
+            item(sample_id, 0, text_content="t", content_type="text/plain"),
+            item(sample_id, 3, "image", binary_content=image, content_type="image/png"),
+        ]
+    write("webdataset", tmp_path / "own.tar", batch_of(rows, [pa.field("extra", pa.string())]))
+    members: list[tuple[str, Any]] = []
+    for name, data in tar_members(tmp_path / "own.tar").items():
+        if name == "edited.json":
+            payload = json.loads(data)
+            if edit is not None:
+                edit(payload)
+            members.append((name, payload))
+        else:
+            members.append((name, data))
+    return members

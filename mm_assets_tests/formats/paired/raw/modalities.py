@@ -56,7 +56,9 @@ def embeddings_of(keys: Sequence[str]) -> Members:
 
 
 def make_modalities(folder: Path, shards: Mapping[str, Mapping[str, Members]]) -> str:
-    """``folder/MODALITY/SHARD.tar`` for each shard and modality; returns what ``MM_RAW_SHARDS`` says of them."""
+    """``folder/MODALITY/SHARD.tar`` for each shard and modality; returns what ``MM_RAW_SHARDS`` says of
+    them.
+    """
     names = dict.fromkeys(name for modalities in shards.values() for name in modalities)
     for shard, modalities in shards.items():
         for name, members in modalities.items():

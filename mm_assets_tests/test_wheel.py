@@ -1,0 +1,172 @@
+"""What is published: the wheel, built from the sdist, in an empty environment with what it says it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mm_assets import __version__
+from mm_assets.demo.shards import make_shards
+from mm_assets_tests.test_extras import GCS, GRAPH, LANCE, S3
+
+ROOT = Path(__file__).resolve().parents[1]
+BASE = {"braceexpand", "fsspec", "numpy", "pillow", "pyarrow", "pyyaml", "webdataset", "xxhash"}
+
+# As the tests of clients: they, too, need an environment of their own, filled from the package registry.
+pytestmark = pytest.mark.clients
+
+
+def run(*command: str | Path, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A program that must end with this exit code; it sees nothing of the environment of the tests."""
+    outside = ("PYTHONPATH", "VIRTUAL_ENV", "MM_", "DAGSTER_", "AWS_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=folder, env=clean, capture_output=True, text=True, check=False)
+    assert done.returncode == code, f"{words}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
+    return done
+
+
+def new_environment(folder: Path) -> Path:
+    """The interpreter of a new virtual environment."""
+    run(sys.executable, "-m", "venv", folder, folder=folder.parent)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in a copy of the project: a build leaves its folders beside the sources."""
+    root = tmp_path_factory.mktemp("sdist")
+    project = root / "project"
+    project.mkdir()
+    made_here = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info")
+    for path in ROOT.iterdir():
+        if path.name not in made_here(str(ROOT), os.listdir(ROOT)) | {"build", "demo", "out"}:
+            copy = shutil.copyfile if path.is_file() else partial(shutil.copytree, ignore=made_here)
+            copy(path, project / path.name)
+    python = new_environment(root / "builder")
+    requires = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    run(python, "-m", "pip", "install", "--quiet", *requires, folder=root)
+    build = "import setuptools.build_meta as backend; backend.build_sdist('../dist')"
+    run(python, "-c", build, folder=project)
+    run(
+        python,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        "dist",
+        *(root / "dist").glob("*.tar.gz"),
+        folder=root,
+    )
+    (found,) = (root / "dist").glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    (found,) = sdist.parent.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel and what it asks for, in the versions of the lock file."""
+    root = tmp_path_factory.mktemp("installed")
+    locked = re.findall(r"^([\w.-]+==\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    (root / "constraints.txt").write_text("\n".join(locked))
+    found = new_environment(root / "environment")
+    run(found, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", wheel, folder=root)
+    run(found, "-m", "pip", "check", folder=root)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With raw shards of both layouts, and an empty Lance table."""
+    root = tmp_path_factory.mktemp("data")
+    make_shards(root / "raw", members=2, pdf=1, samples=4)
+    (root / "items.lance" / "_versions").mkdir(parents=True)
+    (root / "items.lance" / "_versions" / "1.manifest").touch()
+    return root
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, sdist: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "mm_assets").rglob("*.py")}
+    metadata = {name for name in names if name.startswith(f"mm_assets-{__version__}.dist-info/")}
+    assert names - metadata == sources | {"mm_assets/py.typed"}
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert sources | {"mm_assets/py.typed", "README.md", "LICENSE", "pyproject.toml"} <= packed
+
+
+def test_it_needs_no_more_than_is_said(python: Path, folder: Path) -> None:
+    listed = run(python, "-m", "pip", "list", "--format", "freeze", folder=folder).stdout.lower().split()
+    names = {line.partition("==")[0] for line in listed} - {"pip", "setuptools", "wheel"}
+    assert names == BASE | {"mm-assets"}
+    done = run(python, "-c", "import dagster", folder=folder, code=1)
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'dagster'"
+
+
+def test_it_converts_and_verifies(python: Path, folder: Path) -> None:
+    command = python.with_name("mm-assets")
+    assert run(command, "--version", folder=folder).stdout == f"{__version__}\n"
+    for source, target, kind in (
+        ("raw", "parquet", "parquet"),
+        ("parquet", "tars", "webdataset"),
+        ("tars", "again", "parquet"),
+        ("again", "cache", "arrow_cache"),
+    ):
+        done = run(command, "convert", source, target, "--to", kind, folder=folder)
+        assert done.stdout.startswith(f"{target}: 3 partitions, 12 samples, ")
+        assert done.stderr == ""
+    done = run(command, "verify", "parquet", "tars", "again", "cache", folder=folder)
+    assert done.stdout.splitlines()[-1] == "equal"
+    assert (
+        "tars: webdataset, 3 partitions, 12 samples" in run(command, "inspect", "tars", folder=folder).stdout
+    )
+
+
+def test_the_example_runs(python: Path, folder: Path) -> None:
+    program = ROOT / "examples" / "without_dagster.py"
+    done = run(python, program, "raw/*.tar", "library", folder=folder)
+    parquet, cache, document = done.stdout.splitlines()
+    assert parquet.startswith("library/parquet: 12 samples, ")
+    assert cache.startswith("library/arrow_cache: 12 samples, ")
+    items = document.partition(": ")[2].split(", ")
+    assert {"image", "text"} == {item.partition(" ")[0] for item in items}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("convert", "raw", "out", "--to", "lance"), LANCE),
+        (("verify", "items.lance", "items.lance"), LANCE),
+        (("inspect", "s3://bucket/a.tar"), f"s3://bucket/a.tar: {S3}"),
+        (("inspect", "gs://bucket/a.tar"), f"gs://bucket/a.tar: {GCS}"),
+    ],
+)
+def test_what_an_extra_brings_is_named(
+    arguments: tuple[str, ...], line: str, python: Path, folder: Path
+) -> None:
+    done = run(python.with_name("mm-assets"), *arguments, folder=folder, code=1)
+    assert done.stderr == f"mm-assets: {line}\n"
+    assert not (folder / "out").exists()
+
+
+def test_the_graph_names_its_extra(python: Path, folder: Path) -> None:
+    done = run(python, "-m", "mm_assets.demo", folder=folder, code=1)
+    assert done.stderr == f"mm-assets: {GRAPH}\n"
