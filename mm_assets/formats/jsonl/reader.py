@@ -12,6 +12,8 @@ from mm_assets.formats.reader import FileSource
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
+__all__ = ["InterleavedJsonlReader"]
+
 
 class InterleavedJsonlReader(InterleavedWebdatasetReader):
     """Reads files with a JSON document a line, and their images from the tar beside them; the arguments are

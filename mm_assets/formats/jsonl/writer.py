@@ -29,6 +29,8 @@ from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
 from mm_assets.interleaved.json_values import dumps
 
+__all__ = ["InterleavedJsonlWriter"]
+
 _COPIED = 1 << 20
 _IMAGES = "images"  # of a report: the tar that the lines name
 _LEVEL = 6  # of gzip: higher ones take far longer for a few percent
