@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from mm_assets.formats.writer import InterleavedWriter as InterleavedWriter
     from mm_assets.formats.writer import Sink as Sink
     from mm_assets.interleaved.batch import InterleavedBatch as InterleavedBatch
+    from mm_assets.interleaved.errors import DataError as DataError
     from mm_assets.interleaved.errors import MmAssetsError as MmAssetsError
     from mm_assets.interleaved.policies import MaterializeError as MaterializeError
     from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
@@ -74,6 +75,7 @@ MODULES = {
     "Array3D": "mm_assets.formats.arrow_cache.feature_types",
     "ArrowCache": "mm_assets.formats.arrow_cache.reader",
     "ClassLabel": "mm_assets.formats.arrow_cache.feature_types",
+    "DataError": "mm_assets.interleaved.errors",
     "Features": "mm_assets.formats.arrow_cache.features",
     "INTERLEAVED_SCHEMA": "mm_assets.interleaved.schema",
     "Image": "mm_assets.formats.arrow_cache.feature_types",

@@ -139,13 +139,13 @@ class SchemaContract:
         """
         columns: dict[str, ContractColumn] = {}
         for partition in sorted(published):
-            known = published[partition].columns.needs()
+            known = published[partition].columns.required_types()
             for column in passthrough(published[partition].schema):
                 need = replace(known.get(column.name, Need(column)), field=column)
                 columns.setdefault(column.name, ContractColumn(column.name)).add(partition, need, landed=True)
         for partition in sorted(shards):
             counted = published[partition].schema.names if partition in published else ()
-            for name, need in shards[partition].needs().items():
+            for name, need in shards[partition].required_types().items():
                 columns.setdefault(name, ContractColumn(name)).add(
                     partition, need, landed=False, again=name in counted
                 )
@@ -158,7 +158,7 @@ class SchemaContract:
 
         Raises ``ValueError`` for a column it does not know.
         """
-        own = shard.needs()
+        own = shard.required_types()
         if unknown := [name for name in own if name not in self.columns]:
             raise ValueError(
                 f"shard {partition!r}: column {unknown[0]!r} is not in the contract: derive it with this shard"

@@ -36,7 +36,7 @@ def digest_files(
         return {uri.removeprefix(join(root, "")): digest for uri, digest in zip(uris, found, strict=True)}
 
 
-def files_of(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
+def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
     """What the record of a shard says of its files, or of those among ``uris``; nothing, where an older
     version wrote it.
     """
@@ -51,8 +51,8 @@ def files_of(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
 def file_problems(
     root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
 ) -> list[str]:
-    """A line for each file below ``root`` that is not as it was written (`files_of`): missing, cut, changed,
-    or there without a reason.
+    """A line for each file below ``root`` that is not as it was written (`recorded_files`): missing, cut,
+    changed, or there without a reason.
     """
     found = digest_files(root, [join(root, path) for path in written], options)
     return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]
@@ -64,7 +64,7 @@ def shards_with_problems(
     """The `file_problems` of some shards of an asset, by key, without those that have none; all files are
     asked for at once.
     """
-    written = {record.key: files_of(record) for record in records}
+    written = {record.key: recorded_files(record) for record in records}
     found = digest_files(root, [join(root, path) for files in written.values() for path in files], options)
     lines = {
         key: [_problem(path, digest, found[path]) for path, digest in files.items()]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.file_digests import file_problems, files_of
+from mm_assets.accounting.file_digests import file_problems, recorded_files
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UnreadableFile, publish_table, read_small_table
@@ -60,7 +60,7 @@ class Balance:
     """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is
     None when the input does not say.
 
-    A damaged stretch holds nobody knows how many: its kind is listed with the items that are known, be it
+    A damaged range holds nobody knows how many: its kind is listed with the items that are known, be it
     none. The digests are sums over rows, in hex; None where they are not known. ``source_digest`` is of the
     rows that came out, in the types they came in with.
     """
@@ -172,7 +172,7 @@ class Ledger:
         """
         uri = self.items_uri(asset, partition)
         if record is not None and (
-            line := "; ".join(file_problems(self._storage, files_of(record, uri), self._options))
+            line := "; ".join(file_problems(self._storage, recorded_files(record, uri), self._options))
         ):
             raise UnreadableFile(line)
         return self.items(asset, partition)
@@ -243,8 +243,8 @@ def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
 
 
 def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
-    """How many samples lost something, by outcome and kind; None where a stretch holds an unknown number of
-    them.
+    """How many samples lost something, by outcome and kind; None where a damaged range holds an unknown
+    number of them.
     """
     ids: dict[tuple[str, str], set[str | None]] = {}
     for loss in losses:

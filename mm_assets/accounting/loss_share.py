@@ -95,9 +95,9 @@ class LossShare:
         )
 
     @classmethod
-    def of_survey(cls, survey: ShardSurvey, taken: Mapping[str, str]) -> LossShare:
-        """What is known before a shard is read. ``taken``: its sample ids that other shards have, with the
-        shard of each.
+    def of_survey(cls, survey: ShardSurvey, claimed_ids: Mapping[str, str]) -> LossShare:
+        """What is known before a shard is read. ``claimed_ids``: its sample ids that other shards have, with
+        the shard of each.
 
         References that lead nowhere, images that cannot be decoded and samples without content are known once
         the shard was read.
@@ -107,7 +107,9 @@ class LossShare:
             loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first
         ]
         items = int(pc.sum(survey.samples.column("items")).as_py() or 0)
-        repeated = survey.samples.filter(pc.is_in(survey.sample_ids, pa.array(list(taken), pa.string())))
+        repeated = survey.samples.filter(
+            pc.is_in(survey.sample_ids, pa.array(list(claimed_ids), pa.string()))
+        )
         duplicates = int(pc.sum(repeated.column("items")).as_py() or 0)
         lost = Counter({kind: losses.count for kind, losses in others.items()})
         lost[DUPLICATE_ID] += duplicates
@@ -116,7 +118,7 @@ class LossShare:
             (*damaged_ranges, *(loss for losses in others.values() for loss in losses.first))
         )
         if duplicates:
-            sample_id, shard = min(taken.items())
+            sample_id, shard = min(claimed_ids.items())
             examples[DUPLICATE_ID] = f"{sample_id!r:.100} by shard {shard!r}"
         return cls(
             +lost,
@@ -126,7 +128,7 @@ class LossShare:
             unreadable_bytes=sum(map(_nbytes, damaged_ranges)),
             nbytes=survey.nbytes,
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
-            fields=tuple(name for name in survey.columns.needs() if name != SOURCE),
+            fields=tuple(name for name in survey.columns.required_types() if name != SOURCE),
             examples=examples,
         )
 

@@ -35,7 +35,7 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _NAME = ["sample_id", "position", "modality", "source_uri", "member"]
-_OF_STRETCH = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
+_OF_RANGE = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
 _OF_SAMPLE = "the document of its sample: the item has no bytes of its own"
 _OF_ROW = "the values of its row, but for bytes"
 _OF_NOBODY = "it has no bytes of its own, and the document of its sample is not in quarantine"
@@ -44,12 +44,12 @@ _OF_NOBODY = "it has no bytes of its own, and the document of its sample is not 
 def quarantine_table(
     losses: pa.Table, raw_files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
 ) -> pa.Table:
-    """One record per quarantined item that is itself at fault, and per damaged stretch, in
+    """One record per quarantined item that is itself at fault, and per damaged range, in
     `QUARANTINE_SCHEMA`.
 
     ``losses`` are the ledger's items of one shard, ``raw_files`` the shard's files, ``roots`` the folders
     that locators are relative to. ``raw`` is what lies at the item's place: the JSON text, the image (the
-    whole TIFF of a frame), the first bytes of a damaged stretch; for an item without a place of its own, such
+    whole TIFF of a frame), the first bytes of a damaged range; for an item without a place of its own, such
     as a missing member, the JSON of its sample, which ``byte_offset`` and ``byte_size`` then locate; of a row
     of a Parquet file, and of its items, the values of the row as JSON. Where that cannot be had (see
     `RawFiles.read` for the bounds) it is null, and ``raw_note`` says why. No other file is read, whatever a
@@ -130,7 +130,9 @@ def _place(
         return row, _OF_ROW
     offset, size = record["byte_offset"], record["byte_size"]
     if record["position"] is None:
-        return RawLocation(record["source"], offset or 0, size, is_member=False, is_stretch=True), _OF_STRETCH
+        return RawLocation(
+            record["source"], offset or 0, size, is_member=False, is_damaged_range=True
+        ), _OF_RANGE
     if offset is not None and size is not None:
         return _of(record), None
     document = documents.get(record["sample_id"])

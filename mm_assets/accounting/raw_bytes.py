@@ -17,8 +17,7 @@ from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
-from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header
-from mm_assets.formats.tar.header import size_of as member_size
+from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault
 
@@ -26,7 +25,7 @@ Item = TypeVar("Item")
 
 MAX_PLACE_BYTES = 16 << 20
 MAX_SHARD_BYTES = 128 << 20  # they are held in memory, by a worker that may take 256 MiB in all
-MAX_DAMAGED_RANGE_BYTES = 1 << 20  # of a damaged stretch: enough to see what it is
+MAX_DAMAGED_RANGE_BYTES = 1 << 20  # of a damaged range: enough to see what it is
 BATCH_BYTES = 16 << 20
 
 Fetch = Callable[[Sequence[Request]], list[bytes | Fault]]
@@ -38,7 +37,7 @@ _NO_ROW = "the source has changed: it has no such row any more"
 
 @dataclass(frozen=True)
 class RawLocation:
-    """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a ``stretch``
+    """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a damaged range
     only the first are wanted.
 
     ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the
@@ -50,7 +49,7 @@ class RawLocation:
     offset: int
     size: int | None
     is_member: bool = True
-    is_stretch: bool = False
+    is_damaged_range: bool = False
     row: int | None = None
 
 
@@ -138,13 +137,13 @@ class RawFiles:
                 size = size_of(file, self._options) - place.offset
             except OSError as error:
                 return self._told(error, file, str(place.source))
-        if place.is_stretch:
+        if place.is_damaged_range:
             size = min(size, MAX_DAMAGED_RANGE_BYTES)
             if size <= 0:
                 return "nothing follows: the file ends here"
         if place.is_member and place.offset < BLOCK:
             return _CHANGED
-        return RawLocation(place.source, place.offset, size, place.is_member, place.is_stretch)
+        return RawLocation(place.source, place.offset, size, place.is_member, place.is_damaged_range)
 
     def _read_file(
         self, source: str, wanted: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]

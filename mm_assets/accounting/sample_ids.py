@@ -1,4 +1,7 @@
-"""Which shard keeps a sample id that several have."""
+"""Which shard keeps a sample id that several have.
+
+For one command, whose inputs are all there is, `mm_assets.cli.unique_ids` decides by their order.
+"""
 
 from __future__ import annotations
 
@@ -32,34 +35,37 @@ def duplicates(
     a survey. Files are read a few at a time: memory grows with the ids of the run only.
     """
     weak = {partition: frozenset(ids) for partition, ids in (faulty or {}).items()}
-    own = dict(store.sample_ids(run))
-    if missing := sorted(set(run) - set(own)):
+    run_ids = dict(store.sample_ids(run))
+    if missing := sorted(set(run) - set(run_ids)):
         raise ValueError(f"shard {missing[0]!r} has no survey")
-    counts = pc.value_counts(_concat(own.values()))
+    counts = pc.value_counts(_concat(run_ids.values()))
     ids = counts.field("values")
     best: dict[str, tuple[bool, bool, str]] = {}
 
-    def claim(partition: str, sample_ids: Iterable[str], is_kept: bool) -> None:
+    def register(partition: str, sample_ids: Iterable[str], is_kept: bool) -> None:
         for sample_id in sample_ids:
             mine = (not is_kept, not is_kept and sample_id in weak.get(partition, ()), partition)
             best[sample_id] = min(best.get(sample_id, mine), mine)
 
     for partition, shared in _shared(store.published_ids(landed), ids):
-        if partition in own and partition not in stuck and shared:
+        if partition in run_ids and partition not in stuck and shared:
             still = set(
-                own[partition].filter(pc.is_in(own[partition], pa.array(shared, pa.string()))).to_pylist()
+                run_ids[partition]
+                .filter(pc.is_in(run_ids[partition], pa.array(shared, pa.string())))
+                .to_pylist()
             )
             shared = [sample_id for sample_id in shared if sample_id in still]
-        claim(partition, shared, is_kept=True)
+        register(partition, shared, is_kept=True)
     for partition, shared in _shared(store.sample_ids(set(known) - set(run)), ids):
-        claim(partition, shared, is_kept=False)
+        register(partition, shared, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())
     of_run = {
-        partition: column.filter(pc.is_in(column, contested)).to_pylist() for partition, column in own.items()
+        partition: column.filter(pc.is_in(column, contested)).to_pylist()
+        for partition, column in run_ids.items()
     }
     for partition, shared in of_run.items():
-        claim(partition, shared, is_kept=False)
+        register(partition, shared, is_kept=False)
     return {
         partition: {sample_id: best[sample_id][2] for sample_id in shared if best[sample_id][2] != partition}
         for partition, shared in of_run.items()

@@ -58,7 +58,7 @@ class ShardColumns:
     declared: pa.Schema = field(default_factory=lambda: pa.schema([]))
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
 
-    def needs(self) -> dict[str, Need]:
+    def required_types(self) -> dict[str, Need]:
         """What each column needs."""
         found = {}
         for column in passthrough(self.declared):

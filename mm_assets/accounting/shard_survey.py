@@ -45,7 +45,7 @@ SAMPLES_SCHEMA = pa.schema(
 _REVISION = 5  # of what surveys tell and take for readable: older ones are made anew
 _KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
 _SHOWN = 20
-DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # classes of stretches, which hold an unknown number of samples
+DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # of damaged ranges, which hold an unknown number of samples
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ShardSurvey:
     """A raw shard in one ``version``, as read by one ``layout`` (`layout_digest`).
 
     ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one
-    entry a sample, and damaged stretches, by class of fault; all else is that of `FileSurvey`.
+    entry a sample, and damaged ranges, by class of fault; all else is that of `FileSurvey`.
     """
 
     version: str
@@ -143,7 +143,7 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
     for source, found in files:
         losses.extend(loss for loss in found.losses if loss.is_cause)
         for sample in found.samples:
-            if (why := ids.claim(sample.sample_id, sample.member, source)) is None:
+            if (why := ids.register(sample.sample_id, sample.member, source)) is None:
                 samples.append((source, sample))
             else:
                 losses.append(_repeated(sample, source, why))

@@ -1,5 +1,9 @@
-"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others
-set their sample aside.
+"""Sample ids are unique in the whole output of a command: of partitions that have one id the first keeps it,
+the others quarantine their sample.
+
+The graph resolves the same among all shards that ever were (`mm_assets.accounting.sample_ids`): from surveys
+and published outputs, a published shard before others. A command has neither; it reads the ids of its inputs,
+and their order decides.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 @dataclass(frozen=True)
 class QuarantineRepeatedIds:
-    """The step that takes out samples whose id another partition keeps (``keepers``: sample id -> partition)."""
+    """The step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
 
     owners: Mapping[str, str]
 
@@ -65,8 +69,8 @@ def resolve_duplicates(
     """The conversions, in their order, that make an output without repeated sample ids, and why others are
     left out.
 
-    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets
-    those samples aside.
+    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it
+    quarantines those samples.
     """
     from mm_assets.workers import WorkerFailure
 
@@ -84,13 +88,13 @@ def resolve_duplicates(
     for conversion in conversions:
         partition = conversion.partition
         shared = repeated.get(partition.name, [])
-        taken = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
-        if taken and conversion.writer.on_materialize_error == "error":
-            complaints.append(_complaint(partition, taken))
+        claimed_ids = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
+        if claimed_ids and conversion.writer.on_materialize_error == "error":
+            complaints.append(_complaint(partition, claimed_ids))
             continue
-        owners.update({sample_id: partition for sample_id in shared if sample_id not in taken})
-        if taken:
-            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in taken.items()})
+        owners.update({sample_id: partition for sample_id in shared if sample_id not in claimed_ids})
+        if claimed_ids:
+            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in claimed_ids.items()})
             conversion = replace(conversion, steps=(step, *conversion.steps))
         resolved.append(conversion)
     return resolved, complaints
@@ -129,12 +133,12 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
     return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
 
 
-def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
-    sample_id, owner = next(iter(taken.items()))
-    more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
+def _complaint(partition: Partition, claimed_ids: Mapping[str, Partition]) -> str:
+    sample_id, owner = next(iter(claimed_ids.items()))
+    more = f" (and {len(claimed_ids) - 1} more ids that others have)" if len(claimed_ids) > 1 else ""
     hint = (
         ""
-        if len(taken) == 1
+        if len(claimed_ids) == 1
         else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
     )
     return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(owner)}{more}{hint}"

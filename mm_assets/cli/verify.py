@@ -43,7 +43,8 @@ def run(options: argparse.Namespace) -> int:
             stats = dataset.stats
         kind = dataset.places[0].kind if dataset.places else "empty"
         print(
-            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, digest {stats.digest}",
+            f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, "
+            f"digest {stats.digest}",
             flush=True,
         )
     first, *others = datasets

@@ -30,7 +30,7 @@ class SurveyedSample:
 @dataclass(frozen=True)
 class FileSurvey:
     """One file. ``samples`` are in its order, each id once; ``losses`` are samples that cannot be read and
-    damaged stretches.
+    damaged ranges.
 
     ``unresolved`` lists (sample id, position, message) of image references that lead to no image;
     ``frame_counts`` (TIFF member, frames, references) of those whose numbers differ; ``unreferenced`` members

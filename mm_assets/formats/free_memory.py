@@ -24,7 +24,7 @@ class FreeMemory:
     """
 
     def __init__(self) -> None:
-        self._settled = _resident()
+        self._level = _resident()
         option = getattr(ctypes.CDLL(None), "mallopt", None)
         if option is not None:
             option(_M_ARENA_MAX, _ARENAS)
@@ -32,14 +32,14 @@ class FreeMemory:
 
     def release_to_os(self) -> None:
         """Return free memory to the system if the process has grown since the last time."""
-        if _resident() < self._settled + _KEPT:
+        if _resident() < self._level + _KEPT:
             return
         if (arrow := sys.modules.get("pyarrow")) is not None:
             arrow.default_memory_pool().release_unused()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
-        self._settled = _resident()
+        self._level = _resident()
 
 
 def _resident() -> int:

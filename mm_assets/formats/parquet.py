@@ -41,10 +41,10 @@ class InterleavedParquetReader(InterleavedReader):
         sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id.
         texts_field, images_field: of documents, the columns with the parallel lists; without ``images`` there
         may be a column ``image``. relative_to: folder or URL prefix; locators of documents below it are
-        stored relative to it, so that no path of this machine leaks. set_aside: samples that cannot be used
-        become losses of the stream, and everything else is read; by default they raise. max_member_bytes: of
-        documents, a larger image is an error row. taken_ids: with ``set_aside``, ids of samples of other
-        partitions: here they are duplicates.
+        stored relative to it, so that no path of this machine leaks. quarantine_errors: samples that cannot
+        be used become losses of the stream, and everything else is read; by default they raise.
+        max_member_bytes: of documents, a larger image is an error row. taken_ids: with ``quarantine_errors``,
+        ids of samples of other partitions: here they are duplicates.
 
     All others are those of `InterleavedReader`.
     """

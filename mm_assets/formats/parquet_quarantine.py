@@ -1,4 +1,4 @@
-"""Parquet files of others with a row an item: samples that cannot be used are set aside, and all others are
+"""Parquet files of others with a row an item: samples that cannot be used are quarantined, and all others are
 read.
 """
 
@@ -108,7 +108,7 @@ class QuarantiningParquetSource(ParquetSource):
                 self._lose_unread(rows, first + start, *fault)
             else:
                 sample_id = rows.column("sample_id")[0].as_py()
-                why = self._ids.claim(sample_id, self._row_name(first + start), self._path)
+                why = self._ids.register(sample_id, self._row_name(first + start), self._path)
                 if why is None:
                     self._note(rows, sample_id, first + start)
                     continue

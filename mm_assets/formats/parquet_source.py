@@ -56,8 +56,8 @@ def open_source(
     """Open a file that has a row an item (columns sample_id, position and modality: ours, NeMo Curator's), or
     a row a document.
 
-    Locators call it ``path``. With ``ids``, samples that cannot be used are set aside. Raises `ShardError` in
-    one line for any other file.
+    Locators call it ``path``. With ``ids``, samples that cannot be used are quarantined. Raises `ShardError`
+    in one line for any other file.
     """
     given = dict(read_kwargs or {})
     name = uri if ids is None else path

@@ -48,7 +48,7 @@ class FileSource(ABC):
     """One input file, opened: its schema is known, its tables are read on demand.
 
     ``items`` is how many items it holds by its own account (None: it does not say), found without building
-    tables; ``losses`` are those that will not be in the tables, and stretches of the file that cannot be
+    tables; ``losses`` are those that will not be in the tables, and damaged ranges of the file that cannot be
     read.
     """
 

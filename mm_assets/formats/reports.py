@@ -54,7 +54,7 @@ class PartitionReport:
 
     @property
     def quarantined(self) -> tuple[Loss, ...]:
-        """Items set aside for a fault, theirs or their sample's, and damaged stretches of files."""
+        """Items quarantined for a fault, theirs or their sample's, and damaged ranges of files."""
         return tuple(loss for loss in self.losses if loss.outcome == "quarantined")
 
 

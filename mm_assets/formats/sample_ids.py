@@ -1,4 +1,4 @@
-"""Sample ids are unique: who has claimed which."""
+"""Sample ids are unique: which member each belongs to."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Collection
 
 
 class SampleIds:
-    """The sample ids of one partition as they are met. ``taken`` are those of other partitions."""
+    """The sample ids of one partition as they are met. ``claimed_ids`` are those of other partitions."""
 
-    def __init__(self, taken: Collection[str] = ()) -> None:
-        self._taken = taken
+    def __init__(self, claimed_ids: Collection[str] = ()) -> None:
+        self._claimed_ids = claimed_ids
         self._first: dict[str, tuple[str, str]] = {}
 
-    def claim(self, sample_id: str, member: str, path: str) -> str | None:
+    def register(self, sample_id: str, member: str, path: str) -> str | None:
         """None when the id is free, and from now on that of this member (or row) of the file ``path``; else
         what it collides with.
         """
-        if sample_id in self._taken:
+        if sample_id in self._claimed_ids:
             return f"sample id {sample_id!r:.200} is already in another shard"
         first = self._first.get(sample_id)
         if first is None:

@@ -1,4 +1,4 @@
-"""The data model of interleaved documents.
+"""Data model of interleaved image-text documents.
 
 The public names of `mm_assets` can be imported from here, too.
 """

@@ -1,4 +1,4 @@
-"""`InterleavedBatch`: whole samples as one Arrow table, and where they came from."""
+"""`InterleavedBatch`: one or more whole samples as an Arrow table, with their lineage."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ __all__ = ["InterleavedBatch"]
 class InterleavedBatch:
     """One or more whole samples.
 
-    ``data`` has one row per item in the columns of `INTERLEAVED_SCHEMA` plus passthrough columns; the rows of
-    a sample are consecutive, or writers bring them together. ``source_files`` is the lineage (the files these
-    very rows were read from), ``partition`` names the output file they belong to. ``measured`` is what a step
-    has found of images by row number, for the steps that follow: it ends with the rows.
+    A sample is one document; its text blocks and images are items. ``data`` has one row per item, in the
+    columns of `INTERLEAVED_SCHEMA` plus passthrough columns. The rows of a sample should be consecutive;
+    writers regroup them otherwise.
+
+    ``source_files`` is the lineage: the files that these rows were read from. ``partition`` names the output
+    file they belong to. ``measured`` holds image measurements by row number, passed from one step to the
+    next; it is dropped together with the rows.
     """
 
     data: pa.Table
@@ -46,11 +49,12 @@ class InterleavedBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the Arrow buffers these rows use."""
+        """Bytes of the Arrow buffers that these rows use."""
         return self.data.nbytes
 
     @property
     def num_samples(self) -> int:
+        """Number of distinct sample ids."""
         return len(pc.unique(self.data.column("sample_id"))) if "sample_id" in self.data.column_names else 0
 
     def count(self, modality: str) -> int:
@@ -58,13 +62,13 @@ class InterleavedBatch:
         return pc.sum(pc.equal(self.data.column("modality"), modality)).as_py() or 0
 
     def missing_columns(self) -> list[str]:
-        """Columns a batch cannot do without that this one lacks."""
+        """Required columns that this batch lacks."""
         return [name for name in REQUIRED_COLUMNS if name not in self.data.column_names]
 
     def validate(self) -> bool:
-        """True when there are rows and the required columns are there."""
+        """Return True if there are rows and all required columns."""
         return self.num_rows > 0 and not self.missing_columns()
 
     def with_data(self, data: pa.Table, measured: Mapping[int, Any] | None = None) -> InterleavedBatch:
-        """The same lineage over another table, of which ``measured`` is known."""
+        """Return a batch of another table with the same lineage; ``measured`` describes its rows."""
         return replace(self, data=data, measured=measured or {})

@@ -1,4 +1,4 @@
-"""Values of binary Arrow arrays without a copy."""
+"""Zero-copy access to the values of binary Arrow arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_HELD, _SLACK = 2, 1 << 16
+_MAX_KEPT_RATIO = 2  # bytes kept in memory per byte used
+_SLACK = 1 << 16  # bytes kept in vain that are not worth a copy
 
 
 def binary_views(chunk: pa.Array) -> list[memoryview | None]:
-    """One view into the array's own buffer per value, None for null. Valid as long as the array lives."""
+    """Return one view into the array's own buffer per value, None for null.
+
+    The views are valid as long as the array lives.
+    """
     if chunk.null_count == len(chunk):
         return [None] * len(chunk)
     offset_format: Literal["q", "i"] = "q" if pa.types.is_large_binary(chunk.type) else "i"
@@ -27,9 +31,10 @@ def binary_views(chunk: pa.Array) -> list[memoryview | None]:
 
 
 def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
-    """Rows by their numbers, in that order.
+    """Return rows by their numbers, in the order given.
 
-    Columns of bytes become slices of what they were: no image is copied, all stay in memory.
+    Binary columns become slices of the original buffers: no image is copied, and the whole original buffer
+    stays in memory (see `compact`).
     """
     indices = np.asarray(rows, np.int64)
     starts = np.flatnonzero(np.diff(indices, prepend=-2) != 1)
@@ -37,19 +42,26 @@ def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
         (int(indices[start]), int(length))
         for start, length in zip(starts, np.diff(starts, append=len(indices)), strict=True)
     ]
-    taken = pa.array(indices)
+    row_indices = pa.array(indices)
     return pa.Table.from_arrays(
-        [_slices(column, runs) if is_bytes(column.type) else column.take(taken) for column in table.columns],
+        [
+            _slices(column, runs) if is_bytes(column.type) else column.take(row_indices)
+            for column in table.columns
+        ],
         schema=table.schema,
     )
 
 
 def compact(table: pa.Table) -> pa.Table:
-    """The same rows, copied where they keep more than twice their bytes in memory: of many batches a strict
-    filter leaves little.
+    """Return the same rows, copying binary columns that keep more than twice their own bytes in memory.
+
+    A strict filter leaves few rows of many batches; without the copy each row would keep its batch alive.
     """
     for index, column in enumerate(table.columns):
-        if is_bytes(column.type) and column.get_total_buffer_size() > _HELD * column.nbytes + _SLACK:
+        if (
+            is_bytes(column.type)
+            and column.get_total_buffer_size() > _MAX_KEPT_RATIO * column.nbytes + _SLACK
+        ):
             copied = pa.chunked_array([pa.concat_arrays(column.chunks)])
             table = table.set_column(index, table.schema.field(index), copied)
     return table
@@ -62,5 +74,5 @@ def _slices(column: pa.ChunkedArray, runs: Sequence[tuple[int, int]]) -> pa.Chun
 
 
 def is_bytes(type_: pa.DataType) -> bool:
-    """Whether values of a type are bytes, with 32- or 64-bit offsets."""
+    """Return True for a binary type with 32- or 64-bit offsets."""
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))

@@ -1,4 +1,4 @@
-"""A digest of items that is independent of row order, batch cuts and file format."""
+"""Digest of items that does not depend on row order, batch boundaries or file format."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import xxhash
 
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.buffers import binary_views
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import dumps, is_json
 from mm_assets.interleaved.nested_types import plain_type
 
@@ -18,23 +19,23 @@ TEXTS, BLOBS = "text_content", "binary_content"
 Blob = bytes | memoryview
 
 _MODULUS = 1 << 128
-_ROWS_AT_ONCE = 1 << 14  # a sample may have a million rows, and what is hashed of each is a Python text
-_CONTENTS = {TEXTS: "text", BLOBS: "bytes"}  # long: their bytes are hashed where they lie
+_ROWS_AT_ONCE = 1 << 14  # a sample may have a million rows, and each row becomes a Python string to hash
+_CONTENTS = {TEXTS: "text", BLOBS: "bytes"}  # long values: hashed in place, without a copy
 _LARGE = (pa.large_string(), pa.large_binary())
 
 
 class ContentDigest:
     """Sum modulo 2^128 of the `row_digests` of all rows.
 
-    A sum, not an XOR, so that two equal extra rows do not cancel. It guards against loss, not against an
-    attacker.
+    A sum rather than an XOR, so that two equal extra rows do not cancel out. It detects loss; it is no
+    defence against an attacker.
     """
 
     def __init__(self) -> None:
         self._total = 0
 
     def observe(self, table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> None:
-        """Add the rows of a table (see `row_digests`)."""
+        """Add the rows of a table (arguments as for `row_digests`)."""
         remaining = None if blobs is None else iter(blobs)
         for start in range(0, table.num_rows, _ROWS_AT_ONCE):
             self.add(row_digests(table.slice(start, _ROWS_AT_ONCE), remaining))
@@ -44,7 +45,7 @@ class ContentDigest:
         self._total = (self._total + sum(digests)) % _MODULUS
 
     def plus(self, other: ContentDigest) -> ContentDigest:
-        """The digest of the rows of both."""
+        """Return the digest of the rows of both."""
         result = ContentDigest()
         result._total = (self._total + other._total) % _MODULUS
         return result
@@ -54,16 +55,21 @@ class ContentDigest:
 
 
 def row_digests(table: pa.Table, blobs: Iterable[Blob | None] | None = None) -> list[int]:
-    """One xxh3-128 per row over every column's name, type and value, nulls left out.
+    """Return one xxh3-128 digest per row, over every column's name, type and value; nulls are left out.
 
-    The order of columns does not count, nor does a column without values: formats and tables of many shards
-    differ there. What is hashed are the columns by name, each as ``<length>:<name><length>:<type>=`` and then
-    ``<length>:<text>`` or ``<number>;`` (lengths in characters, all in UTF-8). Of `_CONTENTS` this has the
-    number of bytes only; the bytes follow at the end.
+    The order of columns does not count, nor does a column without values, because formats and tables of many
+    shards differ in these. The hashed head of a row lists its columns by name: each is
+    ``<length>:<name><length>:<type>=`` followed by ``<length>:<text>`` or ``<number>;`` (lengths in
+    characters; the head is UTF-8). For the columns in `_CONTENTS` the head has only the number of bytes; the
+    bytes themselves follow at the end.
 
-    ``blobs`` has the values of the column `BLOBS`, for a table without it. Each is hashed before the next is
-    asked for. The table's rows are the first of them; no more are taken. Raises ``ValueError`` when they are
-    fewer.
+    Args:
+        table: The rows.
+        blobs: Values of the column `BLOBS`, for a table without it. Each is hashed before the next one is
+            requested. The table's rows are the first of them; no more are consumed.
+
+    Raises:
+        ValueError: ``blobs`` has fewer values than the table has rows.
     """
     names = sorted(table.column_names)
     if blobs is None:
@@ -101,7 +107,7 @@ def _is_content(field: pa.Field) -> bool:
 
 
 def _heads(table: pa.Table, names: Sequence[str]) -> list[str]:
-    """What these columns add to each row's head."""
+    """Return the part of each row's head that these columns make."""
     columns = []
     for name in names:
         column = table.column(name)
@@ -113,7 +119,7 @@ def _heads(table: pa.Table, names: Sequence[str]) -> list[str]:
 
 
 def label(field: pa.Field) -> str:
-    """What comes before a value of this column in its row's head."""
+    """Return the text before a value of this column in its row's head."""
     if _is_content(field):
         kind = _CONTENTS[field.name]
     else:
@@ -125,8 +131,9 @@ _BLOB_LABEL = label(pa.field(BLOBS, pa.large_binary()))
 
 
 def _entries(column: pa.ChunkedArray, field: pa.Field) -> list[str]:
-    """What each value of a column adds to its row's head; nothing for null. No entry can be taken for two, or
-    for a part of one.
+    """Return the part of each row's head that one column makes; empty for null.
+
+    The encoding is prefix-free: no two sequences of entries give the same head.
     """
     numbers = pc.binary_length(column).to_pylist() if _is_content(field) else _numbers(column)
     start = label(field)
@@ -136,7 +143,7 @@ def _entries(column: pa.ChunkedArray, field: pa.Field) -> list[str]:
 
 
 def _numbers(column: pa.ChunkedArray) -> list[bool | int | float | None] | None:
-    """The values, when they are truth values, numbers, or times, which are integers of their unit."""
+    """Return booleans and numbers as they are, times as integers of their unit; None for other types."""
     type_ = column.type
     if pa.types.is_float16(type_):
         return column.cast(pa.float32()).to_pylist()
@@ -149,10 +156,10 @@ def _numbers(column: pa.ChunkedArray) -> list[bool | int | float | None] | None:
 
 
 def _texts(column: pa.ChunkedArray, field: pa.Field) -> list[str | None]:
-    """The values as text, different for different values of the type."""
+    """Return the values as text, injectively: different values give different texts."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         try:
             return column.to_pylist()
         except UnicodeDecodeError as error:
-            raise ValueError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
+            raise DataError(f"column {field.name!r}: text that is not UTF-8: {error}") from error
     return [None if value is None else dumps(value) for value in json_codec.encode(column, field)]

@@ -1,10 +1,10 @@
-"""The base of all exceptions that this package defines."""
+"""Base classes of the exceptions that this package defines."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MmAssetsError"]
+__all__ = ["DataError", "MmAssetsError"]
 
 
 class MmAssetsError(Exception):
@@ -17,8 +17,16 @@ class MmAssetsError(Exception):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        args = super().__reduce__()[1]  # what ``__new__`` takes, of which an OSError keeps a part elsewhere
+        args = super().__reduce__()[1]  # arguments of ``__new__``; an OSError keeps some of them elsewhere
         return _restored, (type(self), args, self.__dict__)
+
+
+class DataError(MmAssetsError, ValueError):
+    """Data is not as required; the message says where and why.
+
+    Raised where no narrower class fits: for rows that are no items of samples, and for tars and caches whose
+    parts do not fit together.
+    """
 
 
 def _restored(kind: type[MmAssetsError], args: tuple[Any, ...], state: dict[str, Any]) -> MmAssetsError:

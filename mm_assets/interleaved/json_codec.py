@@ -1,9 +1,9 @@
-"""Arrow columns of any type as JSON values, and back, exactly.
+"""Exact conversion between Arrow columns of any type and JSON values.
 
-Numbers, booleans, strings and nulls are themselves; JSON-text columns are the value they hold; structs are
-objects, lists are arrays, maps are arrays of pairs, durations and times of day are integers of their unit.
-What JSON has no form for travels as text: bytes as base64, dates, timestamps and decimals as Arrow prints
-them. A value whose usual form would not come back equal is wrapped under `RAW`.
+Numbers, booleans, strings and nulls stay what they are. A column of JSON text becomes the value it holds.
+Structs become objects, lists arrays, maps arrays of pairs; durations and times of day become integers of
+their unit. Types without a JSON form travel as text: bytes as base64; dates, timestamps and decimals as Arrow
+prints them. A value that would not come back equal in this form is wrapped under `RAW`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_times import RAW, decode_times, encode_times
 
-_MANY_BRACKETS = 200  # text with fewer cannot be nested so deeply that Python's parser gives up
+_MANY_BRACKETS = 200  # with fewer, text cannot be nested too deeply for Python's parser
 _MAX_EXPONENT = 76  # of Arrow's widest decimal
-_SPARE_DEPTH = (
-    300  # levels a value must bear around it: it travels inside other JSON, read with a deeper stack
-)
+# Extra nesting levels that a value must survive: it travels inside other JSON, parsed on a deeper stack.
+_SPARE_DEPTH = 300
 
 
 class NotEncodable(MmAssetsError, ValueError):
@@ -31,16 +30,20 @@ class NotEncodable(MmAssetsError, ValueError):
 
 
 def check_type(field: pa.Field) -> None:
-    """Raise `NotEncodable` for a column whose type `encode` does not take, whatever its values."""
-    if (refused := _refused(field)) is not None:
-        where = "" if refused is field.type else f"{field.type!s:.200} cannot be written: "
+    """Check that `encode` supports a column's type, whatever the values.
+
+    Raises:
+        NotEncodable: The type has no exact JSON form.
+    """
+    if (unsupported := _unsupported_type(field)) is not None:
+        context = "" if unsupported is field.type else f"{field.type!s:.200} cannot be written: "
         raise NotEncodable(
-            f"column {field.name!r}: {where}values of type {refused!s:.200} have no exact form"
+            f"column {field.name!r}: {context}values of type {unsupported!s:.200} have no exact form"
         )
 
 
 def encode(column: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Any]:
-    """JSON values of a column, one a row."""
+    """Return the JSON values of a column, one per row."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # combine_chunks keeps several chunks when offsets would overflow
         return [value for chunk in array.chunks for value in _encode(chunk, field)]
@@ -48,12 +51,15 @@ def encode(column: pa.ChunkedArray | pa.Array, field: pa.Field) -> list[Any]:
 
 
 def decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """The column that `encode` made ``values`` from."""
+    """Return the column that `encode` turned into ``values``."""
     return _decode(values, field)
 
 
 def is_json_text(field: pa.Field) -> bool:
-    """True for a column of JSON text, made by `json_values.json_field` or read back from any of our outputs."""
+    """Return True for a column of JSON text.
+
+    Such columns are made by `json_values.json_field`, or read from any of our outputs.
+    """
     return field.metadata is not None and field.metadata.get(b"mm_assets:encoding") == b"json"
 
 
@@ -87,7 +93,7 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     if is_json_text(field):
         return pa.array([None if v is None else _json_text(v) for v in values], type_)
     if _is_natural(type_):
-        # Arrow would leave out what is behind a point, and make numbers of truth values.
+        # Arrow would silently truncate floats to integers, and turn booleans into numbers.
         if (pa.types.is_integer(type_) and float in map(type, values)) or (
             pa.types.is_floating(type_) and bool in map(type, values)
         ):
@@ -116,13 +122,17 @@ def _decode(values: Sequence[Any], field: pa.Field) -> pa.Array:
     raise NotEncodable(f"column {field.name!r}: type {type_} has no exact JSON form")
 
 
-def _refused(field: pa.Field) -> pa.DataType | None:
-    """The type, or the first one inside it, that has no exact form."""
+def _unsupported_type(field: pa.Field) -> pa.DataType | None:
+    """Return the first type, at any depth, that has no exact JSON form; None if there is none."""
     type_ = field.type
     if isinstance(type_, pa.BaseExtensionType):
-        return _refused(pa.field("", type_.storage_type))
+        return _unsupported_type(pa.field("", type_.storage_type))
     if pa.types.is_dictionary(type_):
-        return type_ if pa.types.is_nested(type_.value_type) else _refused(pa.field("", type_.value_type))
+        return (
+            type_
+            if pa.types.is_nested(type_.value_type)
+            else _unsupported_type(pa.field("", type_.value_type))
+        )
     if pa.types.is_map(type_):
         inner = [type_.key_field, type_.item_field]
     elif pa.types.is_struct(type_) and len({child.name for child in type_}) == type_.num_fields:
@@ -137,7 +147,9 @@ def _refused(field: pa.Field) -> pa.DataType | None:
             or pa.types.is_temporal(type_)
         )
         return None if is_leaf and not pa.types.is_interval(type_) else type_
-    return next((refused for child in inner if (refused := _refused(child)) is not None), None)
+    return next(
+        (unsupported for child in inner if (unsupported := _unsupported_type(child)) is not None), None
+    )
 
 
 def _is_natural(type_: pa.DataType) -> bool:
@@ -160,12 +172,12 @@ def _is_binary(type_: pa.DataType) -> bool:
 
 def _is_list(type_: pa.DataType) -> bool:
     if pa.types.is_fixed_size_list(type_):
-        return bool(type_.list_size)  # Arrow divides by it, and dies
+        return bool(type_.list_size)  # Arrow divides by the size and crashes for 0
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def is_too_deep(text: str) -> bool:
-    """Whether JSON text is nested so deeply that, inside some other JSON, Python could not read it again."""
+    """Return True if JSON text is nested too deeply for Python to parse once it is inside other JSON."""
     if text.count("[") + text.count("{") < _MANY_BRACKETS:
         return False
     try:
@@ -207,9 +219,8 @@ def _decimal(text: str) -> Any:
 
     value = Decimal(text)
     exponent = value.as_tuple().exponent
-    if (
-        not isinstance(exponent, int) or abs(exponent) > _MAX_EXPONENT
-    ):  # Arrow reads beyond its table of powers, and dies
+    # Beyond this exponent Arrow reads past its table of powers of ten and crashes.
+    if not isinstance(exponent, int) or abs(exponent) > _MAX_EXPONENT:
         raise ValueError(f"{text!r:.100} is no number of a decimal column")
     return value
 
@@ -223,15 +234,15 @@ def _encode_struct(array: pa.StructArray, name: str) -> list[Any]:
     columns = [_encode(child, field) for child, field in zip(array.flatten(), array.type, strict=True)]
     present = array.is_valid().to_pylist()
     return [
-        dict(zip(names, (column[i] for column in columns), strict=True)) if here else None
-        for i, here in enumerate(present)
+        dict(zip(names, (column[i] for column in columns), strict=True)) if is_present else None
+        for i, is_present in enumerate(present)
     ]
 
 
 def _encode_list(array: pa.Array) -> list[Any]:
     value_field = array.type.value_field
     lengths = pc.list_value_length(array).to_pylist()
-    flat = _encode(array.flatten(), value_field)  # flatten() leaves out what lies under null lists
+    flat = _encode(array.flatten(), value_field)  # flatten() skips values under null lists
     rows: list[Any] = []
     at = 0
     for length in lengths:
@@ -273,7 +284,7 @@ def _encode_map(array: pa.MapArray) -> list[Any]:
     items = _encode(array.items.slice(start, end - start), array.type.item_field)
     pairs = [list(pair) for pair in zip(keys, items, strict=True)]
     spans = zip(offsets, offsets[1:], array.is_valid().to_pylist(), strict=False)
-    return [pairs[low - start : high - start] if here else None for low, high, here in spans]
+    return [pairs[low - start : high - start] if is_present else None for low, high, is_present in spans]
 
 
 def _decode_map(values: Sequence[Any], type_: pa.MapType) -> pa.Array:

@@ -1,4 +1,4 @@
-"""Dates, times, timestamps and durations as JSON values, and back, exactly."""
+"""Exact conversion between JSON values and dates, times, timestamps and durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-RAW = "__arrow__"  # {"__arrow__": x}: x is the storage value (an integer of a date or time, the text of a JSON cell)
+# {"__arrow__": x}: x is the storage value (the integer of a date or time, the text of a JSON cell).
+RAW = "__arrow__"
 
 
 def _storage_ints(array: pa.Array) -> pa.Array:
@@ -17,18 +18,17 @@ def _storage_ints(array: pa.Array) -> pa.Array:
 
 
 def _travels_as_integer(type_: pa.DataType) -> bool:
-    return pa.types.is_duration(type_) or pa.types.is_time(type_)  # Arrow parses no text of either
+    return pa.types.is_duration(type_) or pa.types.is_time(type_)  # Arrow cannot parse the text of either
 
 
 def encode_times(array: pa.Array) -> list[Any]:
-    """JSON values of an array of dates, times, timestamps or durations."""
+    """Return the JSON values of an array of dates, times, timestamps or durations."""
     integers = _storage_ints(array).to_pylist()
     if _travels_as_integer(array.type):
         return integers
     texts = _exact_texts(array)
-    if (
-        texts is None
-    ):  # value by value: the form of one must not depend on its neighbours, digests are made of it
+    if texts is None:
+        # Value by value: digests are made of these forms, so no form may depend on neighbouring values.
         texts = [
             None if value is None else (_exact_texts(array.slice(i, 1)) or [None])[0]
             for i, value in enumerate(integers)
@@ -40,8 +40,9 @@ def encode_times(array: pa.Array) -> list[Any]:
 
 
 def _exact_texts(array: pa.Array) -> list[str | None] | None:
-    """The values as Arrow prints them; None if not all come back equal (a year of five digits, an hour that
-    occurs twice).
+    """Return the values as Arrow prints them; None if not all of them come back equal.
+
+    Years of five digits do not, nor does an hour that occurs twice.
     """
     try:
         texts: list[str | None] = array.cast(pa.string()).to_pylist()
@@ -51,7 +52,7 @@ def _exact_texts(array: pa.Array) -> list[str | None] | None:
 
 
 def decode_times(values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """The array that `encode_times` made ``values`` from."""
+    """Return the array that `encode_times` turned into ``values``."""
     integer = pa.int32() if type_.bit_width == 32 else pa.int64()
     if _travels_as_integer(type_):
         return pa.array(values, integer).view(type_)

@@ -1,4 +1,4 @@
-"""JSON values as Arrow columns: which type a raw JSON field gets, and how a JSON value is kept in a column.
+"""JSON values as Arrow columns: type inference for raw JSON fields, and columns of JSON text.
 
 A column of JSON text is ``string`` with the field metadata `JSON_ENCODING`. ``pa.json_()`` is not used
 because Lance re-encodes it and loses NaN, integers beyond 2^53 and key order (docs/architecture.md).
@@ -16,9 +16,8 @@ from mm_assets.interleaved import json_codec
 
 JSON_ENCODING = {b"mm_assets:encoding": b"json"}
 EXACT_FLOAT_INT = 2**53  # largest magnitude up to which every integer is a float64
-_BEYOND_INT64 = (
-    2**63
-)  # one magnitude further is like any other, and Python writes no integer of more than 4,300 digits
+# All magnitudes from here on are treated alike, and Python prints no integer of more than 4,300 digits.
+_BEYOND_INT64 = 2**63
 _KINDS: dict[str, type] = {
     "null": type(None),
     "bool": bool,
@@ -29,13 +28,12 @@ _KINDS: dict[str, type] = {
     "dict": dict,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_encode = json.JSONEncoder(
-    ensure_ascii=False, separators=(",", ":")
-).encode  # `json.dumps` makes one for each call
+# Built once: `json.dumps` would build an encoder for each call.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def json_field(name: str, nullable: bool = True) -> pa.Field:
-    """A column that holds one JSON text per row."""
+    """Return a field whose column holds one JSON text per row."""
     return pa.field(name, pa.string(), nullable=nullable, metadata=JSON_ENCODING)
 
 
@@ -43,22 +41,21 @@ is_json = json_codec.is_json_text
 
 
 def dumps(value: Any) -> str:
-    """The one normal form of JSON text in columns: compact, unescaped, NaN and big integers as Python writes
-    them.
+    """Return the one normal form of JSON text in columns.
+
+    It is compact and unescaped, with NaN and big integers as Python writes them.
     """
     return _encode(value)
 
 
 def to_json_text(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Write each value of a column of any type as JSON text; nulls stay null."""
+    """Return each value of a column of any type as JSON text; nulls stay null."""
     values = json_codec.encode(column, field)
     return pa.chunked_array([pa.array([None if v is None else dumps(v) for v in values], pa.string())])
 
 
 class FieldTally:
-    """What kinds of JSON values a field has been seen with, and the Arrow type that holds all of them
-    exactly.
-    """
+    """Tally of the kinds of JSON values in a field, and the Arrow type that holds all of them exactly."""
 
     __slots__ = ("_kinds", "_largest_int")
 
@@ -67,6 +64,7 @@ class FieldTally:
         self._largest_int = 0
 
     def observe(self, value: Any) -> None:
+        """Count one value."""
         kind = type(value)
         if kind is int:
             magnitude = abs(value)
@@ -81,14 +79,14 @@ class FieldTally:
 
     @property
     def ints_fit_float(self) -> bool:
-        """Whether every integer seen is exact as float64."""
+        """True if every integer seen is exact as float64."""
         return self._largest_int <= EXACT_FLOAT_INT
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FieldTally) and self.to_json() == other.to_json()
 
     def to_json(self) -> dict[str, Any]:
-        """The tally as plain values, for `from_json`."""
+        """Return the tally as plain values, for `from_json`."""
         return {
             "kinds": sorted(_NAMES[kind] for kind in self._kinds),
             "largest_int": min(self._largest_int, _BEYOND_INT64),
@@ -96,9 +94,10 @@ class FieldTally:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> FieldTally:
-        """The tally that ``values`` were made from.
+        """Return the tally that ``values`` were made from.
 
-        Raises ``LookupError`` or ``TypeError`` for what `to_json` does not make.
+        Raises:
+            LookupError, TypeError: `to_json` did not make ``values``.
         """
         tally = cls()
         tally._kinds = {_KINDS[name] for name in values["kinds"]}
@@ -106,6 +105,7 @@ class FieldTally:
         return tally
 
     def field(self, name: str) -> pa.Field:
+        """Return a field of the narrowest exact type: JSON text if no Arrow type holds all values."""
         kinds = self._kinds - {type(None)}
         if not kinds:
             return pa.field(name, pa.null())
@@ -121,7 +121,7 @@ class FieldTally:
 
 
 def build_column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """A column from parsed JSON values, in the type a `FieldTally` chose."""
+    """Return a column of parsed JSON values, in the type that a `FieldTally` chose."""
     if is_json(field):
         return pa.array([None if v is None else dumps(v) for v in values], field.type)
     return pa.array(values, field.type)

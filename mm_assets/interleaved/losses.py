@@ -1,4 +1,4 @@
-"""What is in an input and not in its output: each item, with what took it and why."""
+"""Records of losses: each item of an input that is not in its output, with the cause and the reason."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ Outcome = Literal["filtered", "quarantined", "unreferenced"]
 class Loss:
     """One item that does not reach the output.
 
-    ``filtered``: a filter (``kind``) took it out, ``score`` is what it measured, ``threshold`` what it asked
-    for. ``quarantined``: a fault of the class ``kind`` (see `mm_assets.interleaved.faults`). A json that
-    cannot be decoded counts as one item, its metadata row; ``sample_id`` is then the member's key. A damaged
-    stretch of a file holds an unknown number of samples: it is recorded once, with neither position nor
-    modality, and no item is counted (`is_item`). ``unreferenced``: a member of a tar that no sample names; no
-    item either.
+    ``outcome`` says how it was lost:
 
-    ``is_cause`` is False for a sound item that went along with its sample. ``source_ref`` locates the bytes,
-    as in the column.
+    * ``filtered``: the filter ``kind`` removed it; ``score`` is the measured value, ``threshold`` the
+      required one.
+    * ``quarantined``: a fault of the class ``kind`` (see `mm_assets.interleaved.faults`). A json that cannot
+      be decoded counts as one item, its metadata row; ``sample_id`` is then the member's key. A damaged range
+      of a file holds an unknown number of samples: it is recorded once, without position and modality, and
+      counts as no item (`is_item`).
+    * ``unreferenced``: a member of a tar that no sample references; no item either.
+
+    ``is_cause`` is False for a sound item that was lost with the rest of its sample. ``source_ref`` locates
+    the bytes, as in the column of that name.
     """
 
     sample_id: str | None
@@ -39,12 +42,20 @@ class Loss:
 
     @property
     def is_item(self) -> bool:
-        """Whether this is an item that was counted among those read."""
+        """True if this is an item that was counted as read."""
         return self.position is not None
 
 
-def located(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
-    """The losses with the ``source_ref`` of their rows, one row each, in the same order."""
+def with_source_refs(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:
+    """Return the losses with the ``source_ref`` of their rows.
+
+    Args:
+        losses: One loss per row, in the same order.
+        rows: The removed rows.
+
+    Raises:
+        ValueError: The numbers of losses and rows differ.
+    """
     if len(losses) != rows.num_rows:
         raise ValueError(
             f"{len(losses)} losses for {rows.num_rows} removed rows: each removed item needs its reason"

@@ -1,4 +1,4 @@
-"""Arrow types with types inside: rebuilt with other ones, and in the one spelling that all formats give back."""
+"""Nested Arrow types: rebuilding them with other children, and the spelling that all formats preserve."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
-    """The same struct, map or list with ``change`` made to each field inside; any other type as it is."""
+    """Return a struct, map or list type with ``change`` applied to its child fields; others as they are."""
     if pa.types.is_struct(type_):
         return pa.struct([change(field) for field in type_])
     if pa.types.is_map(type_):
@@ -23,10 +23,9 @@ def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) ->
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """The same type with map entries called as Arrow calls them, at any depth.
+    """Return the type with map entries named as Arrow names them, at any depth.
 
-    Parquet gives them other names than were written, and Arrow files drop all of them: they are no part of
-    the data.
+    These names are not part of the data: Parquet returns others than were written, and Arrow files drop them.
     """
     rebuilt = with_children(type_, _plain_field)
     if pa.types.is_map(rebuilt):
@@ -39,15 +38,16 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def nulls(length: int, type_: pa.DataType) -> pa.Array:
-    """Nulls of any type: a field that is never null has some value under a null around it. Parquet takes no
-    others.
+    """Return an array of nulls of any type.
+
+    A non-nullable child field has some value under a null parent: Parquet takes nothing else.
     """
     return pa.array([None] * length, type_) if _has_required(type_) else pa.nulls(length, type_)
 
 
 def _has_required(type_: pa.DataType) -> bool:
     if pa.types.is_map(type_) or not (pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_)):
-        return False  # a null of it has nothing inside
+        return False  # a null of these types has no child values
     children = [type_.field(index) for index in range(type_.num_fields)]
     return any(not child.nullable or _has_required(child.type) for child in children)
 

@@ -1,4 +1,4 @@
-"""Warnings: issued so that they point at the user's own line, and shown as one line each."""
+"""Warnings: attributed to the user's own line of code, and printed as one line each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ def warn_user(message: str) -> None:
 
 
 def show_warnings_as_lines() -> None:
-    """From now on print each distinct warning of this process once, as one line on stderr, without file and
-    code.
+    """Print each distinct warning of this process once, as one line on stderr, without file and code.
 
-    So are the log records of libraries from level WARNING on, as far as nobody has configured a handler for
+    The same holds for log records of libraries from level WARNING on, unless a handler is configured for
     them.
     """
     shown: set[str] = set()
@@ -35,7 +34,7 @@ def show_warnings_as_lines() -> None:
         line = warning_line(message)
         if line not in shown:
             shown.add(line)
-            sys.stderr.write(f"{line}\n")  # at once: other processes write there, too
+            sys.stderr.write(f"{line}\n")  # in one write: other processes write to stderr as well
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -46,5 +45,5 @@ def show_warnings_as_lines() -> None:
 
 
 def warning_line(message: Warning | str) -> str:
-    """The line that tells of a warning."""
+    """Return the line that shows a warning."""
     return f"mm-assets: warning: {' '.join(str(message).split())}"

@@ -1,4 +1,4 @@
-"""Rows that carry a materialize_error, and what happens to them when they are written."""
+"""Policies for items with an error, that is, for rows that carry a ``materialize_error``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.faults import FETCH_FAILED, INCOMPLETE_SAMPLE, Fault, fault_of
-from mm_assets.interleaved.losses import Loss, located
+from mm_assets.interleaved.losses import Loss, with_source_refs
 from mm_assets.interleaved.notices import warn_user
 
 __all__ = ["MaterializeError"]
@@ -21,10 +21,9 @@ POLICIES: tuple[str, ...] = get_args(MaterializeErrorPolicy)
 
 
 class MaterializeError(MmAssetsError, ValueError):
-    """An item could not be fetched and the policy is ``error``; the message names file, sample, position and
-    reason.
+    """An item could not be fetched and the policy is ``error``.
 
-    ``kind`` is the class of the first item's fault.
+    The message names file, sample, position and reason. ``kind`` is the class of the first item's fault.
     """
 
     def __init__(self, message: str, kind: str = FETCH_FAILED) -> None:
@@ -34,7 +33,7 @@ class MaterializeError(MmAssetsError, ValueError):
 
 @dataclass(frozen=True)
 class ItemError:
-    """One row that carries an error: the class of its fault, the message, and what became of the row.
+    """One row that carries an error: the class of its fault, the message, and the outcome.
 
     ``outcome`` is ``kept``, ``row dropped`` or ``sample dropped``.
     """
@@ -49,9 +48,7 @@ class ItemError:
 
 @dataclass(frozen=True)
 class PolicyOutcome:
-    """The rows that stay, every error met, the rows that were dropped, and why each of them was, in the same
-    order.
-    """
+    """Rows that stay, all errors met, dropped rows, and one loss per dropped row in the same order."""
 
     table: pa.Table
     errors: tuple[ItemError, ...] = ()
@@ -60,14 +57,18 @@ class PolicyOutcome:
 
 
 def check_policy(policy: str) -> MaterializeErrorPolicy:
-    """The policy itself, or ``ValueError`` listing the four that exist."""
+    """Return the policy itself.
+
+    Raises:
+        ValueError: It is none of the four that exist; the message lists them.
+    """
     if policy not in POLICIES:
         raise ValueError(f"on_materialize_error must be one of {', '.join(POLICIES)}, not {policy!r}")
     return policy  # type: ignore[return-value]
 
 
 def with_errors(table: pa.Table, errors: Mapping[int, Fault | str]) -> pa.Table:
-    """The table with ``materialize_error`` set in some rows: the message of a fault, or a text as it is."""
+    """Return the table with ``materialize_error`` set by row number: a fault's message, or a given text."""
     if not errors:
         return table
     index = table.schema.get_field_index("materialize_error")
@@ -79,7 +80,16 @@ def with_errors(table: pa.Table, errors: Mapping[int, Fault | str]) -> pa.Table:
 
 
 def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = "") -> PolicyOutcome:
-    """Apply a policy to errors from any stage. ``source`` names the input in messages."""
+    """Apply a policy to the errors that rows carry, from whatever stage.
+
+    Args:
+        table: Rows with the column ``materialize_error``.
+        policy: ``error``, ``warn``, ``drop_row`` or ``drop_sample``.
+        source: Name of the input, for messages.
+
+    Raises:
+        MaterializeError: The policy is ``error`` and a row carries an error.
+    """
     column = table.column("materialize_error")
     if column.null_count == table.num_rows:
         return PolicyOutcome(table)
@@ -103,7 +113,7 @@ def apply_policy(table: pa.Table, policy: MaterializeErrorPolicy, source: str = 
 
 
 def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...]:
-    faults = iter(errors)  # of these rows, in their order
+    faults = iter(errors)  # those of these rows, in order
     first: dict[str, ItemError] = {}
     for error in errors:
         first.setdefault(error.sample_id, error)
@@ -117,7 +127,7 @@ def _losses(dropped: pa.Table, errors: tuple[ItemError, ...]) -> tuple[Loss, ...
             kind = INCOMPLETE_SAMPLE
             reason = f"its sample has an error at position {cause.position}: {cause.message}"
         losses.append(Loss(sample_id, position, modality, "quarantined", kind, reason, is_cause=is_cause))
-    return tuple(located(losses, dropped))
+    return tuple(with_source_refs(losses, dropped))
 
 
 def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
@@ -126,7 +136,8 @@ def _rows(table: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 
 def _describe(error: ItemError, source: str) -> str:
-    return f"{source + ': ' if source else ''}sample {error.sample_id!r}, position {error.position}: {error.message}"
+    prefix = f"{source}: " if source else ""
+    return f"{prefix}sample {error.sample_id!r}, position {error.position}: {error.message}"
 
 
 def _and_more(count: int) -> str:

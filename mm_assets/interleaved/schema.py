@@ -1,7 +1,7 @@
-"""The interleaved schema and the rules that align any Arrow table to it.
+"""The interleaved schema, and the rules that align any Arrow table to it.
 
-One row per item. The eight reserved columns come first, in one order, with one type; every other column is
-passthrough.
+There is one row per item. The eight reserved columns come first, in fixed order and with fixed types. Every
+other column is passthrough: kept as it is.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _LARGE_OF = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
 class SchemaMismatch(MmAssetsError, ValueError):
-    """A column cannot take its target type without loss; the message names the column."""
+    """A column cannot be cast to its target type without loss; the message names the column."""
 
 
 def reconcile_schema(schema: pa.Schema) -> pa.Schema:
-    """Give reserved columns their canonical types and leave passthrough columns as they are.
+    """Return the schema with canonical types for reserved columns; passthrough columns keep their types.
 
-    A reserved column that is already the large variant of its canonical type stays large (casting 64-bit
-    offsets down can overflow). Dictionary encoding is unwrapped from passthrough columns, and map entries get
+    A reserved column that is already the large variant of its canonical type stays large, because casting
+    64-bit offsets down can overflow. Passthrough columns lose their dictionary encoding, and map entries get
     their usual names. Order and field metadata are kept.
     """
     return pa.schema([_reconcile_field(field) for field in schema], metadata=schema.metadata)
@@ -73,11 +73,15 @@ def _reconcile_field(field: pa.Field) -> pa.Field:
 def resolve_schema(
     schema: pa.Schema | None = None, schema_overrides: Mapping[str, pa.DataType | pa.Field] | None = None
 ) -> pa.Schema | None:
-    """Merge the two schema arguments of readers and writers: ``schema`` wins (with a warning when both are
-    given).
+    """Merge the two schema arguments of readers and writers.
 
-    ``schema_overrides`` replaces or appends single types (or fields, for what a type does not say:
-    `json_values.json_field`) on top of `INTERLEAVED_SCHEMA`. Returns None when neither is set.
+    Args:
+        schema: Used if given, with a warning if both arguments are.
+        schema_overrides: Types that replace or extend single columns of `INTERLEAVED_SCHEMA`. A field instead
+            of a type sets what a type cannot express (see `json_values.json_field`).
+
+    Returns:
+        The schema, or None if neither argument is set.
     """
     if schema is not None:
         if schema_overrides:
@@ -95,12 +99,13 @@ def resolve_schema(
 
 
 def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
-    """Pad, reorder and cast ``table`` to exactly ``target``, which is taken as it stands (not reconciled
-    again).
+    """Pad, reorder and cast ``table`` to exactly ``target``, which is not reconciled again.
 
-    Missing columns become null, columns not in ``target`` are left out. Reserved columns are cast with
-    ``safe=False``, passthrough columns with ``safe=True``, so that overflow surfaces as `SchemaMismatch`
-    naming the column.
+    Missing columns become null, columns that are not in ``target`` are left out. Reserved columns are cast
+    with ``safe=False``, passthrough columns with ``safe=True``.
+
+    Raises:
+        SchemaMismatch: A column does not fit its target type, for example on overflow; the message names it.
     """
     if table.schema.equals(target, check_metadata=True):
         return table
@@ -119,7 +124,7 @@ def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.Chu
         return to_json_text(column, source).cast(target.type)
     if column.type.equals(target.type, check_metadata=True):
         return column
-    if pa.types.is_dictionary(column.type):  # no cast decodes structs and lists
+    if pa.types.is_dictionary(column.type):  # Arrow casts no dictionaries of structs and lists
         column = pa.chunked_array(
             [chunk.dictionary.take(chunk.indices) for chunk in column.chunks], column.type.value_type
         )
@@ -132,7 +137,7 @@ def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.Chu
 
 
 def order_columns(schema: pa.Schema) -> pa.Schema:
-    """Put reserved columns first, in canonical order, passthrough columns after them in the order given."""
+    """Return the schema with reserved columns in canonical order, then passthrough columns in given order."""
     reserved = [schema.field(name) for name in RESERVED_COLUMNS if name in schema.names]
     return pa.schema(
         reserved + [f for f in schema if f.name not in RESERVED_COLUMNS], metadata=schema.metadata
@@ -140,11 +145,10 @@ def order_columns(schema: pa.Schema) -> pa.Schema:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema our outputs have for data of ``schema``: all reserved columns with canonical types, then
-    passthrough.
+    """Return our output schema for data of ``schema``: all reserved columns, then passthrough columns.
 
-    Unlike `reconcile_schema` this does take ``large_string`` down to ``string``: batches are bounded by
-    bytes, so that their offsets fit, and the three formats then agree on one type.
+    Unlike `reconcile_schema` this casts ``large_string`` down to ``string``: batches are bounded by bytes, so
+    their offsets fit, and the formats then agree on one type.
     """
     passthrough = [_reconcile_field(field) for field in schema if field.name not in RESERVED_COLUMNS]
     return pa.schema([*INTERLEAVED_SCHEMA, *passthrough])

@@ -1,4 +1,4 @@
-"""An Arrow schema as text, for JSON, records and jobs: exact for every type and all metadata."""
+"""Arrow schemas as text, for JSON, records and jobs: exact for every type and all metadata."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import pyarrow as pa
 
 
 def schema_to_text(schema: pa.Schema) -> str:
-    """Arrow IPC in base64.
+    """Return a schema as Arrow IPC in base64.
 
-    Not cached by schema: two that differ in metadata alone, text and JSON text, are equal as keys.
+    Results are not cached by schema: two schemas that differ only in metadata, such as text and JSON text,
+    are equal as keys.
     """
     return base64.b64encode(schema.serialize()).decode()
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    """The schema that ``text`` was made from. Raises ``ValueError`` for anything else."""
+    """Return the schema that ``text`` was made from.
+
+    Raises:
+        ValueError: `schema_to_text` did not make ``text``.
+    """
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

@@ -1,4 +1,4 @@
-"""The locator of an item in the file it was first ingested from, as JSON text."""
+"""The locator of an item (``source_ref``): its place in the file it was first read from, as JSON text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ __all__ = ["SourceRef", "build_source_ref", "parse_source_ref"]
 
 
 class SourceRef(TypedDict):
-    """Where an item's bytes are: ``byte_offset``/``byte_size`` in bytes of the (uncompressed) file,
-    ``frame_index`` from 0.
+    """Place of an item's bytes.
+
+    ``byte_offset`` and ``byte_size`` are bytes of the (uncompressed) file; ``frame_index`` counts from 0.
     """
 
     path: str | None
@@ -31,11 +32,11 @@ def build_source_ref(
     byte_size: int | None = None,
     frame_index: int | None = None,
 ) -> str:
-    """Write a locator as JSON text; ``frame_index`` only appears when given."""
-    # One for each item: `json.dumps` of a dictionary takes five times as long.
+    """Return a locator as JSON text; ``frame_index`` only appears when given."""
+    # Called for each item: `json.dumps` of a dictionary takes five times as long.
     frame = "" if frame_index is None else f', "frame_index": {frame_index}'
-    where = f'"byte_offset": {_number(byte_offset)}, "byte_size": {_number(byte_size)}'
-    return f'{{"path": {_text(path)}, "member": {_text(member)}, {where}{frame}}}'
+    span = f'"byte_offset": {_number(byte_offset)}, "byte_size": {_number(byte_size)}'
+    return f'{{"path": {_text(path)}, "member": {_text(member)}, {span}{frame}}}'
 
 
 def _text(value: str | None) -> str:
@@ -47,9 +48,11 @@ def _number(value: int | None) -> str:
 
 
 def parse_source_ref(text: str | None) -> SourceRef:
-    """Read a locator. Null or empty text gives all None, unknown keys are ignored.
+    """Parse a locator. Null or empty text gives all None; unknown keys are ignored.
 
-    Raises ``TypeError`` when the JSON is no object and ``ValueError`` when it is no JSON.
+    Raises:
+        TypeError: The JSON is not an object.
+        ValueError: The text is not JSON.
     """
     try:
         parsed = json.loads(text) if text else {}

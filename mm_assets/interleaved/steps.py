@@ -1,4 +1,4 @@
-"""Transformations of batches: what a filter returns, and the stream it works on."""
+"""Steps (transformations of batches, such as filters), and the stream of batches they work on."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pyarrow as pa
 
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.losses import Loss, located
+from mm_assets.interleaved.losses import Loss, with_source_refs
 
-# The count of rows that steps changed, by setting an error: those rows have another digest than they came
-# with.
+# Key of the count of rows that steps changed by setting an error. Their digests differ from those of the
+# input.
 ROWS_CHANGED = "rows_changed"
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves of a batch; the rows it took out, whole, and why each went, in the same order; what
-    it counted.
+    """Result of a step on one batch.
+
+    ``batch`` is what is left. ``removed`` has the rows taken out, ``losses`` one reason for each of them in
+    the same order. ``counts`` adds to the counters of the stream.
     """
 
     batch: InterleavedBatch
@@ -37,11 +39,11 @@ class Step(Protocol):
 
 
 class BatchStream:
-    """The batches of one partition: schema known before the first, read once, one batch in memory at a time.
+    """The batches of one partition, read once, one batch in memory at a time; the schema is known in advance.
 
-    ``items`` is how many items the source holds by its own account (headers, json, footers), None when it
-    does not say. ``losses`` are those that are not among the batches, ``removed`` digests the rows that steps
-    took out, ``counts`` sums what steps counted; they are complete once the stream is read.
+    ``items`` is the number of items that the source declares (headers, json, footers), None if it does not
+    say. ``losses`` are the items that are not among the batches, ``removed`` is the digest of the rows that
+    steps took out, ``counts`` sums the counters of steps. These are complete once the stream has been read.
     """
 
     def __init__(
@@ -66,14 +68,14 @@ class BatchStream:
         return iter(self._batches())
 
     def through(self, steps: Iterable[Step]) -> BatchStream:
-        """The same stream after some steps; what they take out is collected in ``losses`` and ``removed``."""
+        """Return the stream with steps applied; ``losses`` and ``removed`` collect what they take out."""
         steps = tuple(steps)
         if not steps:
             return self
         result = BatchStream(
             self.partition, self.schema, lambda: _run(self, steps, result), self.files, self.items
         )
-        # Of all steps, however many calls added them.
+        # Shared, so that they cover all steps, however many calls added them.
         result.losses, result.removed, result.counts, result.notes = (
             self.losses,
             self.removed,
@@ -89,7 +91,7 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
             outcome = step(batch)
             if outcome.losses or outcome.removed is not None:
                 removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
-                result.losses.extend(located(outcome.losses, removed))
+                result.losses.extend(with_source_refs(outcome.losses, removed))
                 result.removed.observe(removed)
             result.counts.update(outcome.counts)
             batch = outcome.batch

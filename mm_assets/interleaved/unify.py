@@ -1,4 +1,4 @@
-"""One type for a column whose type differs between samples, files or shards."""
+"""Type unification: one type for a column whose type differs between samples, files or shards."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 
 def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
-    """The type that both columns fit: null∪T is T, wider of two integers or floats, int∪float is float64,
-    else JSON text.
+    """Return a field whose type holds the values of both columns.
 
-    Whether integers are exact as float64 depends on values: `align_table` raises `SchemaMismatch` for one
-    that is not.
+    null∪T is T; two integers or two floats give the wider one; int∪float is float64; anything else is JSON
+    text. Whether integers are exact as float64 depends on the values: `align_table` raises `SchemaMismatch`
+    for one that is not.
     """
     if first.type == second.type and is_json(first) == is_json(second):
         return first if first.nullable or not second.nullable else second
@@ -30,39 +30,40 @@ def unify_fields(first: pa.Field, second: pa.Field) -> pa.Field:
 
 
 def unify_schemas(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Columns of all schemas, in the order first seen, each with its `unify_fields` type. At least one
-    schema.
+    """Return the columns of all schemas, in the order first seen, each with its `unify_fields` type.
 
-    A column that one of them lacks may be null, but for those that no row is without.
+    A column that one of the schemas lacks becomes nullable, except for the required columns. There must be at
+    least one schema.
     """
     merged: dict[str, pa.Field] = {}
-    found_in: Counter[str] = Counter()
+    occurrences: Counter[str] = Counter()
     count = 0
     for schema in schemas:
         count += 1
-        found_in.update(schema.names)
+        occurrences.update(schema.names)
         for field in schema:
-            known = merged.get(field.name)
-            merged[field.name] = field if known is None else unify_fields(known, field)
-    always = {name for name, found in found_in.items() if found == count}.union(REQUIRED_COLUMNS)
+            merged_field = merged.get(field.name)
+            merged[field.name] = field if merged_field is None else unify_fields(merged_field, field)
+    in_every_schema = {
+        name for name, occurrence_count in occurrences.items() if occurrence_count == count
+    }.union(REQUIRED_COLUMNS)
     return pa.schema(
-        [field if name in always else field.with_nullable(True) for name, field in merged.items()]
+        [field if name in in_every_schema else field.with_nullable(True) for name, field in merged.items()]
     )
 
 
 def _common_type(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    numbers = [first, second]
+    types = [first, second]
     for large, short in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
-        if all(
-            t in (large, short) for t in numbers
-        ):  # no set of types: those of users' extensions have no hash
+        # A tuple, not a set: users' extension types may have no hash.
+        if all(t in (large, short) for t in types):
             return large
-    if all(pa.types.is_signed_integer(t) for t in numbers) or all(
-        pa.types.is_unsigned_integer(t) for t in numbers
+    if all(pa.types.is_signed_integer(t) for t in types) or all(
+        pa.types.is_unsigned_integer(t) for t in types
     ):
-        return max(numbers, key=lambda t: t.bit_width)
-    if all(pa.types.is_floating(t) for t in numbers):
-        return max(numbers, key=lambda t: t.bit_width)
-    if all(pa.types.is_signed_integer(t) or pa.types.is_floating(t) for t in numbers):
+        return max(types, key=lambda t: t.bit_width)
+    if all(pa.types.is_floating(t) for t in types):
+        return max(types, key=lambda t: t.bit_width)
+    if all(pa.types.is_signed_integer(t) or pa.types.is_floating(t) for t in types):
         return pa.float64()
     return None

@@ -46,7 +46,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
     defaults. Those that do something by default say so: who overrides one calls ``super()``. Within
     `handle_output` they are called in this order, all but `run_job` in the parent:
 
-    ===================  =======================================================================================
+    ===================  ===================================================================================
     `options`            what decides an output's bytes besides the plan
     `locate`             for each shard: the place of its output
     `resolve_jobs`       what all shards together decide for each (types of columns, which shard keeps an id)
@@ -57,7 +57,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
     `prepare_chunk`      the last change to the jobs that are left, together
     `run_job`            in a worker, for each shard: read, transform, check, publish in one step
     `publish_chunk`      only for formats whose shards appear by a commit for the whole chunk
-    ===================  =======================================================================================
+    ===================  ===================================================================================
 
     `load_input` then gives the next asset a `ShardSet`: which shards landed, where, in which version.
     """
@@ -76,8 +76,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """Do one shard, in a worker. A subclass says `run_job = staticmethod(a_function_of_a_module)`;
         workers import that module.
 
-        Expected failures come back as `ShardResult(ok=False, error=one line)`, anything raised becomes one. A failed
-        job leaves what was published before as it was.
+        Expected failures come back as `ShardResult(ok=False, error=one line)`, anything raised becomes one. A
+        failed job leaves what was published before as it was.
         """
         raise NotImplementedError("an IO manager must set run_job")
 
@@ -104,8 +104,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """Options of single shards that follow from all shards together; part of the fingerprint. Same keys,
         any order.
 
-        Asked for every shard of the run, also for those that turn out unchanged. A `ShardResult` in the place of a
-        job fails its shard.
+        Asked for every shard of the run, also for those that turn out unchanged. A `ShardResult` in the place
+        of a job fails its shard.
         """
         return jobs
 
@@ -135,8 +135,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """Last change to the jobs of a chunk, in the parent, before they are handed out. Same keys, any
         order.
 
-        A `ShardResult` in the place of a job fails its shard: an input that cannot be read here must not keep the
-        others from their work.
+        A `ShardResult` in the place of a job fails its shard: an input that cannot be read here must not keep
+        the others from their work.
         """
         return jobs
 

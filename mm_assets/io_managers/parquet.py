@@ -22,7 +22,7 @@ from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
 
 
 def ingest_shard(job: ShardJob) -> ShardResult:
-    """Read one raw shard and write it as Parquet; what cannot be read is set aside, unless the policy is to
+    """Read one raw shard and write it as Parquet; what cannot be read is quarantined, unless the policy is to
     fail.
     """
     from mm_assets.accounting.contract import Published
@@ -121,7 +121,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
             assert isinstance(found, ShardInspection)
             orders = {
                 "columns": schema_to_text(_in_own_order(found)),
-                "taken_ids": sorted(found.taken),
+                "taken_ids": sorted(found.claimed_ids),
             }
             resolved.append(replace(job, options={**job.options, **orders}))
         return resolved
@@ -161,8 +161,8 @@ def _refusal(found: ShardInspection | str, is_strict: bool) -> str | None:
         return found
     if found.admission.refused:
         return "; ".join(found.admission.refused.values())
-    if is_strict and found.taken:
-        sample_id, owner = next(iter(sorted(found.taken.items())))
+    if is_strict and found.claimed_ids:
+        sample_id, owner = next(iter(sorted(found.claimed_ids.items())))
         return f"sample id {sample_id!r} is already in shard {owner!r}"
     return found.refusal
 
@@ -172,7 +172,7 @@ def _in_own_order(found: ShardInspection) -> pa.Schema:
     one's output.
     """
     fields = {field.name: field for field in found.admission.fields}
-    return pa.schema([fields[name] for name in found.survey.columns.needs()])
+    return pa.schema([fields[name] for name in found.survey.columns.required_types()])
 
 
 def _wipe_out(found: ShardInspection | str, before: ShardRecord | None) -> str | None:

@@ -21,7 +21,7 @@ RAW = "raw"
 _CLOSED = "closed"
 
 
-def set_aside_shard(job: ShardJob) -> ShardResult:
+def quarantine_shard(job: ShardJob) -> ShardResult:
     """Collect the open records of one shard; one that has none any more is closed, and its file goes."""
     from collections import Counter
 
@@ -77,7 +77,7 @@ class QuarantineIOManager(RawInput):
 
     folder: str = Field(default="quarantine", description="Folder of the records below the storage root.")
 
-    run_job = staticmethod(set_aside_shard)
+    run_job = staticmethod(quarantine_shard)
 
     def locate(self, asset: str, key: str) -> str:
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")

@@ -44,28 +44,29 @@ class ShardInspection:
     """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its
     columns take.
 
-    `gone` are keepers whose raw shards are not there any more: their outputs are, until someone removes them.
+    `removed_owners` are those of them whose raw shards are not there any more: their outputs are, until
+    someone removes them.
     `refusal` says why the shard may not be read, where more of it would be lost than may be.
     """
 
     survey: ShardSurvey
-    taken: Mapping[str, str]
+    claimed_ids: Mapping[str, str]
     admission: SchemaDecision
-    gone: frozenset[str] = frozenset()
+    removed_owners: frozenset[str] = frozenset()
     refusal: str | None = None
 
     @property
     def checks(self) -> tuple[Check, ...]:
         return (
             integrity(self.survey, self.refusal),
-            unique_sample_ids(self.taken, self.gone),
+            unique_sample_ids(self.claimed_ids, self.removed_owners),
             schema_contract(self.admission),
         )
 
 
 class RawGate(dg.ConfigurableResource[Any]):
-    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id and
-    which type a column has.
+    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id
+    and which type a column has.
     """
 
     raw: dg.ResourceDependency[Any]
@@ -132,12 +133,16 @@ class RawGate(dg.ConfigurableResource[Any]):
         for key in hopeless:
             faulty[key] = frozenset(surveys[key].sample_ids.to_pylist())
         stuck = {key for key, admission in admissions.items() if admission.refused} | hopeless
-        taken = duplicates(store, surveys, landed, known, faulty, stuck)
+        claimed_ids = duplicates(store, surveys, landed, known, faulty, stuck)
         gone = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
-            refusal = LossShare.of_survey(survey, taken[key]).refusal(self.max_loss)
+            refusal = LossShare.of_survey(survey, claimed_ids[key]).refusal(self.max_loss)
             found[key] = ShardInspection(
-                survey, taken[key], admissions[key], gone.intersection(taken[key].values()), refusal
+                survey,
+                claimed_ids[key],
+                admissions[key],
+                gone.intersection(claimed_ids[key].values()),
+                refusal,
             )
         return found
 
@@ -203,24 +208,26 @@ def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
     )
 
 
-def unique_sample_ids(taken: Mapping[str, str], gone: Collection[str] = ()) -> Check:
+def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection[str] = ()) -> Check:
     """No sample id of the shard belongs to another shard."""
-    first = dict(sorted(taken.items())[:_LISTED])
-    owners = sorted(set(taken.values()))
+    first = dict(sorted(claimed_ids.items())[:_LISTED])
+    owners = sorted(set(claimed_ids.values()))
     summary = (
-        f"{len(taken)} ids that shard {owners[0]!r}{' and others keep' if owners[1:] else ' keeps'}"
-        if taken
+        f"{len(claimed_ids)} ids that shard {owners[0]!r}{' and others keep' if owners[1:] else ' keeps'}"
+        if claimed_ids
         else ""
     )
-    if gone:
-        summary += f"; the raw shard of {sorted(gone)[0]!r} is gone: remove its outputs, or bring it back"
+    if removed_owners:
+        summary += (
+            f"; the raw shard of {sorted(removed_owners)[0]!r} is gone: remove its outputs, or bring it back"
+        )
     metadata = {
-        "repeated": len(taken),
+        "repeated": len(claimed_ids),
         "kept_by": {"json": first},
-        "raw_shard_gone": {"json": sorted(gone)},
+        "raw_shard_gone": {"json": sorted(removed_owners)},
         "summary": summary,
     }
-    return Check(UNIQUE_SAMPLE_IDS, not taken, "WARN", metadata)
+    return Check(UNIQUE_SAMPLE_IDS, not claimed_ids, "WARN", metadata)
 
 
 def schema_contract(admission: SchemaDecision) -> Check:

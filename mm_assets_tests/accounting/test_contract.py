@@ -50,7 +50,7 @@ def typed_int(value: int) -> ShardColumns:
 
 def landed(columns: ShardColumns, **types: Any) -> Published:
     """The output of a shard, written in ``types``; of other columns, in those that the shard alone needs."""
-    fields = {name: need.field for name, need in columns.needs().items()} | {
+    fields = {name: need.field for name, need in columns.required_types().items()} | {
         f.name: f for f in typed(**types).declared
     }
     return Published(pa.schema([*INTERLEAVED_SCHEMA, *fields.values()]), columns)
@@ -320,7 +320,7 @@ def test_it_never_narrows_and_refuses_only_what_is_left_out(
             assert contract.columns[field.name].need.holds(Need(field))
     for key, shard in now.items():
         admission = contract.admit(key, shard)
-        assert set(admission.fields.names) | set(admission.refused) == set(shard.needs())
+        assert set(admission.fields.names) | set(admission.refused) == set(shard.required_types())
         assert not set(admission.fields.names) & set(admission.refused)
         assert not (widen and admission.refused)
         assert all(
@@ -339,7 +339,7 @@ def test_values_survive_in_the_admitted_types(
     for key, values in data.items():
         fields = contract.admit(key, shards[key]).fields
         for field in fields:
-            own = shards[key].needs()[field.name].field
+            own = shards[key].required_types()[field.name].field
             read = pa.Table.from_arrays([build_column(values[field.name], own)], schema=pa.schema([own]))
             column = align_table(read, pa.schema([field])).column(0)
             assert column.type == field.type

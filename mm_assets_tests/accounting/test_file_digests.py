@@ -15,7 +15,7 @@ from mm_assets.accounting.file_digests import (
     FILES,
     digest_files,
     file_problems,
-    files_of,
+    recorded_files,
     shards_with_problems,
 )
 from mm_assets.accounting.ledger import Balance, Ledger
@@ -70,26 +70,27 @@ PATHS = [
 
 def test_untouched_files_have_no_problems(root: str) -> None:
     record = record_of(root, *outputs(root))
-    assert list(files_of(record)) == PATHS
-    assert [digest is None for digest in files_of(record).values()] == [False] * 4 + [True]
-    assert file_problems(root, files_of(record)) == []
+    assert list(recorded_files(record)) == PATHS
+    assert [digest is None for digest in recorded_files(record).values()] == [False] * 4 + [True]
+    assert file_problems(root, recorded_files(record)) == []
     assert shards_with_problems(root, [record]) == {}
 
 
 @pytest.mark.parametrize("path", PATHS[:4])
 def test_every_change_of_a_file_is_one_line(root: str, path: str) -> None:
     record = record_of(root, *outputs(root))
-    size = files_of(record)[path]["bytes"]  # type: ignore[index]
+    size = recorded_files(record)[path]["bytes"]  # type: ignore[index]
     whole = fsspec.core.url_to_fs(f"{root}/{path}")[0].cat_file(f"{root}/{path}")
     for at in range(0, size, max(size // 50, 1)):
         replace_bytes(
             f"{root}/{path}", lambda _, at=at: whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
         )
-        assert file_problems(root, files_of(record)) == [f"{path}: other bytes than were written"]
+        assert file_problems(root, recorded_files(record)) == [f"{path}: other bytes than were written"]
     replace_bytes(f"{root}/{path}", lambda _: whole[:-1])
-    assert file_problems(root, files_of(record)) == [f"{path}: {size} bytes written, {size - 1} found"]
+    assert file_problems(root, recorded_files(record)) == [f"{path}: {size} bytes written, {size - 1} found"]
     assert (
-        file_problems(root, files_of(record, *(f"{root}/{other}" for other in PATHS if other != path))) == []
+        file_problems(root, recorded_files(record, *(f"{root}/{other}" for other in PATHS if other != path)))
+        == []
     )
     fs, name = fsspec.core.url_to_fs(f"{root}/{path}")
     fs.rm_file(name)
@@ -99,14 +100,14 @@ def test_every_change_of_a_file_is_one_line(root: str, path: str) -> None:
 def test_a_file_where_there_was_none_is_told(root: str) -> None:
     record = record_of(root, *outputs(root))
     Ledger(root).write("image_scores", "p", (Balance(2, 1, {}, {"bad_json": 1}), [BAD_JSON]))
-    assert file_problems(root, files_of(record)) == [
+    assert file_problems(root, recorded_files(record)) == [
         f"{PATHS[4]}: nothing was written, and yet there is a file"
     ]
 
 
 def test_a_record_of_an_older_version_knows_of_no_files(root: str) -> None:
     record = ShardRecord("a", "p", "f", "v", "", account={"ledger": {"items": None, "balance": 5}})
-    assert files_of(record) == {}
+    assert recorded_files(record) == {}
     assert shards_with_problems(root, [record]) == {}
 
 

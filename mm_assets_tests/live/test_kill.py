@@ -80,7 +80,7 @@ PROOFS = re.compile("proof/final_tars/")
 WRITERS = [
     Writer("survey_raw_shard", "curated_parquet", SURVEYS, SURVEYS),
     INGEST,
-    of_asset("set_aside_shard", "quarantine", "quarantine/"),
+    of_asset("quarantine_shard", "quarantine", "quarantine/"),
     of_asset("score_shard", "image_scores", "scores/"),
     of_asset("rewrite_shard", "filtered_parquet", "filtered/"),
     of_asset("pack_shard", "final_tars", "webdataset/"),

@@ -1,5 +1,17 @@
 """Canonical readers: the rows of our outputs as the libraries of their users find them, not as our own
 readers and writers do.
+
+They share no code with those that reads or writes rows. Shared is what both sides must agree on:
+
+- the data model (`mm_assets.interleaved`): schema, JSON values, digest;
+- opening and listing files, the names of partitions, the wording of errors;
+- the Arrow types that a Parquet file or Lance table of ours states, so that its columns get them back;
+- which rows of a Lance table are a partition's: its records, and the one of them that holds for a version;
+- the metadata of an Arrow cache and the digest of its files, to check the files against; its rows are read
+  without them;
+- the reader of files of others, which have no canonical reader.
+
+A test holds the imports to this list.
 """
 
 from mm_assets.accounting.canonical.derive import derive

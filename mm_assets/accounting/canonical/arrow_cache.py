@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc as ipc
 
-from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming
+from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming_file
 from mm_assets.formats.storage import StorageOptions, is_remote, join, open_binary, regular_file
 from mm_assets.interleaved.schema_text import schema_from_text
 
@@ -23,7 +23,7 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
     """
     folder = uri.removesuffix(f"/{_METADATA}")
     metadata = join(folder, _METADATA)
-    with naming(metadata), open_binary(metadata, options) as file:
+    with naming_file(metadata), open_binary(metadata, options) as file:
         content: dict[str, Any] = json.load(file)
         names, schema = list(content["shard_filenames"]), schema_from_text(content["arrow_schema"])
         if any("/" in name for name in names):
@@ -36,7 +36,10 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
 
 def _shard(uri: str, options: StorageOptions | None) -> Iterator[RowPart]:
     # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
-    with naming(uri), open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file:
+    with (
+        naming_file(uri),
+        open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file,
+    ):
         reader = ipc.open_file(file, options=ipc.IpcReadOptions(use_threads=False))
         blobs = blob_index(reader.schema)
         for number in range(reader.num_record_batches):

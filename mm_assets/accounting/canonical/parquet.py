@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming
+from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming_file
 from mm_assets.formats.document_parquet.layout import is_interleaved
 from mm_assets.formats.parquet_file import refuse_bad_footer
 from mm_assets.formats.parquet_types import original_schema, restore
@@ -35,7 +35,7 @@ def parquet_parts(
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
-        with naming(uri):
+        with naming_file(uri):
             file = stack.enter_context(
                 pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER)
             )
@@ -44,7 +44,7 @@ def parquet_parts(
         if not is_interleaved(schema) or has_prefixes:
             yield from raw()
             return
-        with naming(uri):
+        with naming_file(uri):
             yield RowPart(pa.Table.from_batches([], schema))
             for group in range(file.num_row_groups):
                 yield from _row_group(file, group, schema, uri)
@@ -74,7 +74,7 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
 
 
 def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:
-    with naming(uri):  # it runs while the caller takes them
+    with naming_file(uri):  # it runs while the caller takes them
         for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
             yield batch.column(BLOBS).cast(type_)
 

@@ -23,7 +23,7 @@ _BLOB_INDEX = INTERLEAVED_SCHEMA.get_field_index(BLOBS)
 
 
 @contextmanager
-def naming(uri: str) -> Iterator[None]:
+def naming_file(uri: str) -> Iterator[None]:
     """What pyarrow raises for a damaged file becomes a `ShardError` that names it."""
     try:
         yield

@@ -58,7 +58,7 @@ def has_bookkeeping(payload: Any) -> bool:
     )
 
 
-def decode(sample: Mapping[str, Any], where: str) -> Document:
+def decode_sample(sample: Mapping[str, Any], where: str) -> Document:
     """The rows of a WebDataset sample (bytes by key).
 
     Raises `ShardError` naming file, sample and what is not as documented.

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from mm_assets.accounting.canonical.document_tables import document_parts
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.tar_json import Document, decode, has_bookkeeping
+from mm_assets.accounting.canonical.tar_json import Document, decode_sample, has_bookkeeping
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 
@@ -84,7 +84,7 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
             files = tar_file_expander([{"url": path, "stream": stream}], handler=keep_repeated)
             for sample in group_by_keys(_placed(files, spans, uri), handler=keep_repeated):
                 del sample["__url__"]
-                document = decode(sample, uri)
+                document = decode_sample(sample, uri)
                 if sample["__key__"] in repeated:
                     raise ShardError(f"{uri}: sample {document.sample_id!r} occurs twice")
                 document.span = spans.pop(sample["__key__"])

@@ -1,4 +1,4 @@
-"""Encoded examples collected into record batches of bounded rows and bytes."""
+"""Collection of encoded examples into record batches of bounded rows and bytes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from mm_assets.formats.arrow_cache.features import Features
 
-# Text may take twice the bytes in UTF-8 that it takes in Python; the offsets of a string column reach 2 GiB.
+# Text may take twice as many bytes in UTF-8 as in Python, and offsets of a string column end at 2 GiB.
 LARGEST_BATCH = 512 << 20
 
 
 class WaitingBatch:
-    """Examples that wait to become one record batch: at most ``batch_size``, and ``max_batch_bytes`` unless a
-    single one is larger.
+    """Examples collected for one record batch.
+
+    It has at most ``batch_size`` rows, and at most ``max_batch_bytes`` unless a single example is larger.
     """
 
     def __init__(self, features: Features, batch_size: int, max_batch_bytes: int) -> None:
@@ -29,10 +30,10 @@ class WaitingBatch:
     def _clear(self) -> None:
         self._keys: list[Any] = []
         self._columns: dict[str, list[Any]] = {name: [] for name in self._features}
-        self._held = 0
+        self._bytes = 0
 
     def bytes_of(self, stored: Mapping[str, Any]) -> int:
-        """Memory that an encoded example takes while it waits."""
+        """Return the bytes of memory that an encoded example takes until its batch is written."""
         return sum(
             feature.held_bytes(stored[name])
             for name, feature in self._features.items()
@@ -40,27 +41,29 @@ class WaitingBatch:
         )
 
     def is_full(self, more: int = 0) -> bool:
-        """Whether it must be taken, or must before an example of ``more`` bytes is added."""
-        rows, held = self._limits
-        return bool(self._keys) and (len(self._keys) >= rows or self._held + more > held)
+        """Return True if the batch must be taken before an example of ``more`` bytes is added."""
+        max_rows, max_bytes = self._limits
+        return bool(self._keys) and (len(self._keys) >= max_rows or self._bytes + more > max_bytes)
 
     def add(self, key: Any, stored: Mapping[str, Any], size: int) -> None:
         """Add an encoded example whose `bytes_of` is ``size``."""
         self._keys.append(key)
-        self._held += size
+        self._bytes += size
         for name, values in self._columns.items():
             values.append(stored[name])
 
     def take(self) -> pa.RecordBatch | None:
-        """What waited, as a batch; None if nothing did. Raises ``ValueError`` naming the example and field
-        that Arrow refuses.
+        """Return the collected examples as a batch, and start anew; None if there are none.
+
+        Raises:
+            ValueError: Arrow refuses a value; the message names example and field.
         """
         keys, columns = self._keys, self._columns
         self._clear()
         if not keys:
             return None
         arrays = []
-        for field in self._schema:  # each column is freed as soon as it is made
+        for field in self._schema:  # each list is freed as soon as its array is made
             arrays.append(_array(columns.pop(field.name), field, keys))
         return pa.record_batch(arrays, schema=self._schema)
 
@@ -72,11 +75,11 @@ def _array(values: list[Any], field: pa.Field, keys: list[Any]) -> pa.Array:
         return pa.array(values, field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         for key, value in zip(keys, values, strict=True):
-            _try(key, value, field)
+            _check_value(key, value, field)
         raise ValueError(f"field {field.name!r}: {error}") from error
 
 
-def _try(key: Any, value: Any, field: pa.Field) -> None:
+def _check_value(key: Any, value: Any, field: pa.Field) -> None:
     try:
         pa.array([value], field.type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -84,7 +87,10 @@ def _try(key: Any, value: Any, field: pa.Field) -> None:
 
 
 def _joined(values: list[bytes | None]) -> pa.Array:
-    """A large binary array; one copy of the bytes, where Arrow's builder makes several as it grows."""
+    """Return a large binary array with a single copy of the bytes.
+
+    Arrow's builder makes several copies as it grows.
+    """
     offsets = np.fromiter(
         accumulate((len(value or b"") for value in values), initial=0), np.int64, len(values) + 1
     )

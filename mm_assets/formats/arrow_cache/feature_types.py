@@ -1,4 +1,4 @@
-"""What the fields of an example are: how each is stored in Arrow, and how it comes back."""
+"""Types of the fields of an example: storage in Arrow and decoding."""
 
 from __future__ import annotations
 
@@ -16,33 +16,34 @@ from mm_assets.formats.arrow_cache.scalars import exact_types, stored_scalar
 
 __all__ = ["Array3D", "ClassLabel", "Image", "Sequence", "Value", "Video"]
 
-_NUMBER_IN_LIST = 40  # bytes that a Python number and its place in a list take
+_NUMBER_IN_LIST = 40  # bytes of a Python number and its slot in a list
 
 
 class FeatureType:
-    """One field of an example. Features are equal when their definitions are."""
+    """One field of an example. Features are equal if their definitions are equal."""
 
     def to_arrow_type(self) -> pa.DataType:
-        """The Arrow type of the stored column."""
+        """Return the Arrow type of the stored column."""
         raise NotImplementedError
 
     def definition(self) -> dict[str, Any]:
-        """Everything that makes this feature what it is, as JSON values; `features.feature_of` reverses it."""
+        """Return the definition of this feature as JSON values; `features.feature_of` reverses it."""
         return {"_type": type(self).__name__, **self._arguments()}
 
     def encode(self, value: Any) -> Any:
-        """A value, never None, as it is stored.
+        """Return a value, never None, as it is stored.
 
-        Raises ``ValueError`` or ``TypeError`` for one that does not fit.
+        Raises:
+            ValueError, TypeError: The value does not fit.
         """
         return value
 
     def decode(self, stored: Any) -> Any:
-        """A stored value, never None, as a user wants it."""
+        """Return a stored value, never None, for users."""
         return stored
 
     def held_bytes(self, stored: Any) -> int:
-        """Memory that a stored value takes while it waits for its batch."""
+        """Return the bytes of memory that a stored value takes until its batch is written."""
         return sys.getsizeof(stored)
 
     def _arguments(self) -> dict[str, Any]:
@@ -55,14 +56,16 @@ class FeatureType:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._arguments().items())})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._arguments().items())
+        return f"{type(self).__name__}({arguments})"
 
 
 class Value(FeatureType):
-    """A scalar. ``dtype`` is the name of an Arrow type: int32, float64, bool, string, large_binary,
-    timestamp[us] …
+    """A scalar, of the Arrow type named ``dtype``.
 
-    Stored exactly or refused; only floats may be rounded, and not to an infinity. NaT is stored as null.
+    Examples are int32, float64, bool, string, large_binary and timestamp[us].
+    Values are stored exactly or refused. Only floats may be rounded, and not to an infinity. NaT is stored as
+    null.
     """
 
     def __init__(self, dtype: str) -> None:
@@ -82,11 +85,11 @@ class Value(FeatureType):
 
     def encode(self, value: Any) -> Any:
         if type(value) in self._exact or (type(value) is float and abs(value) <= self._largest_float):
-            return value  # the usual, at once
+            return value  # fast path for the usual types
         return stored_scalar(value, self._type)
 
     def encode_all(self, values: Iterable[Any]) -> list[Any]:
-        """Values, or None, as `encode` stores each."""
+        """Return values, each as `encode` stores it; None stays None."""
         dtype = getattr(values, "dtype", None)
         if (
             isinstance(dtype, np.dtype)
@@ -95,19 +98,21 @@ class Value(FeatureType):
             and np.can_cast(dtype, self._numpy)
         ):
             return list(np.asarray(values).tolist())
-        if hasattr(values, "tolist") and getattr(dtype, "kind", "") not in (
-            "m",
-            "M",
-        ):  # those would become integers
+        # Not for times and durations, which would become integers.
+        if hasattr(values, "tolist") and getattr(dtype, "kind", "") not in ("m", "M"):
             values = values.tolist()
         return [None if value is None else self.encode(value) for value in values]
 
 
 class ClassLabel(FeatureType):
-    """A class, stored as its number (int64). -1 stands for an unknown one.
+    """A class, stored as its number (int64). -1 stands for an unknown class.
 
-    Give ``names``, or ``num_classes`` for the names "0", "1", …. Raises ``ValueError`` for neither, a
-    mismatch of both, and equal names.
+    Args:
+        num_classes: Number of classes, named "0", "1", … if there are no ``names``.
+        names: Names of the classes.
+
+    Raises:
+        ValueError: Neither argument is given, they disagree, or names are equal.
     """
 
     def __init__(self, num_classes: int | None = None, names: Iterable[str] | None = None) -> None:
@@ -130,11 +135,11 @@ class ClassLabel(FeatureType):
         return pa.int64()
 
     @overload
-    def str2int(self, values: str) -> int: ...  # type: ignore[overload-overlap]  # a text is iterable, too
+    def str2int(self, values: str) -> int: ...  # type: ignore[overload-overlap]  # a string is iterable, too
     @overload
     def str2int(self, values: Iterable[str]) -> list[int]: ...
     def str2int(self, values: str | Iterable[str]) -> int | list[int]:
-        """The number of a name, or of each name. Raises ``ValueError`` for an unknown one."""
+        """Return the number of a name, or of each name; raise ``ValueError`` for an unknown one."""
         if not isinstance(values, str):
             return [self.str2int(name) for name in values]
         if values not in self._numbers:
@@ -146,7 +151,7 @@ class ClassLabel(FeatureType):
     @overload
     def int2str(self, values: Iterable[int]) -> list[str]: ...
     def int2str(self, values: int | Iterable[int]) -> str | list[str]:
-        """The name of a number, or of each number. Raises ``ValueError`` for one out of range."""
+        """Return the name of a number, or of each number; raise ``ValueError`` for one out of range."""
         if isinstance(values, Iterable):
             return [self.int2str(number) for number in values]
         if not 0 <= values < self.num_classes:
@@ -163,7 +168,7 @@ class ClassLabel(FeatureType):
 class Image(FeatureType):
     """An encoded picture, stored as its bytes.
 
-    Taken: bytes, a path, a PIL image, a numpy array. Comes back as PIL image.
+    It takes bytes, a path, a PIL image or a numpy array, and returns a PIL image.
     """
 
     def to_arrow_type(self) -> pa.DataType:
@@ -177,7 +182,7 @@ class Image(FeatureType):
 
 
 class Video(FeatureType):
-    """The path of a video file, stored as text; the file is not looked at."""
+    """The path of a video file, stored as text; the file is not read."""
 
     def to_arrow_type(self) -> pa.DataType:
         return pa.string()
@@ -187,11 +192,17 @@ class Video(FeatureType):
 
 
 class Array3D(FeatureType):
-    """A numeric array of three axes, stored as its bytes (C order, little-endian). The first axis may be
-    None: of any length.
+    """A numeric array of three axes, stored as its bytes (C order, little-endian).
 
-    Comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``; a float
+    It comes back as a writable numpy array. Values that ``dtype`` cannot hold raise ``ValueError``; a float
     ``dtype`` may round them, but not to an infinity.
+
+    Args:
+        shape: Lengths of the axes. The first may be None: any length.
+        dtype: Name of a numeric numpy type.
+
+    Raises:
+        ValueError: The shape or the type is not one of these.
     """
 
     def __init__(self, shape: Iterable[int | None], dtype: str = "uint8") -> None:
@@ -217,28 +228,28 @@ class Array3D(FeatureType):
         return pa.large_binary()
 
     def encode(self, value: Any) -> bytes:
-        given, stored = np.asarray(value), np.dtype(self.dtype).newbyteorder("<")
-        if given.ndim != 3 or any(
-            want not in (None, have) for want, have in zip(self.shape, given.shape, strict=True)
+        array_like, stored = np.asarray(value), np.dtype(self.dtype).newbyteorder("<")
+        if array_like.ndim != 3 or any(
+            expected not in (None, actual)
+            for expected, actual in zip(self.shape, array_like.shape, strict=True)
         ):
-            raise ValueError(f"an array of shape {given.shape}, not {self.shape}")
-        if isinstance(value, list | tuple) and given.dtype.kind + stored.kind in ("fi", "fu"):
-            given = np.asarray(
-                value, object
-            )  # numpy makes floats, rounded, of integers of which some need uint64
+            raise ValueError(f"an array of shape {array_like.shape}, not {self.shape}")
+        if isinstance(value, list | tuple) and array_like.dtype.kind + stored.kind in ("fi", "fu"):
+            # numpy would round integers to floats if some of them need uint64.
+            array_like = np.asarray(value, object)
         with np.errstate(all="ignore"):
-            array = given.astype(stored)
-            if not np.can_cast(given.dtype, stored) and not _holds(array, given):
-                raise ValueError(f"values of {given.dtype} that {self.dtype} cannot hold")
-        return array.tobytes()
+            converted = array_like.astype(stored)
+            if not np.can_cast(array_like.dtype, stored) and not _is_faithful(converted, array_like):
+                raise ValueError(f"values of {array_like.dtype} that {self.dtype} cannot hold")
+        return converted.tobytes()
 
     def decode(self, stored: Any) -> Any:
         shape = tuple(-1 if length is None else length for length in self.shape)
         return np.frombuffer(stored, np.dtype(self.dtype).newbyteorder("<")).astype(self.dtype).reshape(shape)
 
 
-def _holds(array: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is what was given: rounded to floats, else the same."""
+def _is_faithful(array: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> bool:
+    """Return True if ``array`` equals ``given``, apart from the rounding of floats."""
     kinds = given.dtype.kind + array.dtype.kind
     if kinds in ("if", "uf", "ff", "ic", "uc", "fc", "cc"):
         parts = (
@@ -251,7 +262,10 @@ def _holds(array: np.ndarray[Any, Any], given: np.ndarray[Any, Any]) -> bool:
 
 
 class Sequence(FeatureType):
-    """A list of any length of one feature. Taken: anything iterable but text and bytes. Comes back as list."""
+    """A list of any length of one feature.
+
+    It takes any iterable except text and bytes, and returns a list.
+    """
 
     def __init__(self, feature: FeatureType) -> None:
         if not isinstance(feature, FeatureType):

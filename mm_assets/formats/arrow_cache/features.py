@@ -1,4 +1,4 @@
-"""The fields of an example by name, their definitions as JSON, and examples in their stored form."""
+"""Features: the fields of an example by name, their definitions as JSON, and encoding of examples."""
 
 from __future__ import annotations
 
@@ -28,23 +28,30 @@ class Features(dict[str, FeatureType]):
     """The fields of an example, by name, in the order of the stored columns."""
 
     def to_arrow_schema(self) -> pa.Schema:
-        """Raises ``TypeError`` for a field that is not a feature."""
+        """Return the schema of the stored columns.
+
+        Raises:
+            TypeError: A field is not a feature.
+        """
         for name, feature in self.items():
             if not isinstance(feature, FeatureType):
                 raise TypeError(
-                    f"field {name!r} is no feature but {feature!r}: give Value(...), Image(), ... of mm_assets.formats"
+                    f"field {name!r} is no feature but {feature!r}: "
+                    "give Value(...), Image(), ... of mm_assets.formats"
                 )
         return pa.schema([(name, feature.to_arrow_type()) for name, feature in self.items()])
 
     def definition(self) -> dict[str, dict[str, Any]]:
-        """The definition of each feature as JSON values, in order; `features_of` reverses it."""
+        """Return the definition of each feature as JSON values, in order; `features_of` reverses it."""
         return {name: feature.definition() for name, feature in self.items()}
 
 
 def as_features(given: object) -> Features:
-    """The features that a caller gave.
+    """Return the features that a caller passed.
 
-    Raises ``TypeError`` that says what to give, for a plain dict too: its values may be anything.
+    Raises:
+        TypeError: They are something else, such as a plain dict, whose values may be anything. The message
+            says what to pass.
     """
     if isinstance(given, Features):
         return given
@@ -53,15 +60,18 @@ def as_features(given: object) -> Features:
 
 
 def feature_of(definition: Any) -> FeatureType:
-    """The feature that a definition describes. Raises ``ValueError`` if it describes none."""
+    """Return the feature that a definition describes.
+
+    Raises:
+        ValueError: It describes none.
+    """
     if not isinstance(definition, dict) or (kind := _KINDS.get(str(definition.get("_type")))) is None:
         raise ValueError(f"no feature: {definition!r}")
     arguments = {name: value for name, value in definition.items() if name != "_type"}
     if kind is Sequence and "feature" in arguments:
         arguments["feature"] = feature_of(arguments["feature"])
-    if kind is ClassLabel and not isinstance(
-        arguments.get("names"), list
-    ):  # a number could ask for names beyond all memory
+    # A number of classes could be so large that their names do not fit into memory.
+    if kind is ClassLabel and not isinstance(arguments.get("names"), list):
         raise ValueError(f"no feature: {definition!r}: a ClassLabel is defined by its names")
     try:
         return kind(**arguments)
@@ -70,17 +80,22 @@ def feature_of(definition: Any) -> FeatureType:
 
 
 def features_of(definition: Any) -> Features:
-    """The features that definitions by name describe. Raises ``ValueError``."""
+    """Return the features that definitions by name describe.
+
+    Raises:
+        ValueError: One of them describes none.
+    """
     if not isinstance(definition, dict):
         raise ValueError(f"no features: {definition!r}")
     return Features({name: feature_of(one) for name, one in definition.items()})
 
 
 def encode_example(example: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """An example as Arrow takes it, its fields in the order of the features. None stays None.
+    """Return an example as Arrow stores it, its fields in the order of the features. None stays None.
 
-    Raises ``ValueError`` naming the field that is missing, that is not among the features, or whose value
-    does not fit, and for an example that is no mapping.
+    Raises:
+        ValueError: A field is missing, not among the features, or its value does not fit (the message names
+            the field); or the example is no mapping.
     """
     if not isinstance(example, Mapping):
         raise ValueError(f"a mapping of fields was expected, not {type(example).__name__}")
@@ -101,9 +116,9 @@ def encode_example(example: Mapping[str, Any], features: Features) -> dict[str, 
 
 
 def decode_example(stored: Mapping[str, Any], features: Features) -> dict[str, Any]:
-    """A stored row as users have it: pictures as PIL images, arrays as numpy arrays, labels as numbers. None
-    stays None.
+    """Return a stored row for users: pictures as PIL images, arrays as numpy arrays, labels as numbers.
 
-    Fields that are not in ``stored`` are left out: rows of some columns can be decoded, too.
+    None stays None. Fields that are not in ``stored`` are left out, so rows of some columns can be decoded
+    too.
     """
     return {name: None if value is None else features[name].decode(value) for name, value in stored.items()}

@@ -1,4 +1,4 @@
-"""The name of a cache: another one for other data."""
+"""Names of caches: other data gets another name."""
 
 from __future__ import annotations
 
@@ -20,19 +20,28 @@ def cache_fingerprint(
     source: str | bytes | Iterable[str] | None = None,
     features: Features | None = None,
 ) -> str:
-    """The folder name of the cache of a dataset's variant and split: ``<class>_<config>_<split>_<16 hex
-    digits>``.
+    """Return the folder name of the cache of one dataset configuration and split.
 
-    ``source`` says what the examples are made from: a digest, or the stamps of the files in their order
-    (`mm_assets.formats.file_stamps`). It and ``features`` go into the digits when they are given. Raises
-    ``ValueError`` for a name that cannot be part of a file name.
+    It is ``<class>_<config>_<split>_<16 hex digits>``.
+
+    Args:
+        cls_name: Class of the dataset.
+        version: Its version; goes into the digits.
+        config_name: Its configuration.
+        split: The split.
+        source: Identity of the source data: a digest, or the stamps of the files in their order
+            (`mm_assets.formats.file_stamps`). Goes into the digits if given.
+        features: The features of the examples. They go into the digits if given.
+
+    Raises:
+        ValueError: A name cannot be part of a file name.
     """
     for part in (cls_name, config_name, split):
         if {"/", "\\", "\0"} & set(part):
             raise ValueError(f"{part!r} cannot be part of a file name")
     key = f"{cls_name}:{version}:{config_name}:{split}"
     if source is not None or features is not None:
-        made_of = (
+        source_id = (
             source.hex()
             if isinstance(source, bytes)
             else source
@@ -40,5 +49,5 @@ def cache_fingerprint(
             else list(source)
         )
         definition = None if features is None else as_features(features).definition()
-        key += "\n" + json.dumps({"source": [type(source) is bytes, made_of], "features": definition})
+        key += "\n" + json.dumps({"source": [type(source) is bytes, source_id], "features": definition})
     return f"{cls_name.lower()}_{config_name}_{split}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"

@@ -1,6 +1,4 @@
-"""Interleaved samples by number or id, from memory-mapped caches: what a PyTorch ``DataLoader`` takes as
-dataset.
-"""
+"""Map-style dataset of interleaved samples from memory-mapped caches, for a PyTorch ``DataLoader``."""
 
 from __future__ import annotations
 
@@ -40,22 +38,23 @@ _NO_EXTRAS = {*INTERLEAVED_SCHEMA.names, "_source"}
 
 
 class InterleavedArrowDataset:
-    """The samples of one cache, of all caches in a folder, or of those in the folder ``arrow_cache`` of a
-    storage root.
+    """The samples of one cache, of all caches in a folder, or of those in ``arrow_cache`` of a storage root.
 
     ``dataset[i]`` is ``{"sample_id": str, "items": […], "metadata": {column: value}}``. An item is
-    ``{"modality", "position", "content_type", "text" or "image", "metadata"}``, the image as bytes of its
-    file, None where there are none; items are ordered by position, text before image. The metadata of a
-    sample have all passthrough columns of its partition, those of an item the ones that are not null; JSON
-    columns are decoded. An item that has an error (policy ``warn``) has it as ``"error"``.
+    ``{"modality", "position", "content_type", "text" or "image", "metadata"}``. The image is the bytes of its
+    file, None if there are none. Items are ordered by position, text before image. The metadata of a sample
+    has all passthrough columns of its partition; that of an item has only those that are not null. JSON
+    columns are decoded. An item with an error (policy ``warn``) has it as ``"error"``.
 
-    Samples are numbered partition by partition in the order of their folders' names, and as they lie in each.
-    The first use reads the column of sample ids, and `index` digests it; nothing else is read before a sample
-    is asked for. Then its shard is opened in the process that asks, and read once for its digest. The object
+    Samples are numbered partition by partition in the order of folder names, and within each as stored. The
+    first use reads the column of sample ids, and `index` hashes it; nothing else is read before a sample is
+    requested. Then its shard is opened in the requesting process, and read once for its digest. The object
     can be pickled, and used in forked and spawned workers.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for a URL, for a cache of other
-    data, and naming the file for a damaged one.
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: The argument is a URL, a cache has other data, or a file is damaged (the message names
+            it).
     """
 
     def __init__(self, root_or_folder: str | os.PathLike[str]) -> None:
@@ -65,11 +64,11 @@ class InterleavedArrowDataset:
         for cache in self._caches:
             if cache.meta.schema is None:
                 raise ValueError(
-                    f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; open it with ArrowCache"
+                    f"{cache.meta.cache_dir}: the examples of a generator, not interleaved rows; "
+                    "open it with ArrowCache"
                 )
-        self._offsets: list[npt.NDArray[np.int64]] | None = (
-            None  # by cache: the rows at which its samples begin, and their number
-        )
+        # By cache: the row offsets of its samples (see `sample_offsets`).
+        self._offsets: list[npt.NDArray[np.int64]] | None = None
         self._first: list[int] = []  # the number of each cache's first sample
         self._by_hash: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
 
@@ -87,22 +86,26 @@ class InterleavedArrowDataset:
         return _sample(cache.rows(start, stop), cache.meta.schema)
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """The samples of these numbers, in this order: a DataLoader asks for those of a batch at once."""
+        """Return the samples of these numbers, in this order: a DataLoader fetches a batch at once."""
         return [self[index] for index in indices]
 
     def index(self, sample_id: str) -> int:
-        """The number of a sample. Raises ``KeyError``."""
+        """Return the number of a sample.
+
+        Raises:
+            KeyError: There is no such sample.
+        """
         if self._by_hash is None:
             ids = (sample_id for cache in self._caches for sample_id in self._ids(cache))
             hashes = np.fromiter(
-                (xxhash.xxh3_64_intdigest(one.encode()) for one in ids), np.uint64, len(self)
+                (xxhash.xxh3_64_intdigest(text.encode()) for text in ids), np.uint64, len(self)
             )
             order = np.argsort(hashes, kind="stable")
             self._by_hash = hashes[order], order
         hashes, order = self._by_hash
-        wanted = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
+        target = np.uint64(xxhash.xxh3_64_intdigest(sample_id.encode()))
         for number in order[
-            np.searchsorted(hashes, wanted) : np.searchsorted(hashes, wanted, "right")
+            np.searchsorted(hashes, target) : np.searchsorted(hashes, target, "right")
         ].tolist():
             cache, start, _ = self._place(number)
             if cache.rows(start, start + 1)[0].column("sample_id")[0].as_py() == sample_id:
@@ -158,9 +161,9 @@ def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
     }
     sample: dict[str, Any] = {"sample_id": columns["sample_id"][0], "items": [], "metadata": {}}
     for row, modality in enumerate(columns["modality"]):
-        own = {name: column[row] for name, column in values.items()}
+        row_values = {name: column[row] for name, column in values.items()}
         if modality == "metadata":
-            sample["metadata"] = own
+            sample["metadata"] = row_values
             continue
         item = {
             "modality": modality,
@@ -170,7 +173,7 @@ def _sample(batches: list[pa.RecordBatch], schema: pa.Schema) -> dict[str, Any]:
         item[modality] = columns["text_content" if modality == "text" else "binary_content"][row]
         if (error := columns["materialize_error"][row]) is not None:
             item["error"] = error
-        item["metadata"] = {name: value for name, value in own.items() if value is not None}
+        item["metadata"] = {name: value for name, value in row_values.items() if value is not None}
         sample["items"].append(item)
     return sample
 

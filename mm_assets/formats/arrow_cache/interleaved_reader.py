@@ -1,4 +1,4 @@
-"""Read interleaved rows of sharded caches as interleaved batches."""
+"""Reader of interleaved rows from sharded Arrow caches."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ __all__ = ["InterleavedArrowCacheReader"]
 
 
 class InterleavedArrowCacheReader(InterleavedReader):
-    """Reads caches of interleaved rows; see `InterleavedReader` for the arguments. The files are the
-    `_metadata.json` of the caches.
+    """Reader of caches of interleaved rows; see `InterleavedReader` for the arguments.
+
+    The files to pass are the `_metadata.json` of the caches.
     """
 
     suffixes = (f"/{METADATA_FILE}",)
@@ -63,8 +64,9 @@ class InterleavedArrowCacheReader(InterleavedReader):
 
 
 class ArrowCacheSource(FileSource):
-    """One cache; only the columns asked for are read, a record batch at a time. A local shard of which images
-    are is digested before.
+    """One cache. Only the requested columns are read, one record batch at a time.
+
+    A local shard is checked by its digest before its images are read.
     """
 
     def __init__(self, uri: str, options: StorageOptions | None) -> None:
@@ -93,29 +95,29 @@ class ArrowCacheSource(FileSource):
         return cut_by_bytes(self._batches(columns), max_bytes)
 
     def _batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        wanted = [at for at, name in enumerate(self.schema.names) if name in set(columns)]
+        column_indices = [at for at, name in enumerate(self.schema.names) if name in set(columns)]
         for shard in self._meta.shards:
             try:
-                yield from self._shard(shard, wanted)
+                yield from self._shard(shard, column_indices)
             except (ValueError, pa.ArrowException) as error:
                 raise ShardError(f"{join(self._folder, shard.filename)}: damaged: {error}") from error
 
-    def _shard(self, shard: CacheShard, wanted: list[int]) -> Iterator[pa.Table]:
+    def _shard(self, shard: CacheShard, column_indices: list[int]) -> Iterator[pa.Table]:
         uri = join(self._folder, shard.filename)
         if is_remote(uri):
             if (size := size_of(uri, self._options)) != shard.size:
                 raise ValueError(f"{size} bytes, not {shard.size}")
-        elif self.schema.get_field_index(BLOBS) in wanted:
+        elif self.schema.get_field_index(BLOBS) in column_indices:
             verified.check_once(Path(local_path(uri)), shard)
         with open_binary(uri, self._options) if is_remote(uri) else pa.OSFile(local_path(uri)) as file:
-            # Not mapped: what is mapped counts as memory of the process, and here rows are passed over once.
+            # Not mapped: mapped pages count as memory of the process, and here each row is read only once.
             reader = ipc.open_file(
-                file, options=ipc.IpcReadOptions(use_threads=False, included_fields=wanted)
+                file, options=ipc.IpcReadOptions(use_threads=False, included_fields=column_indices)
             )
-            if reader.schema != pa.schema([self.schema.field(at) for at in wanted]):
+            if reader.schema != pa.schema([self.schema.field(at) for at in column_indices]):
                 raise ValueError(f"its columns are not those that {METADATA_FILE} says")
             for index in range(reader.num_record_batches):
                 yield pa.Table.from_batches([reader.get_batch(index)])
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""

@@ -1,4 +1,4 @@
-"""Interleaved rows as a sharded cache: one folder of Arrow IPC files per partition."""
+"""Writer of interleaved rows as sharded Arrow caches: one folder of Arrow IPC files per partition."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ __all__ = ["InterleavedArrowCacheWriter"]
 
 
 class InterleavedArrowCacheWriter(InterleavedWriter):
-    """Writes interleaved rows for memory-mapped reads: uncompressed Arrow IPC shards, record batches of whole
-    samples.
+    """Writer of uncompressed Arrow IPC shards for memory-mapped reads, with record batches of whole samples.
 
-    ``path`` is a folder in which each partition is a folder: a cache with shards and `_metadata.json`. See
+    ``path`` is a folder. Each partition becomes a folder in it: a cache with shards and `_metadata.json`. See
     `InterleavedWriter`.
     """
 
@@ -45,7 +44,7 @@ class InterleavedArrowCacheWriter(InterleavedWriter):
         return join(self.uri_of(partition), METADATA_FILE)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
-        """Remove what killed builders left beside the caches."""
+        """Remove the leftovers of killed builders beside the caches."""
         if not is_remote(self.path) and Path(local_path(self.path)).is_dir():
             sweep_folders(Path(local_path(self.path)))
 
@@ -89,20 +88,20 @@ class ArrowCacheSink(Sink):
 
 
 def _compact(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows in one piece, unless a column is too long for that."""
+    """Return the rows as one chunk per column, unless a column is too long for that."""
     rows = pa.array(np.arange(table.num_rows))
     columns = [
-        column if name == BLOBS else _taken(column, rows)
+        column if name == BLOBS else _zero_nulls(column, rows)
         for name, column in zip(table.column_names, table.columns, strict=True)
     ]
-    return pa.Table.from_arrays(
-        columns, schema=schema
-    ).combine_chunks()  # no cast: it breaks lists of nulls (Arrow 26)
+    # Not by a cast, which breaks lists of nulls (Arrow 26).
+    return pa.Table.from_arrays(columns, schema=schema).combine_chunks()
 
 
-def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.ChunkedArray:
-    """A copy that has zeros where values are null: readers of Parquet leave there what was in memory, and
-    that is not to be published.
+def _zero_nulls(column: pa.ChunkedArray, rows: pa.Array) -> pa.ChunkedArray:
+    """Return a copy that has zeros under nulls.
+
+    Parquet readers leave uninitialised memory there, which must not be published.
     """
     if column.nbytes > LARGEST_BATCH:
         return column

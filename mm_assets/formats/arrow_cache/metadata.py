@@ -1,4 +1,4 @@
-"""What `_metadata.json` says of a cache, checked against the files that are there."""
+"""Metadata of a cache (`_metadata.json`), checked against the shard files."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 from mm_assets.formats.storage import is_remote, local_path, regular_file
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
@@ -24,20 +25,20 @@ __all__ = ["ShardedCacheMeta", "read_sharded_cache_meta", "validate_sharded_cach
 
 METADATA_FILE = "_metadata.json"
 CACHE_FORMAT_VERSION = 1
-# The names a builder gives; no other is opened, whatever the metadata say. The suffix is the generation of a
-# rebuilt cache.
+# The names that builders give to shards. No other file is opened, whatever the metadata say. The suffix is
+# the generation of a rebuilt cache.
 SHARD_NAME = re.compile(r"shard-\d{5,}(?:-(?P<generation>[0-9a-f]{12}))?\.arrow")
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 @dataclass
 class ShardedCacheMeta:
-    """A cache: its shards in the order of its rows. Lists are parallel; sizes are bytes of the files, digests
-    xxh3-128 of these.
+    """A cache, with its shards in the order of its rows.
 
-    Its columns are those of ``features``, or, where it holds interleaved rows, of ``schema``.
+    The lists are parallel. Sizes are bytes of the files, digests are xxh3-128 of their bytes. The columns are
+    those of ``features``, or of ``schema`` if the cache holds interleaved rows.
     """
 
     cache_dir: Path
@@ -64,9 +65,10 @@ class ShardedCacheMeta:
 
 
 def local_path_of(location: str | os.PathLike[str]) -> Path:
-    """The path of a cache, or of a file in it, that is to be mapped.
+    """Return the path of a cache, or of a file in it, that will be memory-mapped.
 
-    Raises ``ValueError`` for a URL of anything but local files.
+    Raises:
+        ValueError: It is a URL of anything but local files.
     """
     if is_remote(os.fspath(location)):
         raise ValueError(f"{location}: only local files can be mapped; copy the caches to a disk first")
@@ -74,14 +76,15 @@ def local_path_of(location: str | os.PathLike[str]) -> Path:
 
 
 def features_fingerprint(features: Features) -> str:
-    """16 hex digits that every definition of every field, and their order, goes into; the same in every
-    process.
+    """Return 16 hex digits over the definitions of all fields and their order.
+
+    They are the same in every process.
     """
     return _fingerprint(as_features(features).definition())
 
 
 def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[CacheShard]) -> ShardedCacheMeta:
-    """The metadata of a cache of these shards."""
+    """Return the metadata of a cache of these shards."""
     shards = list(shards)
     return ShardedCacheMeta(
         cache_dir=cache_dir,
@@ -100,7 +103,7 @@ def meta_of(cache_dir: Path, columns: Features | pa.Schema, shards: Iterable[Cac
 
 
 def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
-    """The metadata file."""
+    """Return the content of the metadata file."""
     content = {
         "cache_format_version": CACHE_FORMAT_VERSION,
         "schema_fingerprint": meta.schema_fingerprint,
@@ -121,19 +124,21 @@ def metadata_text(meta: ShardedCacheMeta, shard_size_bytes: int) -> str:
 
 
 def read_sharded_cache_meta(cache_dir: str | os.PathLike[str]) -> ShardedCacheMeta:
-    """The metadata of a cache whose shards are all there, in their sizes.
+    """Return the metadata of a cache, after checking that all its shards exist with the right sizes.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file that is damaged
-    or missing.
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: A file is damaged or missing; the message names it.
     """
     return consistent(local_path_of(cache_dir), lambda meta: meta)
 
 
 def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features) -> ShardedCacheMeta:
-    """The metadata of a cache of these features of which every shard was read and is as it was written.
+    """Read every shard of a cache, check it by its digest, and return the metadata.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` for other features and for the
-    first damaged or missing file.
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: The cache has other features, or a file is damaged or missing (the first one).
     """
 
     def check(meta: ShardedCacheMeta) -> ShardedCacheMeta:
@@ -141,25 +146,31 @@ def validate_sharded_cache(cache_dir: str | os.PathLike[str], features: Features
         for path, shard in zip(meta.shard_paths, meta.shards, strict=True):
             verified.check(path, shard)
             if (rows := OpenShard(path).rows) != shard.rows:
-                raise ValueError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
+                raise DataError(f"{path}: {rows} rows, not {shard.rows} as {METADATA_FILE} says")
         return meta
 
     return consistent(local_path_of(cache_dir), check)
 
 
 def require_features(meta: ShardedCacheMeta, features: Features) -> None:
-    """Raise ``ValueError`` if the cache was built with other features."""
+    """Check that the cache was built with these features.
+
+    Raises:
+        ValueError: It was built with others.
+    """
     if (expected := features_fingerprint(features)) != meta.schema_fingerprint:
-        held = repr(meta.features) if meta.schema is None else "interleaved rows"
-        raise ValueError(
-            f"{meta.cache_dir}: Schema fingerprint mismatch: the cache has {meta.schema_fingerprint} for {held}, "
+        actual = repr(meta.features) if meta.schema is None else "interleaved rows"
+        raise DataError(
+            f"{meta.cache_dir}: Schema fingerprint mismatch: "
+            f"the cache has {meta.schema_fingerprint} for {actual}, "
             f"expected {expected} for {features!r}. Build it again."
         )
 
 
-def consistent(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Found]) -> _Found:
-    """What ``use`` makes of a cache; done again if the cache was replaced under it, for then files are
-    missing without fault.
+def consistent(cache_dir: Path, use: Callable[[ShardedCacheMeta], _Result]) -> _Result:
+    """Return the result of ``use`` on a cache.
+
+    It is called again if the cache was replaced meanwhile: files may then be missing without being damaged.
     """
     while True:
         text = _read(cache_dir)
@@ -182,12 +193,16 @@ def _read(cache_dir: Path) -> bytes:
 
 
 def parse_metadata(cache_dir: Path, text: bytes) -> ShardedCacheMeta:
-    """What a metadata file says, consistent in itself. Raises ``ValueError`` naming the file."""
+    """Return the content of a metadata file, consistent in itself.
+
+    Raises:
+        DataError: It is not; the message names the file.
+    """
     path = cache_dir / METADATA_FILE
     try:
         return _meta(cache_dir, json.loads(text))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not the metadata of a cache: {error}") from error
+        raise DataError(f"{path}: not the metadata of a cache: {error}") from error
 
 
 def _meta(cache_dir: Path, content: Any) -> ShardedCacheMeta:
@@ -229,7 +244,7 @@ def _schema(text: Any) -> pa.Schema:
 
 
 def _columns(schema: pa.Schema) -> list[list[Any]]:
-    """What a schema says of its columns; not of the shard that it is of."""
+    """Return the columns of a schema for its fingerprint, without the metadata that name the shard."""
     return [[field.name, str(field.type), field.nullable, is_json(field)] for field in schema]
 
 
@@ -237,12 +252,12 @@ def _fingerprint(columns: Any) -> str:
     return hashlib.sha256(json.dumps(columns).encode()).hexdigest()[:16]
 
 
-def _list(content: dict[str, Any], key: str, is_right: Callable[[Any], bool]) -> list[Any]:
+def _list(content: dict[str, Any], key: str, is_valid: Callable[[Any], bool]) -> list[Any]:
     values = content.get(key)
     if not isinstance(values, list):
         raise ValueError(f"{key} is no list")
     for value in values:
-        if not is_right(value):
+        if not is_valid(value):
             raise ValueError(f"{key} has {value!r}")
     return values
 

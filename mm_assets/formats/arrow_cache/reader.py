@@ -1,4 +1,4 @@
-"""Rows of a cache by number or in order, from memory-mapped shards."""
+"""Reader of cache rows, by number or in order, from memory-mapped shards."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ from mm_assets.formats.arrow_cache.metadata import (
     require_features,
 )
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
+from mm_assets.interleaved.errors import DataError
 
 __all__ = ["ArrowCache", "read_shard"]
 
 
 class ArrowCache:
-    """A cache as a map from row number to example: what a PyTorch ``DataLoader`` takes as dataset, and an
-    iterable of all examples.
+    """Map-style dataset of the examples of a cache, for a PyTorch ``DataLoader``; also iterable.
 
-    A shard is opened when the first of its rows is asked for, in the process that asks, and read once for its
-    digest. So the object can be pickled, and used in forked and spawned workers. ``decode=False`` gives
-    values as they are stored: a picture as the bytes of its file.
+    A shard is opened when the first of its rows is requested, in the requesting process, and read once for
+    its digest. So the object can be pickled, and used in forked and spawned workers.
 
-    Raises ``FileNotFoundError`` where there is no cache, and ``ValueError`` naming the file for a damaged
-    one, and for one of other ``features``. Asking for a row raises ``ValueError`` when its shard is damaged,
-    or gone because the cache was built anew.
+    Args:
+        cache_dir: Folder of the cache.
+        features: The expected features; None accepts any.
+        decode: False returns values as stored: a picture as the bytes of its file.
+
+    Raises:
+        FileNotFoundError: There is no cache.
+        ValueError: The cache is damaged (the message names the file) or has other features. Reading a row
+            raises it if the shard is damaged, or gone because the cache was rebuilt.
     """
 
     def __init__(
@@ -71,10 +76,10 @@ class ArrowCache:
         return self._example(batch, row)
 
     def take(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """The examples of these rows, in this order."""
+        """Return the examples of these rows, in this order."""
         return [self[index] for index in indices]
 
-    __getitems__ = take  # a DataLoader asks for the rows of a batch at once
+    __getitems__ = take  # a DataLoader fetches the rows of a batch at once
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.batches():
@@ -82,18 +87,18 @@ class ArrowCache:
                 yield self._example(batch, row)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows in order as they lie in the shards, without a copy."""
+        """Yield all rows in order, as stored in the shards, without a copy."""
         for number in range(self.meta.num_shards):
             yield from self._shard(number).batches
 
     def column(self, name: str) -> Iterator[pa.Array]:
-        """One column of all rows as it lies in the shards. Nothing else is read, so no digest is looked at."""
+        """Yield one column of all rows as stored. Nothing else is read, so no digest is checked."""
         for number in range(self.meta.num_shards):
             for batch in self._opened(number, verified.require_size).batches:
                 yield batch.column(name)
 
     def rows(self, start: int, stop: int) -> list[pa.RecordBatch]:
-        """The rows from ``start`` up to ``stop``, as they lie in the shards, without a copy."""
+        """Return the rows from ``start`` up to ``stop``, as stored in the shards, without a copy."""
         found = []
         while start < stop:
             number = bisect_right(self._starts, start) - 1
@@ -114,41 +119,43 @@ class ArrowCache:
         return shard
 
     def _opened(self, number: int, check: Callable[[Path, CacheShard], Any]) -> OpenShard:
-        path, told = self.meta.shard_paths[number], self.meta.shards[number]
+        path, declared = self.meta.shard_paths[number], self.meta.shards[number]
         try:
-            check(path, told)
+            check(path, declared)
             shard = OpenShard(path)
         except (ValueError, OSError) as error:
             if read_sharded_cache_meta(self.meta.cache_dir).shard_filenames == self.meta.shard_filenames:
                 raise
-            raise ValueError(
-                f"{path}: the cache was built anew since it was opened; open it again"
-            ) from error
-        if shard.rows != told.rows:
-            raise ValueError(f"{path}: {shard.rows} rows, not {told.rows} as {METADATA_FILE} says")
+            raise DataError(f"{path}: the cache was built anew since it was opened; open it again") from error
+        if shard.rows != declared.rows:
+            raise DataError(f"{path}: {shard.rows} rows, not {declared.rows} as {METADATA_FILE} says")
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_verified": verified.known(self.meta.shard_paths)}
+        return {**self.__dict__, "_open": {}, "_verified": verified.export_stamps(self.meta.shard_paths)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        verified.learn(state.pop("_verified"))
+        verified.import_stamps(state.pop("_verified"))
         self.__dict__.update(state)
 
 
 def read_shard(shard_path: str | os.PathLike[str]) -> pa.Table:
-    """A shard as a table in mapped memory: nothing is copied.
+    """Return a shard as a table in mapped memory, without a copy.
 
-    Where `_metadata.json` lies beside it and names it, the file is read once in this process for its digest.
-    Raises ``ValueError`` naming a damaged file, ``FileNotFoundError`` for one that is not there.
+    If `_metadata.json` lies beside the file and names it, the file is read once in this process for its
+    digest.
+
+    Raises:
+        ValueError: A file is damaged; the message names it.
+        FileNotFoundError: The file does not exist.
     """
     path = local_path_of(shard_path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
     metadata = path.parent / METADATA_FILE
     if metadata.is_file():
-        for told in parse_metadata(path.parent, metadata.read_bytes()).shards:
-            if told.filename == path.name:
-                verified.check_once(path, told)
+        for declared in parse_metadata(path.parent, metadata.read_bytes()).shards:
+            if declared.filename == path.name:
+                verified.check_once(path, declared)
     shard = OpenShard(path)
     return pa.Table.from_batches(shard.batches, shard.schema)

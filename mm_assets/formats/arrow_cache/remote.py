@@ -1,4 +1,4 @@
-"""Publishing a cache where there are no renames: in an object store."""
+"""Publication of a cache in an object store, where there are no renames."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class RemoteGeneration:
-    """A build in progress, like `Generation`: its shards are made in a local folder and put under names that
-    nobody reads.
+    """A build in progress, like `Generation`, for an object store.
 
-    The put of `_metadata.json` makes them the cache. After it the shards go that the metadata before it
-    named.
+    Its shards are made in a local folder and put under new names, which nobody reads yet. The put of
+    `_metadata.json` makes them the cache. After that the shards named by the previous metadata are removed.
     """
 
     def __init__(self, uri: str, options: StorageOptions | None) -> None:
@@ -36,14 +35,14 @@ class RemoteGeneration:
         self.folder = Path(tempfile.mkdtemp(prefix="mm-assets-"))
 
     def publish(self, meta: ShardedCacheMeta, shard_size_bytes: int) -> ShardedCacheMeta:
-        """Make the shards in ``folder`` the cache; the result has their final names."""
-        named = of_generation(meta, uuid.uuid4().hex[:12])
-        for old, new in zip(meta.shard_filenames, named.shard_filenames, strict=True):
+        """Make the shards in ``folder`` the cache, and return the metadata with their final names."""
+        renamed = of_generation(meta, uuid.uuid4().hex[:12])
+        for old, new in zip(meta.shard_filenames, renamed.shard_filenames, strict=True):
             self._fs.put_file(str(self.folder / old), f"{self._path}/{new}")
-        before = self._published()
-        self._fs.pipe_file(f"{self._path}/{METADATA_FILE}", metadata_text(named, shard_size_bytes).encode())
-        self._remove(before - set(named.shard_filenames), set(named.shard_filenames))
-        return named
+        previous = self._published()
+        self._fs.pipe_file(f"{self._path}/{METADATA_FILE}", metadata_text(renamed, shard_size_bytes).encode())
+        self._remove(previous - set(renamed.shard_filenames), set(renamed.shard_filenames))
+        return renamed
 
     def clear(self) -> None:
         """Remove the local folder."""
@@ -61,7 +60,7 @@ class RemoteGeneration:
             return set()
 
     def _remove(self, replaced: set[str], kept: set[str]) -> None:
-        """Remove replaced shards, and those that a builder left which died long ago."""
+        """Remove replaced shards, and leftovers of builders that died long ago."""
         try:
             for path in self._fs.ls(self._path, detail=False):
                 name = path.rpartition("/")[2]
@@ -71,7 +70,7 @@ class RemoteGeneration:
                     and (name in replaced or self._is_abandoned(path))
                 ):
                     self._fs.rm_file(path)
-        except OSError as error:  # the build is not at fault
+        except OSError as error:  # no reason to fail the build
             log.warning("%s: could not remove leftovers: %s", self._path, error)
 
     def _is_abandoned(self, path: str) -> bool:

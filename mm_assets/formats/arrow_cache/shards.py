@@ -1,4 +1,4 @@
-"""One shard: an Arrow IPC file, its digest, and its rows in place."""
+"""Shards of a cache: Arrow IPC files, their digests, and memory-mapped access to their rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ import pyarrow.ipc as ipc
 import xxhash
 
 from mm_assets.formats.storage import sync
+from mm_assets.interleaved.errors import DataError
 
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class CacheShard:
-    """What the metadata say of a shard: file name, rows, bytes of the file, and its xxh3-128 as 32 hex
-    digits.
-    """
+    """A shard in the metadata: file name, rows, bytes of the file, and its xxh3-128 as 32 hex digits."""
 
     filename: str
     rows: int
@@ -30,11 +29,10 @@ class CacheShard:
 
 
 class ShardWriter:
-    """Batches into the shards of one folder, named ``shard-00000.arrow`` …; a shard that has reached
-    ``target`` bytes is closed.
+    """Writer of batches to the shards of one folder, named ``shard-00000.arrow`` ….
 
-    ``target`` counts the bytes of the batches in memory. A shard is opened by its first batch, so none is
-    empty.
+    A shard is closed once its batches have reached ``target`` bytes, counted in memory. A shard is opened by
+    its first batch, so none is empty.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, target: int) -> None:
@@ -55,7 +53,7 @@ class ShardWriter:
             self.finish()
 
     def finish(self) -> None:
-        """Close the open shard, if there is one, and see that it is on disk."""
+        """Close the open shard, if there is one, and flush it to disk."""
         if self._sink is None:
             return
         self._writer.close()
@@ -76,21 +74,22 @@ class ShardWriter:
 
 
 class OpenShard:
-    """The batches of a memory-mapped shard. Nothing is read before a row is; closing a file under it, or
-    removing it, does no harm.
+    """The batches of a memory-mapped shard.
 
-    Raises ``ValueError`` naming a file that is no Arrow file.
+    Nothing is read before a row is requested. Closing or removing the file does no harm.
+
+    Raises:
+        DataError: The file is no Arrow file; the message names it.
     """
 
     def __init__(self, path: Path) -> None:
         try:
-            reader = ipc.open_file(
-                pa.memory_map(str(path), "r"), options=ipc.IpcReadOptions(use_threads=False)
-            )  # fork-safe
+            options = ipc.IpcReadOptions(use_threads=False)  # fork-safe
+            reader = ipc.open_file(pa.memory_map(str(path), "r"), options=options)
             self.schema = reader.schema
             self.batches = [reader.get_batch(index) for index in range(reader.num_record_batches)]
         except (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError) as error:
-            raise ValueError(f"{path}: not an Arrow file: {error}") from error
+            raise DataError(f"{path}: not an Arrow file: {error}") from error
         self._starts = list(accumulate((batch.num_rows for batch in self.batches), initial=0))
 
     @property
@@ -98,19 +97,19 @@ class OpenShard:
         return self._starts[-1]
 
     def locate(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The batch of a row, and the row's number in it."""
+        """Return the batch of a row, and the row's number in it."""
         index = bisect_right(self._starts, row) - 1
         return self.batches[index], row - self._starts[index]
 
 
 def file_digest(path: Path) -> str:
-    """xxh3-128 of a file's bytes as 32 hex digits."""
+    """Return the xxh3-128 of a file's bytes as 32 hex digits."""
     with open(path, "rb", buffering=0) as file:
         return digest_of(file)
 
 
 def digest_of(file: Any) -> str:
-    """The same of an open file, from where it stands."""
+    """Return the xxh3-128 of an open file, from its current position, as 32 hex digits."""
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_BLOCK))
     while count := file.readinto(buffer):

@@ -1,4 +1,4 @@
-"""Examples from a generator into a cache."""
+"""Writer of examples from a generator to a sharded cache."""
 
 from __future__ import annotations
 
@@ -30,24 +30,30 @@ def write_sharded_arrow_cache(
     batch_size: int = 1000,
     max_batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> ShardedCacheMeta:
-    """Write the examples of ``(key, example)`` pairs into the folder ``cache_dir``, as Arrow IPC shards and
-    `_metadata.json`.
+    """Write examples to the folder ``cache_dir``, as Arrow IPC shards and `_metadata.json`.
 
-    A batch is written when it has ``batch_size`` examples, and before it would hold more than
-    ``max_batch_bytes`` (at most 512 MiB); a larger example is a batch of its own. A shard is closed once its
-    batches have ``shard_size_bytes`` in memory. No examples give no shards.
+    The cache appears complete or not at all, and replaces an existing one atomically, for other builders and
+    readers, and in a crash. Of several builders the last to finish wins; one whose shards are already
+    published changes nothing. No examples give no shards.
 
-    The cache appears whole or not at all, and replaces the one that is there at one moment, for other
-    builders and readers, and in a crash. Of several builders the last to finish has its way; one that made
-    what is there already changes nothing.
+    Args:
+        generator: Pairs ``(key, example)``; keys are used in errors.
+        features: The fields of the examples.
+        cache_dir: A local folder.
+        shard_size_bytes: A shard is closed once its batches have this many bytes in memory.
+        batch_size: Most examples of a record batch.
+        max_batch_bytes: Most bytes of a record batch in memory, up to 512 MiB; a larger example is a batch of
+            its own.
 
-    Raises ``ValueError`` naming key and field of an example that lacks a field, has another, or a value that
-    does not fit, and for a URL; ``TypeError`` for features or a generator of another kind.
+    Raises:
+        ValueError: An example lacks a field, has another, or has a value that does not fit (the message names
+            key and field); a number is out of range; or ``cache_dir`` is a URL.
+        TypeError: The features or the generator are of another kind.
     """
     if batch_size < 1 or shard_size_bytes < 1 or not 1 <= max_batch_bytes <= LARGEST_BATCH:
         raise ValueError(
-            f"batch_size={batch_size} and shard_size_bytes={shard_size_bytes} must be positive, max_batch_bytes={max_batch_bytes} "
-            f"between 1 and {LARGEST_BATCH}"
+            f"batch_size={batch_size} and shard_size_bytes={shard_size_bytes} must be positive, "
+            f"max_batch_bytes={max_batch_bytes} between 1 and {LARGEST_BATCH}"
         )
     if not as_features(features):
         raise ValueError("a cache needs at least one feature")
@@ -74,8 +80,8 @@ def _write(
     writer: ShardWriter,
 ) -> None:
     def flush() -> None:
-        if (taken := batch.take()) is not None:
-            writer.write(taken)
+        if (record_batch := batch.take()) is not None:
+            writer.write(record_batch)
 
     for key, example in _pairs(generator):
         stored = _encode(key, example, features)
@@ -90,9 +96,10 @@ def _write(
 
 
 def _pairs(generator: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """The generator's items.
+    """Yield the generator's items.
 
-    Raises ``TypeError`` for one that is no pair; a dict of two fields would pass for one.
+    Raises:
+        TypeError: An item is no pair. A dict of two fields does not count as one.
     """
     if not isinstance(generator, Iterable):
         hint = ": call it" if callable(generator) else ""
@@ -101,13 +108,13 @@ def _pairs(generator: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         )
     for item in generator:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            what = (
+            kind = (
                 f"{type(item).__name__} of {len(item)}"
                 if isinstance(item, tuple | list)
                 else type(item).__name__
             )
             hint = "where examples have no keys, give enumerate(examples)"
-            raise TypeError(f"the generator must give (key, example) pairs, not {what}: {hint}")
+            raise TypeError(f"the generator must give (key, example) pairs, not {kind}: {hint}")
         yield item[0], item[1]
 
 

@@ -1,4 +1,4 @@
-"""A Parquet file of documents, opened: its rows a few at a time, with or without the bytes of the images."""
+"""Open Parquet file of documents: its rows in batches, with or without image bytes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
 from mm_assets.interleaved.notices import warn_user
 
-_LARGEST_TIMES = 4  # as many bytes as are asked for, where the largest row of a row group follows upon itself
+_MAX_OVERSHOOT = 4  # times the requested bytes, should all rows be as large as the largest of their row group
 
 
 class DocumentFile:
-    """Messages call the file ``name``; ``reopen`` opens it again.
+    """An open Parquet file with one document per row.
 
-    Raises `ShardError` in one line for a file of another layout, and for one that would take more memory than
-    its ``size`` warrants.
+    Args:
+        file: The file, opened by pyarrow.
+        name: Its name in messages.
+        size: Bytes of the file.
+        raw: Names of the columns to read as texts, images and ids.
+        read_kwargs: Further arguments of pyarrow's reads.
+        reopen: Opens the file again.
+
+    Raises:
+        ShardError: The file has another layout, or would take more memory than its size warrants. The message
+            is one line.
     """
 
     def __init__(
@@ -40,12 +49,11 @@ class DocumentFile:
         self._file = file
         self._read_kwargs = {"use_threads": False, **read_kwargs}
         self._leaves = [file.schema.column(index).path for index in range(len(file.schema))]
-        self._by_name: dict[
-            str, list[str]
-        ] = {}  # the columns as Parquet has them, under each name that selects them there
+        # Parquet's leaf columns, by each name that selects them: their own, or that of a parent.
+        self._by_name: dict[str, list[str]] = {}
         for leaf in self._leaves:
-            for name_of_some in accumulate(leaf.split("."), "{}.{}".format):
-                self._by_name.setdefault(name_of_some, []).append(leaf)
+            for prefix in accumulate(leaf.split("."), "{}.{}".format):
+                self._by_name.setdefault(prefix, []).append(leaf)
         try:
             self.layout: DocumentLayout = document_layout(file.schema_arrow, raw)
             refuse_blown_up(file.metadata, size)
@@ -57,7 +65,8 @@ class DocumentFile:
             raise ShardError(f"{name}: {error}") from error
         if unread := self.layout.unread_images():
             warn_user(
-                f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; set MM_IMAGES_FIELD to read them"
+                f"{name}: column {unread[0]!r} looks like images, and is passed through as a field; "
+                "set MM_IMAGES_FIELD to read them"
             )
         self._sizes = RowSizes(file.metadata, name, reopen)
 
@@ -73,10 +82,13 @@ class DocumentFile:
     def read(
         self, names: Sequence[str], nbytes: int, most_images: int | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Some columns of all rows, about ``nbytes`` at a time, each time with the number of the first row.
+        """Yield some columns of all rows in batches, each with the number of its first row.
 
-        A row has at most ``most_images`` images. Where that is not known yet (None), their bytes are left
-        out, if another column tells which images there are.
+        Args:
+            names: The columns.
+            nbytes: Approximate bytes of a batch.
+            most_images: Largest number of images in a row. None: not known yet; image bytes are then left
+                out, if another column tells which images exist.
         """
         images = (
             self.layout.images
@@ -91,21 +103,23 @@ class DocumentFile:
                 *(leaf for leaf in self._by_name[images.name] if leaf != blobs),
             ]
         leaves = {leaf for column in columns for leaf in self._by_name.get(column, ())}
-        wanted = [at for at, leaf in enumerate(self._leaves) if leaf in leaves]
-        most = {at: most_images for at in wanted if most_images is not None and self._leaves[at] == blobs}
+        leaf_indices = [at for at, leaf in enumerate(self._leaves) if leaf in leaves]
+        most_values = {
+            at: most_images for at in leaf_indices if most_images is not None and self._leaves[at] == blobs
+        }
         first = 0
         for group in range(self._file.metadata.num_row_groups):
-            mean, largest = self._sizes.of(group, wanted, most)
-            rows = min(rows_within(nbytes, mean), rows_within(_LARGEST_TIMES * nbytes, largest))
+            mean, largest = self._sizes.of(group, leaf_indices, most_values)
+            rows = min(rows_within(nbytes, mean), rows_within(_MAX_OVERSHOOT * nbytes, largest))
             for batch in read_batches(self._file, group, columns, rows, self.name, **self._read_kwargs):
-                yield first, batch.select(list(names))  # Parquet takes "x.y" for a part of "x" as well
+                yield first, batch.select(list(names))  # Parquet also takes "x.y" for a field of "x"
                 first += batch.num_rows
 
     def close(self) -> None:
-        self._file.close(force=True)  # a remote file was opened here, not by pyarrow
+        self._file.close(force=True)  # pyarrow does not close a remote file that we opened
 
     def _bytes_of(self, images: ItemColumn) -> str | None:
-        """The bytes of the images among these columns."""
+        """Return the leaf column with the bytes of the images, if there is one."""
         if not images.has(BYTES):
             return self._by_name[images.name][0] if not images.is_name else None
         found = [leaf for leaf in self._by_name[images.name] if leaf.endswith(f".{BYTES}")]

@@ -1,5 +1,6 @@
-"""Parquet of others with a document in each row: which columns hold its texts and images, told by their names
-and types.
+"""Layout of Parquet files of others with one document per row.
+
+The columns of texts and images are recognised by their names and types.
 """
 
 from __future__ import annotations
@@ -14,49 +15,49 @@ from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
-_IMAGE = "image"  # a column of one image a row, where none of lists is named
-_CAPTIONS = ("text", "caption")  # of such an image: columns of one text a row
-_SHOWN = 20  # columns that a refusal names
+_IMAGE = "image"  # a column of one image per row, if there is no column of lists
+_CAPTIONS = ("text", "caption")  # columns of one text per row, for such an image
+_SHOWN = 20  # columns named in an error
 
 
 @dataclass(frozen=True)
 class ItemColumn:
-    """A column of texts or of images. ``value`` is the type of one item; ``is_list``: a row has a list of
-    them, and not just one.
+    """A column of texts or of images.
 
-    ``known`` are the fields of an item, where that is a struct, which hold its content and its name.
+    ``value`` is the type of one item. ``is_list`` is True if a row has a list of items, not just one.
+    ``content_fields`` has the fields that hold content and name, if an item is a struct.
     """
 
     name: str
     value: pa.DataType
     is_list: bool
-    known: tuple[str, ...]
+    content_fields: tuple[str, ...]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row can have an item: all values are null."""
+        """True if no row can have an item: all values are null."""
         return bool(pa.types.is_null(self.value))
 
     @property
     def is_name(self) -> bool:
-        """Whether an image has a name at most, and no item any bytes."""
+        """True if images have at most a name, and no bytes."""
         return not _is_blob(_child(self, BYTES) or self.value)
 
     @property
     def others(self) -> tuple[str, ...]:
         """All other fields of an item."""
         return (
-            tuple(f.name for f in self.value if f.name not in self.known)
+            tuple(f.name for f in self.value if f.name not in self.content_fields)
             if pa.types.is_struct(self.value)
             else ()
         )
 
     def has(self, field: str) -> bool:
-        """Whether an item has a field of this name."""
+        """Return True if an item has a field of this name."""
         return pa.types.is_struct(self.value) and self.value.get_field_index(field) >= 0
 
     def place(self, position: int) -> str:
-        """What a locator calls an item of a row."""
+        """Return the name of an item within its row, for locators."""
         return f"{self.name}[{position}]" if self.is_list else self.name
 
 
@@ -64,9 +65,9 @@ class ItemColumn:
 class DocumentLayout:
     """The columns of a file of documents.
 
-    ``sample_id`` holds the ids, which a row must have where the column was asked for (``needs_id``).
-    ``passthrough`` are the columns that become those of the metadata rows, ``kept`` those whose names are
-    taken: their values go into ``_source``.
+    ``sample_id`` is the column of ids. Each row must have an id if that column was requested (``needs_id``).
+    ``passthrough`` has the columns that become those of the metadata rows. ``kept`` has the columns whose
+    names are reserved: their values go into ``_source``.
     """
 
     texts: ItemColumn | None
@@ -77,8 +78,9 @@ class DocumentLayout:
     kept: pa.Schema
 
     def unread_images(self) -> list[str]:
-        """Columns that look like images, as Hugging Face has them, where none is read as such: they are
-        passed through.
+        """Return columns that look like images in the form of Hugging Face, if no column is read as images.
+
+        They are passed through.
         """
         if self.images is not None:
             return []
@@ -91,17 +93,21 @@ class DocumentLayout:
 
     @property
     def items(self) -> tuple[ItemColumn, ...]:
-        """The columns of items there are."""
+        """The columns of items that exist."""
         return tuple(column for column in (self.texts, self.images) if column is not None)
 
 
 def is_interleaved(schema: pa.Schema) -> bool:
-    """Whether a file has a row an item: ours, and NeMo Curator's."""
+    """Return True if a file has one row per item, as ours and NeMo Curator's do."""
     return set(REQUIRED_COLUMNS) <= set(schema.names)
 
 
 def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
-    """How documents lie in a file of this schema. Raises ``ValueError`` in one line for any other file."""
+    """Return the layout of documents in a file of this schema.
+
+    Raises:
+        ValueError: The file has no such layout. The message is one line.
+    """
     if len(schema) > MAX_FIELDS:
         raise ValueError(f"{len(schema)} columns, at most {MAX_FIELDS}")
     _refuse_repeated(schema.names)
@@ -124,10 +130,12 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
             f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
         )
     sample_id = _sample_id(schema, raw)
-    taken = {column.name for column in (texts, images) if column is not None}
+    item_columns = {column.name for column in (texts, images) if column is not None}
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
     others = [
-        field for field in schema if field.name not in taken and not (is_id and field.name == sample_id)
+        field
+        for field in schema
+        if field.name not in item_columns and not (is_id and field.name == sample_id)
     ]
     kept = [f for f in others if f.name in (*RESERVED_COLUMNS, SOURCE, sample_id)]
     layout = DocumentLayout(
@@ -142,7 +150,8 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         *layout.kept,
         *(column.value.field(name) for column in layout.items for name in column.others),
     ]:
-        json_codec.encode(pa.nulls(0, field.type), field)  # raises `NotEncodable`: these travel as JSON
+        # These columns travel as JSON: `NotEncodable` if their type cannot.
+        json_codec.encode(pa.nulls(0, field.type), field)
     return layout
 
 
@@ -161,14 +170,14 @@ def _sample_id(schema: pa.Schema, raw: RawLayout) -> str | None:
     return SAMPLE_ID if SAMPLE_ID in schema.names and _is_string(schema.field(SAMPLE_ID).type) else None
 
 
-def _items(schema: pa.Schema, name: str, known: tuple[str, ...]) -> ItemColumn | None:
+def _items(schema: pa.Schema, name: str, content_fields: tuple[str, ...]) -> ItemColumn | None:
     if name not in schema.names:
         return None
     type_ = schema.field(name).type
     is_list = pa.types.is_list(type_) or pa.types.is_large_list(type_)
     if pa.types.is_struct(value := type_.value_type if is_list else type_):
         _refuse_repeated([field.name for field in value])
-    return ItemColumn(name, value, is_list, known)
+    return ItemColumn(name, value, is_list, content_fields)
 
 
 def _child(column: ItemColumn, name: str) -> pa.DataType | None:
@@ -176,7 +185,10 @@ def _child(column: ItemColumn, name: str) -> pa.DataType | None:
 
 
 def _is_image(column: ItemColumn) -> bool:
-    """Of a struct with a name alone, and of names, no item has bytes: each is an error row."""
+    """Return True for a type of images.
+
+    If it is a struct with only a name, or a name, no item has bytes: each becomes an error row.
+    """
     if pa.types.is_struct(column.value):
         stored, name = _child(column, BYTES), _child(column, PATH)
         return (
@@ -200,20 +212,22 @@ def _is_string(type_: pa.DataType | None) -> bool:
 
 
 def _near_miss(schema: pa.Schema) -> str:
-    """What a file lacks that has nearly the columns of a row an item."""
+    """Return the column that is missing in a file that has nearly those of one row per item."""
     missing = [name for name in REQUIRED_COLUMNS if name not in schema.names]
     return f", column {missing[0]!r} is missing" if len(missing) < len(REQUIRED_COLUMNS) else ""
 
 
 def _expected(raw: RawLayout) -> str:
     return (
-        f"expected a row an item ({', '.join(REQUIRED_COLUMNS)}), or a row a document: {raw.images_field!r}, lists of struct<bytes, path>, "
-        f"of bytes or of names, and {raw.texts_field!r}, lists of string or of struct<text> (MM_IMAGES_FIELD, MM_TEXTS_FIELD name others)"
+        f"expected a row an item ({', '.join(REQUIRED_COLUMNS)}), or a row a document: "
+        f"{raw.images_field!r}, lists of struct<bytes, path>, of bytes or of names, "
+        f"and {raw.texts_field!r}, lists of string or of struct<text> "
+        "(MM_IMAGES_FIELD, MM_TEXTS_FIELD name others)"
     )
 
 
 def _described(schema: pa.Schema) -> str:
-    """Names and types of the columns, as far as a line has room for them."""
+    """Return names and types of the columns, as many as fit into a line."""
     shown = ", ".join(f"{field.name!s:.60}: {field.type!s:.100}" for field in list(schema)[:_SHOWN])
     more = f" and {len(schema) - _SHOWN} more columns" if len(schema) > _SHOWN else ""
     return f"columns {shown or '(none)'}{more}"

@@ -1,4 +1,4 @@
-"""Documents as interleaved rows: metadata first, then by position, text before image."""
+"""Conversion of documents to interleaved rows: metadata first, then by position, text before image."""
 
 from __future__ import annotations
 
@@ -36,11 +36,17 @@ def build_rows(
     path: str,
     max_image_bytes: int | None,
 ) -> pa.Table:
-    """The rows of some documents, in the columns of ``schema``; ``first`` is the row number of the first one,
-    in the file ``path``.
+    """Return the rows of some documents, in the columns of ``schema``.
 
-    An image of more than ``max_image_bytes`` is an error row. None: the documents come without the bytes of
-    their images, so that no type of these is known, and no error.
+    Args:
+        documents: The documents, one per row.
+        layout: Their layout.
+        schema: Columns of the result.
+        ids: Sample ids of the documents.
+        first: Row number of the first document in the file.
+        path: Path of the file in locators.
+        max_image_bytes: A larger image becomes an error row. None: the documents come without image bytes, so
+            their types and errors are not known.
     """
     rows = _Rows(layout, documents, first, path)
     columns: dict[str, Any] = {
@@ -49,7 +55,7 @@ def build_rows(
         "modality": lambda: pa.array(MODALITIES, pa.string()).take(pa.array(rows.modalities)),
         "text_content": rows.text_content,
         "source_ref": rows.source_refs,
-        SOURCE: rows.said,
+        SOURCE: rows.residues,
     }
     images = _Images(rows, max_image_bytes)
     columns |= {
@@ -67,8 +73,10 @@ def build_rows(
 
 
 class _Rows:
-    """Which row comes where: ``documents``, ``positions`` and ``modalities`` by row, ``places`` of the items
-    of each modality.
+    """Order of the rows of some documents.
+
+    ``documents``, ``positions`` and ``modalities`` are by row; ``places`` has the rows of each modality's
+    items.
     """
 
     def __init__(self, layout: DocumentLayout, batch: pa.RecordBatch, first: int, path: str) -> None:
@@ -77,8 +85,8 @@ class _Rows:
         count = batch.num_rows
         parts = [(np.arange(count, dtype=np.int64), np.full(count, METADATA_POSITION, np.int64))]
         parts += [
-            (some.rows, some.positions) if some is not None else (_NONE, _NONE)
-            for some in (self.texts, self.images)
+            (column_items.rows, column_items.positions) if column_items is not None else (_NONE, _NONE)
+            for column_items in (self.texts, self.images)
         ]
         documents, positions = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         modalities = np.repeat(np.arange(len(parts)), [len(part[0]) for part in parts])
@@ -94,7 +102,7 @@ class _Rows:
         return len(self.documents)
 
     def spread(self, values: pa.Array, modality: int) -> pa.Array:
-        """One value for each item of a modality, null on all other rows."""
+        """Return a column with one value for each item of a modality, null on all other rows."""
         at = np.full(len(self), -1, np.int64)
         at[self.places[modality]] = np.arange(len(values))
         return values.take(pa.array(at, mask=at < 0))
@@ -121,31 +129,36 @@ class _Rows:
             )
         return pa.array(refs, pa.string())
 
-    def said(self) -> pa.Array:
-        """What the columns cannot say: lengths of lists, columns and fields without a column of their own,
-        names of images.
+    def residues(self) -> pa.Array:
+        """Return the ``_source`` column: what other columns cannot express.
+
+        These are lengths of lists, fields without a column, and names of images.
         """
-        said: list[dict[str, Any]] = [{} for _ in range(len(self))]
+        residues: list[dict[str, Any]] = [{} for _ in range(len(self))]
         metadata = self.places[_METADATA].tolist()
-        present = {some.column.name: some for some in (self.texts, self.images) if some is not None}
+        present = {
+            column_items.column.name: column_items
+            for column_items in (self.texts, self.images)
+            if column_items is not None
+        }
         for document, lengths in lengths_beyond(present, self._batch.num_rows).items():
-            said[metadata[document]]["lengths"] = lengths
+            residues[metadata[document]]["lengths"] = lengths
         for field in self._layout.kept:
             for place, value in zip(
                 metadata, json_codec.encode(self._batch.column(field.name), field), strict=True
             ):
                 if value is not None:
-                    said[place].setdefault("fields", {})[field.name] = value
+                    residues[place].setdefault("fields", {})[field.name] = value
         if self.images is not None:
             for place, name in zip(self.places[_IMAGE].tolist(), self.images.names(), strict=True):
                 if name is not None:
-                    said[place]["token"] = name
-        for modality, some in ((_TEXT, self.texts), (_IMAGE, self.images)):
-            if some is not None:
-                for place, fields in zip(self.places[modality].tolist(), some.others(), strict=True):
+                    residues[place]["token"] = name
+        for modality, column_items in ((_TEXT, self.texts), (_IMAGE, self.images)):
+            if column_items is not None:
+                for place, fields in zip(self.places[modality].tolist(), column_items.others(), strict=True):
                     if fields:
-                        said[place]["fields"] = fields
-        return pa.array([dumps(what) if what else None for what in said], pa.string())
+                        residues[place]["fields"] = fields
+        return pa.array([dumps(residue) if residue else None for residue in residues], pa.string())
 
     def _items(self, column: ItemColumn | None) -> Items | None:
         return (
@@ -154,7 +167,7 @@ class _Rows:
 
 
 class _Images:
-    """The bytes of the images, and what they tell: types and errors."""
+    """Bytes of the images, with the types and errors found in them."""
 
     def __init__(self, rows: _Rows, max_bytes: int | None) -> None:
         self._rows = rows
@@ -166,7 +179,7 @@ class _Images:
             return
         if max_bytes is not None:
             self._blobs = rows.images.blobs()
-            self._look(rows.images, self._blobs, max_bytes)
+            self._inspect(rows.images, self._blobs, max_bytes)
         elif rows.images.column.is_name:
             self._errors = [no_bytes(name) for name in rows.images.names()]
 
@@ -186,7 +199,7 @@ class _Images:
             return pa.nulls(len(self._rows), pa.large_binary())
         return spread_blobs(self._blobs, images.at, self._rows.places[_IMAGE], len(self._rows))
 
-    def _look(self, images: Items, blobs: pa.Array, max_bytes: int) -> None:
+    def _inspect(self, images: Items, blobs: pa.Array, max_bytes: int) -> None:
         views = binary_views(blobs)
         oversized = []
         for number, (at, position, name) in enumerate(

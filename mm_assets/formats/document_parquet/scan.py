@@ -1,6 +1,4 @@
-"""What each row of a file of documents will be, found without the bytes of its images: its id, its items, its
-faults.
-"""
+"""Scan of a file of documents without image bytes: the id, items and faults of each row."""
 
 from __future__ import annotations
 
@@ -33,15 +31,16 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import METADATA_POSITION
 from mm_assets.interleaved.source_ref import build_source_ref
 
-# What the rows of one document may take with all columns: this much, or in proportion to the document.
+# Memory that the rows of one document may take with all columns: this much, or in proportion to its size.
 _MAX_ROOM = 64 << 20
 _ROOM_PER_BYTE = 8
 _READ_AT_ONCE = 4 << 20  # bytes
 
 
 def no_bytes(name: str | None) -> Fault:
-    """The fault of an image that is a name at most: names of others are no files to be read, and nothing is
-    downloaded.
+    """Return the error of an image that has at most a name.
+
+    Names in files of others are not read as files, and nothing is downloaded.
     """
     if name is None:
         return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
@@ -50,21 +49,29 @@ def no_bytes(name: str | None) -> Fault:
 
 
 class DocumentScan:
-    """The rows of a file in their order: the ``ids`` of all, how many ``items`` each becomes (metadata
-    included), how many are ``images``.
+    """The rows of a file, in order.
 
-    ``is_sound`` tells those that can be used, ``losses`` of the others. ``unresolved`` are (sample id,
-    position, message) of images that are names alone. ``has_source``: some row says more than its items and
-    columns can. ``integers`` are those of passthrough columns.
+    By row: ``ids``, the number of ``items`` it becomes (metadata included), the number of ``images``, and
+    ``is_sound``, True if it can be used. ``losses`` are the items of the others. ``unresolved`` has (sample
+    id, position, message) of images that are only names. ``has_source`` is True if any row has content that
+    its items and columns cannot express. ``integers`` tallies the integers of passthrough columns.
     """
 
     def __init__(
         self, file: DocumentFile, path: str, ids: SampleIds | None, id_prefix: str, row_prefix: str
     ) -> None:
-        """Locators call the file ``path``. ``row_prefix`` and a row's number are its id where it states none;
-        ``id_prefix`` is put in front of stated ones.
+        """Scan a file.
 
-        Without ``ids`` the first row that cannot be used raises `SampleError`.
+        Args:
+            file: The file.
+            path: Its path in locators.
+            ids: Ids in use; a repeated id, or a row that cannot be used, becomes losses. None: the first row
+                that cannot be used raises.
+            id_prefix: Put before ids that rows state.
+            row_prefix: Put before the row number, for rows that state no id.
+
+        Raises:
+            SampleError: A row cannot be used, and ``ids`` is None.
         """
         self.ids: list[str] = []
         self.items: list[int] = []
@@ -75,12 +82,12 @@ class DocumentScan:
         self.has_source = False
         self.integers = ColumnIntegers(file.layout.passthrough)
         self._file, self._layout, self._path = file, file.layout, path
-        self._claimed, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
+        self._registry, self._id_prefix, self._row_prefix = ids, id_prefix, row_prefix
         self._row_bytes = sum(width(field.type) for field in file.layout.passthrough)
         for first, batch in file.read(file.names, _READ_AT_ONCE):
-            self._look(first, batch)
+            self._scan_batch(first, batch)
 
-    def _look(self, first: int, batch: pa.RecordBatch) -> None:
+    def _scan_batch(self, first: int, batch: pa.RecordBatch) -> None:
         self.integers.observe(batch)
         broken = broken_rows(batch)
         faults = {row: (NOT_UTF8, f"column {name!r}: not UTF-8") for row, name in broken.items()}
@@ -92,10 +99,13 @@ class DocumentScan:
             for column in self._layout.items
             if not column.is_empty
         }
-        counts = {name: np.bincount(some.rows, minlength=len(at)) for name, some in items.items()}
+        counts = {
+            name: np.bincount(column_items.rows, minlength=len(at)) for name, column_items in items.items()
+        }
         totals = 1 + sum(counts.values(), np.zeros(len(at), np.int64))
         faults |= {
-            int(at[row]): (BAD_LAYOUT, why) for row, why in self._too_large(items, readable, totals).items()
+            int(at[row]): (BAD_LAYOUT, reason)
+            for row, reason in self._too_large(items, readable, totals).items()
         }
         by_row = dict(zip(at.tolist(), range(len(at)), strict=True))
         images = counts.get(self._layout.images.name) if self._layout.images is not None else None
@@ -103,13 +113,13 @@ class DocumentScan:
             sample_id, fault = self._id_of(stated.get(row), first + row, row in broken)
             fault = faults.get(row, fault)
             self.ids.append(sample_id)
-            known = by_row.get(row)
-            self.items.append(1 if known is None else int(totals[known]))
-            self.images.append(0 if known is None or images is None else int(images[known]))
-            self.is_sound.append(fault is None and self._claim(sample_id, first + row, items, known))
+            index = by_row.get(row)
+            self.items.append(1 if index is None else int(totals[index]))
+            self.images.append(0 if index is None or images is None else int(images[index]))
+            self.is_sound.append(fault is None and self._register_id(sample_id, first + row, items, index))
             if fault is not None:
                 self._refuse(sample_id, first + row, *fault)
-        self._note(first, at, readable, items)
+        self._update_totals(first, at, readable, items)
 
     def _stated_ids(self, batch: pa.RecordBatch) -> list[str | None]:
         name = self._layout.sample_id
@@ -122,7 +132,7 @@ class DocumentScan:
         ]
 
     def _id_of(self, stated: str | None, row: int, is_broken: bool) -> tuple[str, tuple[str, str] | None]:
-        """The id of a row, and what is wrong with it."""
+        """Return the id of a row, and its fault, if any."""
         if stated is not None:
             return self._id_prefix + stated, None
         is_missing = self._layout.needs_id and not is_broken
@@ -133,50 +143,54 @@ class DocumentScan:
         )
         return f"{self._row_prefix}{row}", fault
 
-    def _claim(self, sample_id: str, row: int, items: Mapping[str, Items], known: int | None) -> bool:
-        why = None if self._claimed is None else self._claimed.claim(sample_id, row_name(row), self._path)
-        if why is None:
+    def _register_id(self, sample_id: str, row: int, items: Mapping[str, Items], index: int | None) -> bool:
+        reason = (
+            None if self._registry is None else self._registry.register(sample_id, row_name(row), self._path)
+        )
+        if reason is None:
             return True
-        self._lose(sample_id, METADATA_POSITION, "metadata", DUPLICATE_ID, why, self._ref(row))
-        for some in items.values():
-            modality = "text" if some.column == self._layout.texts else "image"
-            for position in some.positions[some.rows == known].tolist():
-                self._lose(
+        self._add_loss(sample_id, METADATA_POSITION, "metadata", DUPLICATE_ID, reason, self._ref(row))
+        for column_items in items.values():
+            modality = "text" if column_items.column == self._layout.texts else "image"
+            for position in column_items.positions[column_items.rows == index].tolist():
+                self._add_loss(
                     sample_id,
                     position,
                     modality,
                     DUPLICATE_ID,
-                    why,
-                    self._ref(row, some.column.place(position)),
+                    reason,
+                    self._ref(row, column_items.column.place(position)),
                     is_cause=False,
                 )
         return False
 
-    def _refuse(self, sample_id: str, row: int, kind: str, why: str) -> None:
-        """The document is lost as one item: what else it holds nobody can say."""
-        if self._claimed is None:
-            raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {why}")
-        self._lose(
+    def _refuse(self, sample_id: str, row: int, kind: str, reason: str) -> None:
+        """Count the document as one lost item, because its other items are unknown."""
+        if self._registry is None:
+            raise SampleError(kind, f"{self._file.name}: {row_name(row)}: {reason}")
+        self._add_loss(
             sample_id,
             METADATA_POSITION,
             "metadata",
             kind,
-            f"{self._path}: {row_name(row)}: {why}",
+            f"{self._path}: {row_name(row)}: {reason}",
             self._ref(row),
         )
 
-    def _lose(
+    def _add_loss(
         self,
         sample_id: str,
         position: int,
         modality: str,
         kind: str,
-        why: str,
+        reason: str,
         ref: str,
         is_cause: bool = True,
     ) -> None:
         self.losses.append(
-            Loss(sample_id, position, modality, "quarantined", kind, why, source_ref=ref, is_cause=is_cause)
+            Loss(
+                sample_id, position, modality, "quarantined", kind, reason, source_ref=ref, is_cause=is_cause
+            )
         )
 
     def _ref(self, row: int, item: str | None = None) -> str:
@@ -185,38 +199,44 @@ class DocumentScan:
     def _too_large(
         self, items: Mapping[str, Items], batch: pa.RecordBatch, totals: Numbers
     ) -> dict[int, str]:
-        """Rows with lists that no tar of ours could hold, or that take a lot of memory with all columns."""
+        """Return rows with lists too long for our tars, or too large in memory with all columns."""
         found: dict[int, str] = {}
         room = totals * self._row_bytes
         if (room > _MAX_ROOM).any():
             sizes = row_bytes(pa.Table.from_batches([batch]))
             for row in np.flatnonzero(room > np.maximum(_MAX_ROOM, sizes * _ROOM_PER_BYTE)).tolist():
                 found[row] = (
-                    f"its {totals[row]} items take {room[row]} bytes with all columns, the document {sizes[row]}"
+                    f"its {totals[row]} items take {room[row]} bytes with all columns, "
+                    f"the document {sizes[row]}"
                 )
-        for name, some in items.items():
-            if some.lengths is not None:
-                for row in np.flatnonzero(some.lengths > MAX_POSITION).tolist():
-                    found[row] = f"column {name!r} has {some.lengths[row]} entries, at most {MAX_POSITION}"
+        for name, column_items in items.items():
+            if column_items.lengths is not None:
+                for row in np.flatnonzero(column_items.lengths > MAX_POSITION).tolist():
+                    found[row] = (
+                        f"column {name!r} has {column_items.lengths[row]} entries, at most {MAX_POSITION}"
+                    )
         return found
 
-    def _note(self, first: int, at: Numbers, batch: pa.RecordBatch, items: Mapping[str, Items]) -> None:
-        """What is to be known of the readable rows together: images that are names alone, and whether any row
-        needs ``_source``.
-        """
+    def _update_totals(
+        self, first: int, at: Numbers, batch: pa.RecordBatch, items: Mapping[str, Items]
+    ) -> None:
+        """Update ``unresolved`` and ``has_source`` from the readable rows of a batch."""
         kept = [batch.column(field.name) for field in self._layout.kept]
         needs = any(column.null_count < len(column) for column in kept) or bool(
             lengths_beyond(items, len(at))
         )
-        for some in items.values():
-            needs = needs or (bool(some.column.others) and any(some.others()))
-            if some.column != self._layout.images:
+        for column_items in items.values():
+            needs = needs or (bool(column_items.column.others) and any(column_items.others()))
+            if column_items.column != self._layout.images:
                 continue
-            names = some.names()
+            names = column_items.names()
             needs = needs or any(name is not None for name in names)
-            if some.column.is_name:
+            if column_items.column.is_name:
                 for row, position, name in zip(
-                    (first + at[some.rows]).tolist(), some.positions.tolist(), names, strict=True
+                    (first + at[column_items.rows]).tolist(),
+                    column_items.positions.tolist(),
+                    names,
+                    strict=True,
                 ):
                     if self.is_sound[row]:
                         self.unresolved.append((self.ids[row], position, no_bytes(name).message))

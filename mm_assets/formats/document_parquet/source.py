@@ -1,5 +1,6 @@
-"""One Parquet file of documents as a source of tables: every row is looked at first, then read with its
-images a few rows at a time.
+"""Source of tables from one Parquet file of documents.
+
+All rows are scanned first, then read with their images a few at a time.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from mm_assets.formats.webdataset.layout import SOURCE
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, canonical_schema
 
-_READ_AT_ONCE = 32 << 20  # bytes, where batches have no limit
-_ROW_OVERHEAD = 512  # bytes of a row beside its text, its image and its own columns: locator, id, offsets
+_READ_AT_ONCE = 32 << 20  # bytes, if batches have no limit
+_ROW_OVERHEAD = 512  # bytes of a row besides its text, image and passthrough columns: locator, id, offsets
 
 
 class DocumentSource(FileSource):
-    """Looks at all rows when opened, without the bytes of the images, and reads them when iterated.
+    """One file of documents: scanned when opened, without image bytes, and read when iterated.
 
-    With ``ids``, documents that cannot be used are set aside instead of raising; the prefixes are those of
-    `DocumentScan`. Locators call the file ``path``.
+    With ``ids``, documents that cannot be used are quarantined instead of raising. For the prefixes see
+    `DocumentScan`. ``path`` is the file's path in locators.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class DocumentSource(FileSource):
         self.notes |= {"nbytes": file.nbytes, "of_others": True}
 
     def survey(self) -> FileSurvey:
-        """What the file holds."""
+        """Return the survey of the file: its samples, losses and columns."""
         scan = self._scan
         samples = zip(scan.ids, scan.items, scan.images, scan.is_sound, strict=True)
         return FileSurvey(
@@ -98,17 +99,18 @@ class DocumentSource(FileSource):
                 table = build_rows(
                     documents, layout, schema, self._scan.ids[start:end], start, self._path, limit
                 )
-                if table.num_rows != (
-                    told := sum(self._scan.items[start:end])
-                ):  # parts of a struct contradict each other
+                expected = sum(self._scan.items[start:end])
+                if table.num_rows != expected:  # the fields of a struct contradict each other
                     raise ShardError(
-                        f"{self._file.name}: damaged Parquet data: rows {start} to {end}: {table.num_rows} items, not {told}"
+                        f"{self._file.name}: damaged Parquet data: rows {start} to {end}: "
+                        f"{table.num_rows} items, not {expected}"
                     )
                 yield table
 
     def _runs(self, first: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-        """Sound rows from ``first`` up to ``last`` that follow each other, of ``most`` items together unless
-        one alone has more.
+        """Yield runs (start, end) of usable rows from ``first`` up to ``last``.
+
+        A run has at most ``most`` items, unless its only row has more.
         """
         start, filled = first, 0
         for row in range(first, last):

@@ -1,5 +1,7 @@
-"""How large rows are in memory: a dictionary holds once what rows may have any number of times, and a file
-may be packed as tightly.
+"""Memory sizes of rows, and protection against files that unpack to far more than their size.
+
+A Parquet dictionary stores a value once that any number of rows may have, so a small file can be huge in
+memory.
 """
 
 from __future__ import annotations
@@ -15,16 +17,18 @@ from mm_assets.formats.parquet_file import ROWS_AT_ONCE, read_batches
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.tar.spool import unpacked_limit
 
-MAX_ROW_BYTES = 1 << 30  # a row is in memory as a whole
-_MAX_PACKED = 64 << 20  # bytes of a column in a row group, up to which its dictionary is looked into
-_VALUE = 8  # bytes that any value takes in memory, be it null
+MAX_ROW_BYTES = 1 << 30  # a row is held in memory as a whole
+_MAX_PACKED = 64 << 20  # bytes of a column in a row group; its dictionary is only inspected below that
+_VALUE = 8  # bytes that any value takes in memory, nulls included
 
-Reopen = Callable[[list[str]], pq.ParquetFile]  # with these columns read as dictionaries
+Reopen = Callable[[list[str]], pq.ParquetFile]  # opens the file with these columns read as dictionaries
 
 
 def refuse_blown_up(metadata: pq.FileMetaData, size: int) -> None:
-    """Raises ``ValueError`` for a file that says of itself that it unpacks to more than its ``size`` in bytes
-    warrants.
+    """Refuse a file whose footer declares more unpacked bytes than its size warrants.
+
+    Raises:
+        ValueError: It does, or a row is too large.
     """
     total = 0
     for number in range(metadata.num_row_groups):
@@ -39,25 +43,29 @@ def refuse_blown_up(metadata: pq.FileMetaData, size: int) -> None:
 
 
 class RowSizes:
-    """The bytes that rows take in memory, by row group."""
+    """Memory sizes of rows, by row group."""
 
     def __init__(self, metadata: pq.FileMetaData, name: str, reopen: Reopen) -> None:
         self._metadata, self._name, self._reopen = metadata, name, reopen
-        self._found: dict[tuple[int, int], Sizes | None] = {}
+        self._measured_sizes: dict[tuple[int, int], Sizes | None] = {}
 
     def of(self, group: int, leaves: list[int], most: dict[int, int]) -> tuple[int, int]:
-        """The mean and the largest of a row group, as far as they are known, for these columns as Parquet has
-        them.
+        """Return the mean and the largest row size of a row group in bytes, as far as they are known.
 
-        ``most`` values are in a row of some of the columns, where that is known. Raises `ShardError` for a
-        row that is too large.
+        Args:
+            group: Number of the row group.
+            leaves: Parquet's leaf columns to count.
+            most: Largest number of values in a row, for columns where that is known.
+
+        Raises:
+            ShardError: A row is too large.
         """
         row_group = self._metadata.row_group(group)
         mean = largest = 0
         for leaf in leaves:
-            packed = row_group.column(leaf)
-            sizes = self._unpacked(group, leaf, most.get(leaf, packed.num_values))
-            mean += (packed.total_uncompressed_size if sizes is None else int(sizes.sum())) // max(
+            chunk = row_group.column(leaf)
+            sizes = self._unpacked(group, leaf, most.get(leaf, chunk.num_values))
+            mean += (chunk.total_uncompressed_size if sizes is None else int(sizes.sum())) // max(
                 row_group.num_rows, 1
             )
             if sizes is not None and len(sizes):
@@ -66,21 +74,22 @@ class RowSizes:
                     row = sum(self._metadata.row_group(before).num_rows for before in range(group)) + int(
                         sizes.argmax()
                     )
-                    where = f"{self._name}: row {row}, column {packed.path_in_schema!r}"
-                    raise ShardError(f"{where}: {sizes.max()} bytes, at most {MAX_ROW_BYTES}")
+                    place = f"{self._name}: row {row}, column {chunk.path_in_schema!r}"
+                    raise ShardError(f"{place}: {sizes.max()} bytes, at most {MAX_ROW_BYTES}")
         return mean, largest
 
     def _unpacked(self, group: int, leaf: int, most: int) -> Sizes | None:
-        """The bytes of each row in one column; None where no row can be too large, and where the column
-        itself is large.
+        """Return the bytes of each row in one column.
+
+        None if no row can be too large, or if the column itself is large.
         """
-        packed = self._metadata.row_group(group).column(leaf)
-        size = packed.total_uncompressed_size
-        if packed.physical_type != "BYTE_ARRAY" or most * size <= MAX_ROW_BYTES or size > _MAX_PACKED:
+        chunk = self._metadata.row_group(group).column(leaf)
+        size = chunk.total_uncompressed_size
+        if chunk.physical_type != "BYTE_ARRAY" or most * size <= MAX_ROW_BYTES or size > _MAX_PACKED:
             return None
-        if (group, leaf) not in self._found:
-            self._found[group, leaf] = self._measured(group, packed.path_in_schema)
-        return self._found[group, leaf]
+        if (group, leaf) not in self._measured_sizes:
+            self._measured_sizes[group, leaf] = self._measured(group, chunk.path_in_schema)
+        return self._measured_sizes[group, leaf]
 
     def _measured(self, group: int, path: str) -> Sizes:
         file = self._reopen([path])

@@ -1,4 +1,4 @@
-"""Whether image bytes end where their structure says: a look in microseconds that decodes and copies nothing."""
+"""Completeness check of image bytes by their structure: microseconds, without decoding or copying."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tiff_ifd import (
 )
 from .tiff_tags import PAYLOADS
 
-# Far above real files; they bound the walk over hostile ones.
+# Far above real files; they bound the work on malicious ones.
 _MAX_CHUNKS: Final = 1 << 16
 _MAX_BLOCKS: Final = 1 << 17
 
@@ -34,17 +34,19 @@ _chunk_le: Final = struct.Struct("<4sI").unpack_from
 _u32le: Final = struct.Struct("<I").unpack_from
 _u16le_pair: Final = struct.Struct("<HH").unpack_from
 _u16le_four: Final = struct.Struct("<HHHH").unpack_from
-_bmp_info: Final = struct.Struct(
-    "<iiHHII"
-).unpack_from  # width, height, planes, bits, compression, bytes of pixels
+# Width, height, planes, bits, compression, bytes of pixels.
+_bmp_info: Final = struct.Struct("<iiHHII").unpack_from
 
 
 def looks_whole(data: bytes | bytearray | memoryview, kind: str) -> bool:
-    """Whether an image of format `kind` (as `probe` tells) has its end where it should be, with nothing
-    missing or left over.
+    """Return True if an image ends where its structure says, with nothing missing or left over.
 
-    False is a suspicion, not a verdict: stray bytes behind the image, or an end marker that was left out,
-    hurt nobody. Decoding decides. True says that nothing was cut off; pixels may still be damaged.
+    False is a suspicion, not a verdict: extra bytes after the image or an omitted end marker do no harm, and
+    only decoding can tell. True means that nothing was cut off; pixels may still be damaged.
+
+    Args:
+        data: The image file.
+        kind: Its format, as returned by `probe`.
     """
     try:
         return _CHECKS[kind](as_view(data))
@@ -77,7 +79,7 @@ def _webp(view: memoryview) -> bool:
     at, has_pixels = 12, False
     for _ in range(_MAX_CHUNKS):
         if at + 8 > end:
-            return has_pixels and end <= at <= end + 1  # the padding of the last chunk is left out by some
+            return has_pixels and end <= at <= end + 1  # some writers omit the padding of the last chunk
         name, length = _chunk_le(view, at)
         has_pixels = has_pixels or name in (b"VP8 ", b"VP8L", b"ANMF")
         at += 8 + length + (length & 1)
@@ -94,7 +96,7 @@ def _gif(view: memoryview) -> bool:
         if kind == 0x2C:
             left, top, width, height = _u16le_four(view, at + 1)
             if left + width > screen_width or top + height > screen_height:
-                return False  # decoders make the screen larger: its size says nothing
+                return False  # decoders enlarge the screen, so its size proves nothing
             has_pixels = True
             at += 11 + _gif_colours(view[at + 9])
         elif kind == 0x21:
@@ -110,7 +112,7 @@ def _gif(view: memoryview) -> bool:
 
 
 def _gif_colours(flags: int) -> int:
-    """Bytes of the colour table that the flags announce."""
+    """Return the bytes of the colour table that the flags announce."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
@@ -129,7 +131,7 @@ def _bmp(view: memoryview) -> bool:
 
 def _tiff(view: memoryview) -> bool:
     layout, first = read_header(view)
-    # The lists of sound directories do not overlap, so together they fit into the file; that bounds the walk.
+    # The lists of valid directories do not overlap, so together they fit into the file; this bounds the work.
     room = len(view)
     for directory in iter_directories(view, layout, first):
         entries = _payload_entries(view, layout, directory)
@@ -154,9 +156,10 @@ def _tiff(view: memoryview) -> bool:
 
 
 def _payload_entries(view: memoryview, layout: Layout, directory: int) -> dict[int, Entry]:
-    """The entries that tell where pixels are.
+    """Return the entries that locate pixels.
 
-    Raises ImageError if the values of any entry lie outside the file.
+    Raises:
+        ImageError: The values of any entry lie outside the file.
     """
     end, width = len(view), layout.pointer.size
     found: dict[int, Entry] = {}

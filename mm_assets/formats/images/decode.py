@@ -1,4 +1,4 @@
-"""Whether the pixels of an image can be had: Pillow decodes it, within bounds on memory and time."""
+"""Decoding check: Pillow decodes an image, within bounds on memory and time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
     from PIL.TiffImagePlugin import TiffImageFile
 
-# What a hostile file can cost, as multiples of the pixels allowed; real ones stay far below.
+# Limits on the cost of a malicious file, as multiples of the pixels allowed; real ones stay far below.
 _MAX_SCANS: Final = 64  # of a JPEG: each is a pass over all its pixels
 _MAX_TOTAL: Final = 8  # all frames of a TIFF together
 _MAX_FRAMES: Final = 4096
@@ -28,8 +28,11 @@ _crc: Final = struct.Struct(">I").unpack_from
 
 
 def refuse_bomb(width: int, height: int, max_pixels: int, scans: int = 1) -> None:
-    """Raises `DecompressionBomb` for more than `max_pixels`, or for as many passes over them as no real file
-    needs.
+    """Refuse an image that would be too expensive to decode.
+
+    Raises:
+        DecompressionBomb: It has more than ``max_pixels`` pixels, or more passes (scans) over them than any
+            real file needs.
     """
     if width * height > max_pixels:
         raise DecompressionBomb(f"{width}x{height} pixels, at most {max_pixels}")
@@ -38,20 +41,30 @@ def refuse_bomb(width: int, height: int, max_pixels: int, scans: int = 1) -> Non
 
 
 def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> bool:
-    """Decode an image of format `kind` (as `probe` tells) and throw the pixels away.
+    """Decode an image and discard the pixels.
 
-    Of a TIFF every frame, of animations the first. True when all of them were decoded; False when a TIFF has
-    so many frames, or so many pixels in all of them, that not all were tried, and those that were are sound.
+    All frames of a TIFF are decoded; of an animation only the first.
 
-    Raises `ImageError` when Pillow cannot decode it, and `DecompressionBomb` (an `ImageError`), before any
-    pixel is touched, for a frame of more than `max_pixels` pixels.
+    Args:
+        data: The image file.
+        kind: Its format, as returned by `probe`.
+        max_pixels: Limit for one frame.
+
+    Returns:
+        True if all frames were decoded. False if a TIFF has too many frames, or too many pixels in all of
+        them, to try all; those that were tried are sound.
+
+    Raises:
+        ImageError: Pillow cannot decode it.
+        DecompressionBomb: (an `ImageError`) A frame has more than ``max_pixels`` pixels. No pixel of it has
+            been decoded.
     """
     from PIL import Image
 
     raw = bytes(data)
     if kind == "jpg":
-        # libjpeg decodes the zeros that stand in the place of a lost body; a few are padding, and help where
-        # only the end marker is lost.
+        # libjpeg would decode zeros in the place of a lost body as pixels. A few of them are kept as padding:
+        # they help if only the end marker is lost.
         raw = raw[: len(raw.rstrip(b"\0")) + _PADDING]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
@@ -59,10 +72,10 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
             with _opened(raw, kind) as image:
                 if kind == "tiff":
                     return _load_frames(image, max_pixels)  # type: ignore[arg-type]
-                # Measured once more: Pillow grows the screen of a GIF to its first frame.
+                # Checked again: Pillow enlarges the screen of a GIF to its first frame.
                 refuse_bomb(*image.size, max_pixels, raw.count(b"\xff\xda") if kind == "jpg" else 1)
-                # All of a JPEG is parsed, but every block becomes one pixel: a third of the time, little
-                # memory. Others know no draft.
+                # A draft parses all of a JPEG, but makes one pixel of every block: a third of the time, and
+                # little memory. It has no effect on other formats.
                 image.draft(None, (1, 1))
                 image.load()
                 if kind == "png":
@@ -70,14 +83,17 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
                 return True
         except ImageError:
             raise
-        except Image.DecompressionBombError as error:  # Pillow's own limit, which some of its plugins ask
+        except Image.DecompressionBombError as error:  # Pillow's own limit, checked by some plugins
             raise DecompressionBomb(str(error)) from error
-        except Exception as error:  # plugins raise whatever their parser tripped over
+        except Exception as error:  # plugins raise whatever their parser runs into
             raise ImageError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def _opened(raw: bytes, kind: str) -> ImageFile:
-    """The image with its header read. By class: `Image.open` has limits and warnings of its own."""
+    """Return the image with its header read.
+
+    Opened by class, because `Image.open` has limits and warnings of its own.
+    """
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -99,9 +115,12 @@ def _opened(raw: bytes, kind: str) -> ImageFile:
 
 
 def _check_pixel_crcs(png: bytes) -> None:
-    """Zeros in the place of a lost body may be pixels to Pillow, which looks at no checksum of them.
+    """Check the checksums of a PNG's pixel chunks.
 
-    Raises ``ImageError``.
+    Pillow ignores them, so zeros in the place of a lost body may pass as pixels.
+
+    Raises:
+        ImageError: A checksum is wrong.
     """
     view = memoryview(png)
     at = _PNG_SIGNATURE
@@ -125,7 +144,7 @@ def _load_frames(image: TiffImageFile, max_pixels: int) -> bool:
         width, height = image.size
         refuse_bomb(width, height, max_pixels)
         tile_width, tile_height = (image.tag_v2.get(tag, 0) for tag in _TILE_SIDES)
-        refuse_bomb(tile_width, tile_height, max_pixels)  # libtiff makes room for a whole tile
+        refuse_bomb(tile_width, tile_height, max_pixels)  # libtiff allocates a whole tile
         total += width * height
         if total > max_pixels * _MAX_TOTAL:
             return False

@@ -1,4 +1,4 @@
-"""What can be wrong with image bytes."""
+"""Errors of image files."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from mm_assets.interleaved.errors import MmAssetsError
 
 
 class ImageError(MmAssetsError, ValueError):
-    """The bytes are no image that we can read: damaged, cut short, empty or of an unknown format."""
+    """The bytes are no readable image: damaged, cut short, empty or of an unknown format."""
 
 
 class DecompressionBomb(ImageError):
-    """Decoding would cost more than the image is worth: it was not tried."""
+    """Decoding would be too expensive; it was not tried."""
 
 
 class LosslessSplitError(ImageError):
-    """The TIFF may be sound, but a frame of it cannot be taken out without losing something."""
+    """A frame cannot be taken out of the TIFF without loss; the TIFF itself may be sound."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"cannot split losslessly: {reason}")

@@ -1,8 +1,8 @@
-"""Width, height and EXIF orientation out of the headers of the six formats that we keep.
+"""Header parsers of the six image formats: width, height and EXIF orientation.
 
-Each parser takes bytes that `probe.sniff` recognised and returns (width, height, orientation) as the header
-says them: sides may be zero or negative, the caller judges. Raises ImageError for damage, IndexError or
-struct.error where the bytes end too early.
+Each parser takes bytes that `probe.sniff` recognised and returns (width, height, orientation) as stored.
+Sides may be zero or negative; the caller checks them. Parsers raise ImageError for damage, and IndexError or
+struct.error if the bytes end too early.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Buffer = bytes | memoryview
 Size = tuple[int, int, int]
 """Width, height (pixels), orientation."""
 
-_NO_FRAME_HEADERS: Final = frozenset({0xC4, 0xC8, 0xCC})  # DHT, JPG, DAC share the range of the SOFs
-# Far above real files; they bound the walk over hostile ones.
+_NO_FRAME_HEADERS: Final = frozenset({0xC4, 0xC8, 0xCC})  # DHT, JPG, DAC: within the range of the SOF markers
+# Far above real files; they bound the work on malicious ones.
 _MAX_SEGMENTS: Final = 1 << 14
 _MAX_CHUNKS: Final = 1 << 16
 
@@ -41,7 +41,7 @@ _SIZE_TAGS: Final = frozenset({WIDTH, HEIGHT, ORIENTATION})
 
 
 def _exif_orientation(block: Buffer) -> int:
-    """Orientation in an EXIF block (a TIFF file without an image)."""
+    """Return the orientation in an EXIF block (a TIFF file without an image), 1 if it is damaged."""
     view = memoryview(block)
     if bytes(view[:6]) == b"Exif\0\0":
         view = view[6:]
@@ -55,7 +55,7 @@ def _exif_orientation(block: Buffer) -> int:
 
 
 def _next_marker(data: Buffer, at: int) -> int:
-    """Position of the next marker at or behind `at`, over fill bytes and stray data as decoders skip them."""
+    """Return the position of the next marker from ``at`` on; skip fill and stray bytes as decoders do."""
     found = _MARKER.search(data, at)
     if found is None:
         raise IndexError(at)
@@ -63,8 +63,9 @@ def _next_marker(data: Buffer, at: int) -> int:
 
 
 def _jpeg(data: Buffer) -> Size:
-    """Frame header and EXIF block come in any order in front of the scan; damage behind the frame header is
-    let be.
+    """Parse a JPEG, whose frame header and EXIF block come in any order before the scan.
+
+    Damage after the frame header is ignored.
     """
     at, turned = 2, 0
     width = height = -1
@@ -108,7 +109,7 @@ def _png(data: Buffer) -> Size:
         raise ImageError("png header is damaged: wrong checksum")
     width, height = _u32be_pair(data, 16)
     at, end = 33, len(data) - 8
-    # eXIf may stand before or behind the pixels.
+    # eXIf may come before or after the pixels.
     for _ in range(_MAX_CHUNKS):
         if at > end:
             break
@@ -160,10 +161,9 @@ def _bmp(data: Buffer) -> Size:
         return *_u16le_pair(data, 18), 1
     width, height = _i32le_pair(data, 18)
     if height < -(1 << 24):
-        raise ImageError(
-            f"bmp header is damaged: height {height}"
-        )  # no real file; other readers take it as unsigned
-    return width, abs(height), 1  # negative: rows from the top down
+        # No real file has it, and other readers take it as unsigned.
+        raise ImageError(f"bmp header is damaged: height {height}")
+    return width, abs(height), 1  # negative: rows are stored from the top down
 
 
 def _tiff(data: Buffer) -> Size:

@@ -1,4 +1,4 @@
-"""What an image is and how large, from its header; pixels are never decoded."""
+"""Image format and size from the header; pixels are never decoded."""
 
 from __future__ import annotations
 
@@ -41,8 +41,10 @@ _pillow_lock: Final = Lock()
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """Size in pixels as stored in the header, format (a key of CONTENT_TYPES) and EXIF orientation (1..8, 1
-    if unknown).
+    """Size, format and orientation of an image, as stored in its header.
+
+    ``width`` and ``height`` are in pixels, ``format`` is a key of CONTENT_TYPES, ``orientation`` is that of
+    EXIF (1..8, 1 if unknown).
     """
 
     width: int
@@ -52,7 +54,7 @@ class ImageInfo:
 
     @property
     def display_width(self) -> int:
-        """Width as shown, in pixels: orientations 5 to 8 lay the stored image on its side."""
+        """Width as shown, in pixels: orientations 5 to 8 rotate the stored image by a quarter turn."""
         return self.height if self.orientation >= 5 else self.width
 
     @property
@@ -67,9 +69,9 @@ class ImageInfo:
 
 
 def sniff(data: _Buffer) -> str | None:
-    """The format (a key of CONTENT_TYPES) that the first bytes announce, or None.
+    """Return the format (a key of CONTENT_TYPES) that the first bytes announce, or None.
 
-    Promises nothing about the rest.
+    The rest of the bytes may be anything.
     """
     head = bytes(data[:18])
     if head.startswith(b"\xff\xd8\xff"):
@@ -82,18 +84,20 @@ def sniff(data: _Buffer) -> str | None:
         return "gif"
     if head.startswith(_TIFF_MAGICS):
         return "tiff"
-    # "BM" alone is how many a text begins.
+    # "BM" alone is too weak: text may begin with it.
     if head.startswith(b"BM") and len(head) == 18 and _u32le(head, 14)[0] in _BMP_HEADERS:
         return "bmp"
     return None
 
 
 def probe(data: _Buffer) -> ImageInfo:
-    """Size, format and orientation of an image; a prefix that holds the header (of a TIFF: the first
-    directory) will do.
+    """Return size, format and orientation of an image.
 
-    An EXIF block that is damaged or beyond the prefix counts as orientation 1: it does not make an image
-    unusable. Raises ImageError for unknown formats, damaged headers and images without pixels.
+    A prefix of the file that holds the header is enough (for a TIFF, its first directory). An EXIF block that
+    is damaged or beyond the prefix counts as orientation 1, because it does not make an image unusable.
+
+    Raises:
+        ImageError: The format is unknown, the header is damaged, or the image has no pixels.
     """
     if not isinstance(data, bytes):
         data = as_view(data)
@@ -110,7 +114,7 @@ def probe(data: _Buffer) -> ImageInfo:
 
 
 def _probe_with_pillow(data: _Buffer) -> ImageInfo:
-    """Formats that Pillow tells from the first bytes and we do not."""
+    """Probe formats that Pillow recognises from the first bytes and `sniff` does not."""
     from PIL import Image, TiffImagePlugin
 
     if not data:
@@ -121,7 +125,7 @@ def _probe_with_pillow(data: _Buffer) -> ImageInfo:
         Image.init()
     for name in Image.ID:
         factory, accept = Image.OPEN[name]
-        # Not Image.open: its guard against huge images refuses what we only want to measure.
+        # Not Image.open: its limit would refuse huge images, which are only measured here.
         if accept is None or accept(head) is not True:
             continue
         kind = _PILLOW_FORMATS.get(name)
@@ -131,9 +135,9 @@ def _probe_with_pillow(data: _Buffer) -> ImageInfo:
             with factory(io.BytesIO(data), "") as image:
                 turned = image.getexif().get(ORIENTATION, 1)
                 size = image.size
-                if isinstance(image, TiffImagePlugin.TiffImageFile):  # whose size is the one shown
+                if isinstance(image, TiffImagePlugin.TiffImageFile):  # its `size` is the displayed one
                     size = image.tag_v2[WIDTH], image.tag_v2[HEIGHT]
-        except Exception as error:  # plugins raise whatever their parser tripped over
+        except Exception as error:  # plugins raise whatever their parser runs into
             raise ImageError(f"{kind} header cannot be read: {error}") from error
         if min(size) <= 0:
             raise ImageError(f"{kind} image of {size[0]}x{size[1]} pixels")

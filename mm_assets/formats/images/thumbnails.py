@@ -1,4 +1,4 @@
-"""A strip of small pictures of a shard, as Markdown for the UI."""
+"""Thumbnails of a shard's first images, as Markdown for the UI."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = 16_000_000  # pixels; a larger image is not worth decoding for a prev
 
 @dataclass
 class ThumbnailStrip:
-    """A step that changes nothing and remembers the first ``limit`` images of a shard, scaled down."""
+    """A step that changes nothing and keeps the first ``limit`` images of a shard, scaled down."""
 
     limit: int = 4
     pictures: list[bytes] = field(default_factory=list)
@@ -41,12 +41,12 @@ class ThumbnailStrip:
         return StepResult(batch)
 
     def markdown(self) -> str:
-        """The pictures as inline images; empty without any."""
+        """Return the pictures as inline images; empty if there are none."""
         return " ".join(f"![](data:image/jpeg;base64,{base64.b64encode(p).decode()})" for p in self.pictures)
 
 
 def thumbnail(data: memoryview) -> bytes | None:
-    """A small JPEG of an image; None when it cannot be decoded or is too large to be worth it."""
+    """Return a small JPEG of an image; None if it cannot be decoded or is too large to be worth it."""
     from PIL import Image
 
     try:
@@ -58,12 +58,7 @@ def thumbnail(data: memoryview) -> bytes | None:
             image.thumbnail((4 * _HEIGHT, _HEIGHT))
             output = io.BytesIO()
             image.convert("RGB").save(output, "JPEG", quality=70)
-    except (
-        ImageError,
-        OSError,
-        ValueError,
-        SyntaxError,
-        Image.DecompressionBombError,
-    ):  # what Pillow raises on bad bytes
+    # What Pillow raises on bad bytes.
+    except (ImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
     return output.getvalue()

@@ -1,9 +1,9 @@
-"""Take the frames of a multi-frame TIFF apart without decoding them.
+"""Lossless split of a multi-frame TIFF into one file per frame, without decoding.
 
-A frame becomes a TIFF file of its own with the source's byte order and kind (classic or BigTIFF), all its
-tags, and its strips or tiles byte for byte. Only offsets change. Bytes inside a value are never interpreted,
-so absolute offsets hidden in private blobs (MakerNotes) still refer to the old file. A file with only one
-frame is copied as it is.
+A frame becomes a TIFF file with the source's byte order and kind (classic or BigTIFF), all its tags, and its
+strips or tiles byte for byte. Only offsets change. Bytes inside a value are never interpreted, so absolute
+offsets hidden in private blobs (MakerNotes) still refer to the old file. A file with only one frame is copied
+as it is.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .tiff_tags import HEIGHT, ORIENTATION, PAYLOAD_OFFSETS, WIDTH
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FramePlan:
-    """One frame as a TIFF file that is yet to be written.
+    """Plan to write one frame as a TIFF file.
 
-    Keeps a view of the source, and so the source, alive.
+    It keeps a view of the source, and so the source, alive.
     """
 
     size: int
@@ -44,31 +44,34 @@ class FramePlan:
     _patches: list[tuple[int, bytes]] = field(repr=False)
 
     def write_into(self, dest: memoryview) -> None:
-        """Write the file into `dest`: `size` writable, contiguous bytes, whatever they held before.
+        """Write the file into ``dest``: ``size`` writable, contiguous bytes with any content.
 
-        Raises ValueError if `dest` has another size.
+        Raises:
+            ValueError: ``dest`` has another size.
         """
         dest = as_view(dest)
         if len(dest) != self.size:
             raise ValueError(f"destination has {len(dest)} bytes, the frame {self.size}")
         source = self._source
-        dest[: self._head_size] = bytes(self._head_size)  # padding and absent links, the rest is overwritten
+        # Zeros for padding and absent links; the rest is overwritten.
+        dest[: self._head_size] = bytes(self._head_size)
         for target, start, length in self._copies:
             dest[target : target + length] = source[start : start + length]
         for target, raw in self._patches:
             dest[target : target + len(raw)] = raw
 
     def to_bytes(self) -> bytes:
-        """The file as bytes (one more copy than `write_into` needs)."""
+        """Return the file as bytes (one more copy than `write_into` needs)."""
         buffer = bytearray(self.size)
         self.write_into(memoryview(buffer))
         return bytes(buffer)
 
 
 def frame_count(data: bytes | bytearray | memoryview) -> int:
-    """Number of frames: the directories of the file's main chain, thumbnails and masks in it included.
+    """Return the number of frames: the directories of the file's main chain, with thumbnails and masks in it.
 
-    Raises ImageError if `data` is no TIFF or a directory is damaged.
+    Raises:
+        ImageError: ``data`` is no TIFF, or a directory is damaged.
     """
     view = as_view(data)
     layout, first = read_header(view)
@@ -76,10 +79,12 @@ def frame_count(data: bytes | bytearray | memoryview) -> int:
 
 
 def plan_frames(data: bytes | bytearray | memoryview) -> list[FramePlan]:
-    """A plan for each frame, in file order.
+    """Return a plan for each frame, in file order.
 
-    Raises ImageError for damage, LosslessSplitError (an ImageError) for a frame that cannot be taken out
-    exactly; see `plan_sound_frames` to have the others.
+    Raises:
+        ImageError: A frame is damaged.
+        LosslessSplitError: (an ImageError) A frame cannot be taken out exactly. `plan_sound_frames` returns
+            the others.
     """
     plans: list[FramePlan] = []
     for plan in plan_sound_frames(data):
@@ -90,19 +95,22 @@ def plan_frames(data: bytes | bytearray | memoryview) -> list[FramePlan]:
 
 
 def plan_sound_frames(data: bytes | bytearray | memoryview) -> list[FramePlan | ImageError]:
-    """A plan for each frame in file order, or the error (not raised) that frame has.
+    """Return for each frame, in file order, its plan or its error (not raised).
 
-    If the chain of frames itself is damaged, the last item is the error of all frames from there on, and how
-    many there were is unknown. Raises ImageError if `data` is no TIFF at all.
+    If the chain of frames itself is damaged, the last item is the error of all frames from there on; their
+    number is unknown.
+
+    Raises:
+        ImageError: ``data`` is no TIFF at all.
     """
     view = as_view(data)
     layout, offsets, broken = _walk(view, None)
     budget = Budget(view)
-    alone = len(offsets) == 1 and broken is None
+    is_single = len(offsets) == 1 and broken is None
     frames: list[FramePlan | ImageError] = []
     for offset in offsets:
         try:
-            frames.append(_plan(view, layout, offset, budget, alone))
+            frames.append(_plan(view, layout, offset, budget, is_single))
         except ImageError as error:
             frames.append(error.with_traceback(None))
     if broken is not None:
@@ -111,18 +119,23 @@ def plan_sound_frames(data: bytes | bytearray | memoryview) -> list[FramePlan | 
 
 
 def split_frame(data: bytes | bytearray | memoryview, index: int) -> bytes:
-    """Frame `index` (from 0) as a TIFF file of its own. Damage behind that frame goes unnoticed.
+    """Return one frame as a TIFF file. Damage after that frame goes unnoticed.
 
-    Raises ImageError if there is no such frame or it is damaged, LosslessSplitError if it cannot be taken out
-    exactly.
+    Args:
+        data: The TIFF file.
+        index: Number of the frame, from 0.
+
+    Raises:
+        ImageError: There is no such frame, or it is damaged.
+        LosslessSplitError: (an ImageError) It cannot be taken out exactly.
     """
     view = as_view(data)
-    # A second frame is looked for because a single one is copied as it is.
+    # A second frame is searched for because a single one is copied as it is.
     layout, offsets, broken = _walk(view, max(index + 1, 2))
     if not 0 <= index < len(offsets):
         raise broken or ImageError(f"no frame {index}: the TIFF has {len(offsets)}")
-    alone = len(offsets) == 1 and broken is None
-    return _plan(view, layout, offsets[index], Budget(view), alone).to_bytes()
+    is_single = len(offsets) == 1 and broken is None
+    return _plan(view, layout, offsets[index], Budget(view), is_single).to_bytes()
 
 
 def _walk(view: memoryview, limit: int | None) -> tuple[Layout, list[int], ImageError | None]:
@@ -137,7 +150,7 @@ def _walk(view: memoryview, limit: int | None) -> tuple[Layout, list[int], Image
     return layout, offsets, None
 
 
-def _plan(view: memoryview, layout: Layout, offset: int, budget: Budget, alone: bool) -> FramePlan:
+def _plan(view: memoryview, layout: Layout, offset: int, budget: Budget, is_single: bool) -> FramePlan:
     try:
         relocation = Relocation(view, layout, budget)
         _, entries = relocation.add_directory(offset)
@@ -146,10 +159,10 @@ def _plan(view: memoryview, layout: Layout, offset: int, budget: Budget, alone: 
         sides = dimensions(view, layout, offset, entries)
         size = relocation.finish()
     except LosslessSplitError:
-        if not alone:
+        if not is_single:
             raise
         entries = find_entries(view, layout, offset, frozenset({WIDTH, HEIGHT, ORIENTATION}))
         sides = dimensions(view, layout, offset, entries)
-    if alone:
+    if is_single:
         return FramePlan(len(view), *sides, view, 0, [(0, 0, len(view))], [])
     return FramePlan(size, *sides, view, relocation.cursor, relocation.copies, relocation.patches)

@@ -1,4 +1,4 @@
-"""How many frames a TIFF inside a larger file has, from its directories alone."""
+"""Frame count of a TIFF inside a larger file, from its directories alone."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ _LONGEST_HEADER = 16
 
 
 def count_frames(fd: int, offset: int, size: int) -> tuple[int, ImageError | None]:
-    """Sound directories of the main chain of the TIFF at these bytes of an open file, and what ends the chain
-    early (else None).
+    """Count the frames of a TIFF inside an open file: the valid directories of its main chain.
 
-    Reads two fields a directory with ``pread``; the file position is neither used nor moved. The error is
-    returned, not raised, for frames before it can be had; it is the one that `tiff.plan_sound_frames` meets.
+    Reads two fields per directory with ``pread``; the file position is neither used nor moved.
+
+    Args:
+        fd: Descriptor of the file.
+        offset: First byte of the TIFF in it.
+        size: Bytes of the TIFF.
+
+    Returns:
+        The count, and the error that ends the chain early (else None). The error is returned, not raised,
+        because the frames before it can be used; it is the same error that `tiff.plan_sound_frames` reports.
     """
     seen: set[int] = set()
     try:
@@ -29,7 +36,7 @@ def count_frames(fd: int, offset: int, size: int) -> tuple[int, ImageError | Non
             if len(seen) == _MAX_DIRECTORIES:
                 raise ImageError(f"TIFF has more than {_MAX_DIRECTORIES} directories")
             length, following = _directory(fd, offset, size, layout, at)
-            room -= length  # sound directories do not overlap, so together they fit into the file
+            room -= length  # valid directories do not overlap, so together they fit into the file
             if room < 0:
                 raise ImageError("TIFF directories overlap each other")
             seen.add(at)
@@ -40,7 +47,7 @@ def count_frames(fd: int, offset: int, size: int) -> tuple[int, ImageError | Non
 
 
 def _directory(fd: int, offset: int, size: int, layout: Layout, at: int) -> tuple[int, int]:
-    """Length in bytes of the directory at ``at`` within the TIFF, and where the next one is."""
+    """Return the bytes of the directory at offset ``at`` of the TIFF, and the offset of the next one."""
     if not layout.header_size <= at <= size - layout.number.size:
         raise ImageError(f"TIFF directory at offset {at} lies outside the {size} bytes")
     number: int = layout.number.unpack(_read(fd, offset + at, layout.number.size))[0]

@@ -1,7 +1,7 @@
-"""TIFF image file directories (IFDs): where they are and what their entries say.
+"""TIFF image file directories (IFDs): parsing of their headers, entries and links.
 
-Classic TIFF and BigTIFF in both byte orders. Nothing here trusts the file: every offset is checked before it
-is read, and no count is believed before the bytes that it claims are known to exist.
+Classic TIFF and BigTIFF, in both byte orders. Nothing here trusts the file: every offset is checked before it
+is read, and every count is checked against the bytes that exist.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from .tiff_tags import HEIGHT, ORIENTATION, WIDTH
 
 LONG: Final = 4
 LONG8: Final = 16
-DIRECTORY_TYPES: Final = frozenset(
-    {13, 18}
-)  # IFD, IFD8: the type itself says that the value points at a directory
+# IFD, IFD8: types whose value is the offset of a directory.
+DIRECTORY_TYPES: Final = frozenset({13, 18})
 
 # Bytes of one value, by field type.
 TYPE_SIZES: Final[dict[int, int]] = {
@@ -34,11 +33,11 @@ class Layout:
     order: str
     magic: bytes
     number: struct.Struct
-    """The number of entries, in front of a directory."""
+    """The number of entries, at the start of a directory."""
     entry: struct.Struct
     """Tag, type, count, value field (raw: an offset, or the value itself in the file's byte order)."""
     pointer: struct.Struct
-    """An offset; a value field is as wide."""
+    """An offset; a value field has the same width."""
     header_size: int
     pointer_type: int
 
@@ -58,7 +57,7 @@ def _layout(order: str, big: bool) -> Layout:
 _LAYOUTS: Final = tuple(_layout(order, big) for big in (False, True) for order in "<>")
 _BY_MAGIC: Final = {layout.magic[:4]: layout for layout in _LAYOUTS}
 
-# Far above any real file; they bound what a hostile one can cost.
+# Far above any real file; they bound the cost of a malicious one.
 _MAX_ENTRIES: Final = 4096
 _MAX_DIRECTORIES: Final = 1 << 16
 
@@ -67,25 +66,26 @@ class Entry(NamedTuple):
     """One directory entry."""
 
     row: int
-    """Its place in the directory, from 0."""
+    """Index in the directory, from 0."""
     tag: int
     type: int
     values: int
-    """How many values of that type."""
+    """Number of values of that type."""
     field: int
     """The raw value field: an offset, or the values themselves."""
 
 
 def as_view(data: bytes | bytearray | memoryview) -> memoryview:
-    """A flat view of unsigned bytes; Arrow buffers give signed ones, which refuse slice assignment."""
+    """Return a flat view of unsigned bytes; Arrow buffers are signed, which prevents slice assignment."""
     view = memoryview(data)
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 
 def read_header(view: memoryview) -> tuple[Layout, int]:
-    """The file's layout and the offset of its first directory.
+    """Return the file's layout and the offset of its first directory.
 
-    Raises ImageError if this is no TIFF.
+    Raises:
+        ImageError: This is no TIFF.
     """
     layout = _BY_MAGIC.get(bytes(view[:4]))
     if layout is None or len(view) < layout.header_size or bytes(view[: len(layout.magic)]) != layout.magic:
@@ -94,9 +94,10 @@ def read_header(view: memoryview) -> tuple[Layout, int]:
 
 
 def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
-    """Number of entries of the directory at `offset`, all of them inside the file.
+    """Return the number of entries of the directory at ``offset``, all of them inside the file.
 
-    Raises ImageError if the directory does not lie inside the file, is empty or absurdly long.
+    Raises:
+        ImageError: The directory lies outside the file, is empty or absurdly long.
     """
     if not layout.header_size <= offset <= len(view) - layout.number.size:
         raise ImageError(f"TIFF directory at offset {offset} lies outside the {len(view)} bytes")
@@ -113,13 +114,17 @@ def entry_number(view: memoryview, layout: Layout, offset: int) -> int:
 def iter_entries(
     view: memoryview, layout: Layout, offset: int, number: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """(tag, type, count, raw value field) of each entry; `number` as given by `entry_number`."""
+    """Yield (tag, type, count, raw value field) of each entry; ``number`` comes from `entry_number`."""
     start = offset + layout.number.size
     return layout.entry.iter_unpack(view[start : start + number * layout.entry.size])
 
 
 def next_directory(view: memoryview, layout: Layout, offset: int, number: int) -> int:
-    """Offset of the directory that follows in the chain, 0 at the end of it."""
+    """Return the offset of the next directory in the chain, 0 at the end of it.
+
+    Raises:
+        ImageError: The directory is cut short.
+    """
     at = offset + layout.number.size + number * layout.entry.size
     if at + layout.pointer.size > len(view):
         raise ImageError(f"TIFF directory at offset {offset} is cut short: {len(view)} bytes given")
@@ -128,9 +133,10 @@ def next_directory(view: memoryview, layout: Layout, offset: int, number: int) -
 
 
 def iter_directories(view: memoryview, layout: Layout, first: int) -> Iterator[int]:
-    """Offsets of the directories of a chain, in order.
+    """Yield the offsets of the directories of a chain, in order.
 
-    Raises ImageError at the first link that is damaged, after the sound ones were given.
+    Raises:
+        ImageError: A link is damaged; the valid ones before it have been yielded.
     """
     offset, seen, room = first, set[int](), len(view)
     if offset == 0:
@@ -142,7 +148,7 @@ def iter_directories(view: memoryview, layout: Layout, first: int) -> Iterator[i
             raise ImageError(f"TIFF has more than {_MAX_DIRECTORIES} directories")
         number = entry_number(view, layout, offset)
         following = next_directory(view, layout, offset, number)
-        # Sound directories do not overlap, so together they fit into the file; that also bounds the walk.
+        # Valid directories do not overlap, so together they fit into the file; this also bounds the work.
         room -= layout.number.size + number * layout.entry.size + layout.pointer.size
         if room < 0:
             raise ImageError("TIFF directories overlap each other")
@@ -152,9 +158,10 @@ def iter_directories(view: memoryview, layout: Layout, first: int) -> Iterator[i
 
 
 def integers(view: memoryview, layout: Layout, directory: int, entry: Entry) -> tuple[int, ...]:
-    """The unsigned values of an entry of the directory at offset `directory`.
+    """Return the unsigned values of an entry of the directory at offset ``directory``.
 
-    Raises ImageError if the field's type is no unsigned integer or the values lie outside the file.
+    Raises:
+        ImageError: The field's type is no unsigned integer, or the values lie outside the file.
     """
     code = _UNSIGNED.get(entry.type)
     if code is None:
@@ -172,10 +179,16 @@ def integers(view: memoryview, layout: Layout, directory: int, entry: Entry) -> 
 def dimensions(
     view: memoryview, layout: Layout, directory: int, entries: dict[int, Entry]
 ) -> tuple[int, int, int]:
-    """Stored width and height in pixels and the EXIF orientation (1 if absent or not 1..8) out of `entries`
-    by tag.
+    """Return the stored width and height in pixels, and the EXIF orientation (1 if absent or not 1..8).
 
-    Raises ImageError if a side is missing or zero.
+    Args:
+        view: The file.
+        layout: Its layout.
+        directory: Offset of the directory.
+        entries: Entries of that directory, by tag.
+
+    Raises:
+        ImageError: A side is missing or zero.
     """
     sides: list[int] = []
     for tag, side in ((WIDTH, "width"), (HEIGHT, "height")):
@@ -189,7 +202,7 @@ def dimensions(
 
 
 def orientation(view: memoryview, layout: Layout, directory: int, entry: Entry | None) -> int:
-    """EXIF orientation 1..8; 1 for an absent or meaningless one, as decoders take it."""
+    """Return the EXIF orientation 1..8; 1 if it is absent or invalid, as decoders do."""
     if entry is None or entry.values != 1 or entry.type not in _UNSIGNED:
         return 1
     value = integers(view, layout, directory, entry)[0]
@@ -197,9 +210,10 @@ def orientation(view: memoryview, layout: Layout, directory: int, entry: Entry |
 
 
 def find_entries(view: memoryview, layout: Layout, directory: int, tags: frozenset[int]) -> dict[int, Entry]:
-    """The entries of those of `tags` that the directory at offset `directory` has.
+    """Return the entries with one of ``tags`` that the directory at offset ``directory`` has.
 
-    Raises ImageError if one of them is there twice: readers disagree which one counts.
+    Raises:
+        ImageError: A tag occurs twice; readers disagree on which one counts.
     """
     number = entry_number(view, layout, directory)
     found: dict[int, Entry] = {}

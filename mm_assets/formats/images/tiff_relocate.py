@@ -1,9 +1,9 @@
-"""Where every byte of one TIFF frame goes when the frame becomes a file of its own.
+"""TIFF frame relocation: the plan that turns one frame into a file of its own.
 
-The new file keeps the source's byte order and kind (classic or BigTIFF): header, directory, values that do
-not fit into the directory, directories that it points at (EXIF, GPS, SubIFDs …), then strips or tiles.
-Nothing is copied here; the outcome is a list of copies and a list of patches (the offsets that had to
-change).
+The new file keeps the source's byte order and kind (classic or BigTIFF). It has the header, the directory,
+the values that do not fit into the directory, the directories it points at (EXIF, GPS, SubIFDs …), then the
+strips or tiles. Nothing is copied here; the plan is a list of copies and a list of patches (the offsets that
+have to change).
 """
 
 from __future__ import annotations
@@ -30,31 +30,35 @@ from .tiff_ifd import (
 
 _POINTER_TYPES: Final = DIRECTORY_TYPES | {LONG, LONG8}
 _MAX_DEPTH: Final = 6
-_MAX_PIECES: Final = 1 << 18  # strips or tiles of one image; also what bounds the memory of planning one
+_MAX_PIECES: Final = 1 << 18  # strips or tiles of one image; this bounds the memory of planning one
 _DIRECTORY_COST: Final = 128
 _VALUE_COST: Final = 64
 
 
 class Budget:
-    """Work that may be spent on one file, all frames together, in bytes of directories and offset tables.
+    """Limit on the work spent on one file, for all its frames, in bytes of directories and offset tables.
 
-    In a sound file hardly anything is shared, so parsing everything costs about its length once. Without a
-    limit a small file whose frames all point at one large table would cost (frames x table) in time and
-    memory.
+    The frames of a valid file share hardly anything, so parsing all of them costs about its length once.
+    Without a limit, a small file whose frames all point at one large table would cost (frames x table) in
+    time and memory.
     """
 
     def __init__(self, view: memoryview) -> None:
         self._left = min(8 * len(view) + (1 << 16), 1 << 25)
 
     def spend(self, size: int) -> None:
-        """Raises ImageError when the file asks for more than any sound file of its length would."""
+        """Spend some of the budget.
+
+        Raises:
+            ImageError: The file needs more than any valid file of its length.
+        """
         self._left -= size
         if self._left < 0:
             raise ImageError("TIFF directories refer to more tables than the file can hold")
 
 
 class Relocation:
-    """Plan of one frame: use `add_directory` once, then `finish`."""
+    """Plan of one frame: call `add_directory` once, then `finish`."""
 
     __slots__ = (
         "_active",
@@ -83,7 +87,7 @@ class Relocation:
         self.patches: list[tuple[int, bytes]] = [(0, layout.magic + layout.pointer.pack(layout.header_size))]
 
     def _reserve(self, size: int) -> int:
-        # The specification wants words on even offsets (BigTIFF: on multiples of 8).
+        # The specification requires values at even offsets (BigTIFF: multiples of 8).
         step = self._layout.pointer.size
         start = self.cursor + -self.cursor % (step if step == 8 else 2)
         self.cursor = start + size
@@ -92,10 +96,14 @@ class Relocation:
         return start
 
     def add_directory(self, source: int) -> tuple[int, dict[int, Entry]]:
-        """Take in the directory at offset `source` with all that it points at.
+        """Add the directory at offset ``source`` with everything it points at.
 
-        Returns its offset in the new file and those of its entries that say where and how large the image is.
-        Raises ImageError for damage, LosslessSplitError for structures that cannot be moved.
+        Returns:
+            Its offset in the new file, and those of its entries that give place and size of the image.
+
+        Raises:
+            ImageError: The directory is damaged.
+            LosslessSplitError: (an ImageError) It has structures that cannot be moved.
         """
         view, layout = self._view, self._layout
         if source in self._active or len(self._active) >= _MAX_DEPTH:
@@ -107,15 +115,15 @@ class Relocation:
         start = self._reserve(length + inline)  # the link to a next directory stays 0
         self.copies.append((start, source, length))
         field = start + layout.number.size + entry_size - inline
-        noted: dict[int, Entry] = {}
+        parsed: dict[int, Entry] = {}
         pointers: list[Entry] = []
         for row, (tag, kind, values, value) in enumerate(iter_entries(view, layout, source, number)):
-            if tag in tags.NOTED or kind in DIRECTORY_TYPES:
-                if tag in noted:
+            if tag in tags.PARSED or kind in DIRECTORY_TYPES:
+                if tag in parsed:
                     raise ImageError(f"TIFF directory at offset {source} has tag {tag} twice")
                 if tag in tags.UNSUPPORTED:
                     raise LosslessSplitError(tags.UNSUPPORTED[tag])
-                noted[tag] = entry = Entry(row, tag, kind, values, value)
+                parsed[tag] = entry = Entry(row, tag, kind, values, value)
                 if tag in tags.PAYLOAD_OFFSETS:
                     continue
                 if tag in tags.DIRECTORY_TAGS or kind in DIRECTORY_TYPES:
@@ -127,19 +135,19 @@ class Relocation:
             if size > inline:
                 self._add_value(tag, value, size, field + row * entry_size)
         for offsets_tag, lengths_tag in tags.PAYLOADS:
-            if offsets_tag in noted:
-                self._add_payload(source, noted, noted[offsets_tag], lengths_tag, field)
+            if offsets_tag in parsed:
+                self._add_payload(source, parsed, parsed[offsets_tag], lengths_tag, field)
         if pointers:
             self._active.append(source)
             for entry in pointers:
                 self._add_pointed(source, entry, field + entry.row * entry_size)
             self._active.pop()
-        return start, noted
+        return start, parsed
 
     def _add_value(self, tag: int, source: int, size: int, field: int) -> None:
         self._budget.spend(_VALUE_COST)
         self._values += size
-        # Values that lie on top of each other could make a frame many times larger than its file.
+        # Values that overlap could make a frame many times larger than its file.
         if source + size > len(self._view) or self._values > len(self._view):
             raise ImageError(
                 f"values of TIFF tag {tag} lie outside the {len(self._view)} bytes or overlap others"
@@ -149,26 +157,26 @@ class Relocation:
         self.patches.append((field, self._layout.pointer.pack(start)))
 
     def _add_payload(
-        self, directory: int, noted: dict[int, Entry], entry: Entry, lengths_tag: int, field: int
+        self, directory: int, parsed: dict[int, Entry], entry: Entry, lengths_tag: int, field: int
     ) -> None:
         view, layout = self._view, self._layout
-        if lengths_tag not in noted:
+        if lengths_tag not in parsed:
             raise LosslessSplitError(f"TIFF tag {entry.tag} (offsets) without tag {lengths_tag} (lengths)")
-        if not 0 < entry.values == noted[lengths_tag].values <= _MAX_PIECES:
+        if not 0 < entry.values == parsed[lengths_tag].values <= _MAX_PIECES:
             raise ImageError(
-                f"TIFF has {entry.values} payload offsets and {noted[lengths_tag].values} payload lengths"
+                f"TIFF has {entry.values} payload offsets and {parsed[lengths_tag].values} payload lengths"
             )
         self._budget.spend(entry.values * 4)
         offsets = integers(view, layout, directory, entry)
-        lengths = integers(view, layout, directory, noted[lengths_tag])
+        lengths = integers(view, layout, directory, parsed[lengths_tag])
         ends = list(map(add, offsets, lengths))
         if max(ends) > len(view):
             raise ImageError(f"TIFF is cut short: image data ends at byte {max(ends)}, {len(view)} given")
         if 0 not in lengths and offsets[1:] == tuple(ends[:-1]):
             ranges = [(offsets[0], ends[-1])]
         else:
-            # A length of 0 with an offset of 0 is a hole (sparse file); with an offset readers guess the
-            # length.
+            # A length of 0 with an offset of 0 is a hole (sparse file). With another offset, readers guess
+            # the length.
             if any(offset and not length for offset, length in zip(offsets, lengths, strict=True)):
                 raise LosslessSplitError("strip or tile with an offset but without a length")
             ranges = [(offset, end) for offset, end in zip(offsets, ends, strict=True) if end > offset]
@@ -176,8 +184,8 @@ class Relocation:
             raise ImageError("TIFF image data lies on the file's header")
         self._ranges += ranges
         if entry.tag == tags.STRIP_OFFSETS:
-            self._check_raw(directory, noted, lengths)
-        # SHORT offsets may not reach in the new file, so all become as wide as the file's pointers.
+            self._check_raw(directory, parsed, lengths)
+        # SHORT offsets may be too narrow for the new file, so all become as wide as its pointers.
         at = field + entry.row * layout.entry.size
         self._retype(at, layout.pointer_type)
         if entry.values > 1:
@@ -186,13 +194,17 @@ class Relocation:
             at = start
         self._pieces.append((at, offsets))
 
-    def _check_raw(self, directory: int, noted: dict[int, Entry], lengths: tuple[int, ...]) -> None:
-        """Uncompressed strips shorter than their rows: readers ignore the lengths and read on into foreign
-        bytes.
+    def _check_raw(self, directory: int, parsed: dict[int, Entry], lengths: tuple[int, ...]) -> None:
+        """Refuse uncompressed strips that are shorter than their rows.
+
+        Readers ignore the lengths of such strips and read on into unrelated bytes.
+
+        Raises:
+            ImageError: A strip is too short, or the directory does not describe its image.
         """
 
         def value(tag: int, default: tuple[int, ...]) -> tuple[int, ...]:
-            return integers(self._view, self._layout, directory, noted[tag]) if tag in noted else default
+            return integers(self._view, self._layout, directory, parsed[tag]) if tag in parsed else default
 
         ycbcr = 6  # subsampled, so fewer bytes than samples
         if value(tags.COMPRESSION, (1,)) != (1,) or value(tags.PHOTOMETRIC, (0,)) == (ycbcr,):
@@ -218,7 +230,7 @@ class Relocation:
                 )
 
     def _add_pointed(self, directory: int, entry: Entry, field: int) -> None:
-        """Take in the directories that `entry` points at, and point it at their new places."""
+        """Add the directories that ``entry`` points at, and point it at their new offsets."""
         if entry.type not in _POINTER_TYPES:
             raise LosslessSplitError(f"TIFF tag {entry.tag} should be an offset, has field type {entry.type}")
         self._budget.spend(entry.values * 4)
@@ -229,7 +241,7 @@ class Relocation:
             at = self._reserve(entry.values * pointer.size)
             self.patches.append((field, self._layout.pointer.pack(at)))
         for index, source in enumerate(sources):
-            # 0 means none; SubIFDs alone may be chains.
+            # 0 means none; only SubIFDs may be chains.
             moved = self._add_chain(source, linked=entry.tag == tags.SUB_IFDS) if source else 0
             self.patches.append((at + index * pointer.size, pointer.pack(moved)))
 
@@ -254,9 +266,13 @@ class Relocation:
         self.patches.append((type_at, struct.pack(self._layout.order + "H", kind)))
 
     def finish(self) -> int:
-        """Lay the payload behind the directories; returns the size of the new file in bytes.
+        """Place the payload after the directories and return the size of the new file in bytes.
 
-        Adjacent and overlapping ranges are moved as one, so payload never grows, whatever the file shares.
+        Adjacent and overlapping ranges are moved as one, so the payload never grows, whatever parts of it are
+        shared.
+
+        Raises:
+            LosslessSplitError: The result is too large for a classic TIFF.
         """
         starts: list[int] = []
         shifts: list[int] = []

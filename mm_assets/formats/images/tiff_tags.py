@@ -1,4 +1,4 @@
-"""TIFF tags that the split has to understand; all others are copied as they are."""
+"""TIFF tags that the split has to interpret; all others are copied as they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ UNSUPPORTED: Final = {
     521: "old-style JPEG AC tables (tag 521) lie outside the directory",
     50933: "ExtraCameraProfiles (tag 50933) point at files within the file",
 }
-NOTED: Final = frozenset(
-    {WIDTH, HEIGHT, ORIENTATION, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC, SAMPLES_PER_PIXEL, ROWS_PER_STRIP, PLANAR}
+PARSED: Final = frozenset(
+    {WIDTH, HEIGHT, ORIENTATION, BITS_PER_SAMPLE, COMPRESSION, PHOTOMETRIC}
+    | {SAMPLES_PER_PIXEL, ROWS_PER_STRIP, PLANAR}
     | {tag for pair in PAYLOADS for tag in pair} | DIRECTORY_TAGS | UNSUPPORTED.keys()
 )  # fmt: skip

@@ -86,7 +86,7 @@ class JsonlSink(Sink):
             for sample in self._encoder.encode(table):
                 *images, (_, line) = sample.members
                 if images:
-                    self._tar.write_sample(images)
+                    self._tar.write_group(images)
                 self._lines.write(line + b"\n")
                 self._samples += 1
 
@@ -97,7 +97,7 @@ class JsonlSink(Sink):
             remove(self._uri, self._options)
             return None, 0
         name, nbytes = None, 0
-        if self._tar.samples:
+        if self._tar.groups:
             name = images_name(stem_of(self._uri), _digest_of(self._images.path))
             self._images.uri = join(posixpath.dirname(self._uri) or ".", name)
             nbytes = self._images.publish()

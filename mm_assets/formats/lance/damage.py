@@ -17,7 +17,7 @@ _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are no
 
 
 @contextmanager
-def naming(uri: str) -> Iterator[None]:
+def naming_table(uri: str) -> Iterator[None]:
     """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too,
     which are no ``Exception``.
     """
@@ -34,7 +34,7 @@ def naming(uri: str) -> Iterator[None]:
 
 def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
     """A version of a table. Raises ``OSError`` where its manifest is damaged."""
-    with naming(uri):
+    with naming_table(uri):
         dataset = lance.dataset(uri, **arguments)
         _ = dataset.schema  # made when it is first asked for
         return dataset
@@ -43,7 +43,7 @@ def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
 def is_readable(uri: str, read: Callable[[], object]) -> bool:
     """Whether ``read`` gets through."""
     try:
-        with naming(uri):
+        with naming_table(uri):
             read()
     except OSError:
         return False

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from mm_assets.formats.free_memory import FreeMemory
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.storage_types import file_version, to_storage, to_storage_schema
+from mm_assets.interleaved.errors import DataError
 
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
@@ -116,7 +117,7 @@ def write_fragments(
             )
         schema = batches.schema
     if "sample_id" not in schema.names:
-        raise ValueError(f"partition {partition!r} has no sample_id column")
+        raise DataError(f"partition {partition!r} has no sample_id column")
     location = Location(uri, storage_options)
     stored = to_storage_schema(schema)
     source = _Source(batches, schema, partition)
@@ -208,7 +209,7 @@ class _Source:
             )
         ids: Any = batch.column("sample_id")
         if ids.null_count:
-            raise ValueError(f"partition {self._partition!r} has a row without sample_id")
+            raise DataError(f"partition {self._partition!r} has a row without sample_id")
         self.ids.update(dict.fromkeys(pc.unique(ids).to_pylist()))
         self.rows += batch.num_rows
         return batch

@@ -44,13 +44,13 @@ def find_orphan_rows(
     if sum(snapshot.fragments[id_].num_rows for id_ in unnamed) == moved:
         unnamed = set()
     counts = Counter(_rows(snapshot, double | unnamed))
-    claims = ownership.claims({sample_id for sample_id, _ in counts})
+    owners = ownership.owners({sample_id for sample_id, _ in counts})
     orphan_rows = []
     for (sample_id, fragment), rows in sorted(counts.items()):
-        claim = claims.get(sample_id)
-        if fragment in double or claim is None or snapshot.present_rows(claim) == claim.rows:
+        owner = owners.get(sample_id)
+        if fragment in double or owner is None or snapshot.present_rows(owner) == owner.rows:
             orphan_rows.append(
-                OrphanRows(sample_id, fragment, rows, claim.partition if claim is not None else "")
+                OrphanRows(sample_id, fragment, rows, owner.partition if owner is not None else "")
             )
     return orphan_rows
 

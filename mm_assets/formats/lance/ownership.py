@@ -35,13 +35,13 @@ class Ownership:
         What partitions in ``besides`` claim by sample id counts for nothing.
         """
         unnamed = {sample_id for sample_id, fragment in rows if fragment not in self.of_fragment}
-        claims = self.claims(unnamed, besides)
+        owners = self.owners(unnamed, besides)
         return {
-            row: self.of_fragment.get(row[1]) or (claims[row[0]].partition if row[0] in claims else "")
+            row: self.of_fragment.get(row[1]) or (owners[row[0]].partition if row[0] in owners else "")
             for row in rows
         }
 
-    def claims(
+    def owners(
         self, sample_ids: Collection[str], besides: Collection[str] = ()
     ) -> dict[str, PartitionRecord]:
         """Sample id -> the live record that has it."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
-from mm_assets.formats.lance.damage import naming, opened
+from mm_assets.formats.lance.damage import naming_table, opened
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema, with_original_names
 from mm_assets.formats.lance.table import LanceTable
@@ -112,7 +112,7 @@ class LanceSource(FileSource):
     @contextmanager
     def _named_damage(self) -> Iterator[None]:
         try:
-            with naming(self.uri):
+            with naming_table(self.uri):
                 yield
         except OSError as error:
             raise ShardError(str(error)) from error

@@ -183,7 +183,7 @@ class LanceTable:
         dataset = snapshot.dataset
         replacement = Replacement(snapshot, records, sets, afresh)
         if not replacement.pending and not replacement.removed:
-            self._settle(replacement, int(dataset.version), attempt)
+            self._record_landed(replacement, int(dataset.version), attempt)
             return int(dataset.version)
         self._check_files(replacement.pending)
         self._resolve_rows(replacement)
@@ -209,7 +209,7 @@ class LanceTable:
             if committed.version != read_version + 1:
                 self._look_again(replacement.pending, attempt)
             dataset = committed
-        self._settle(replacement, int(dataset.version), attempt)
+        self._record_landed(replacement, int(dataset.version), attempt)
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
@@ -288,7 +288,7 @@ class LanceTable:
 
         retry_on_conflict(once)
 
-    def _settle(self, replacement: Replacement, version: int, attempt: str) -> None:
+    def _record_landed(self, replacement: Replacement, version: int, attempt: str) -> None:
         """Say in the records what landed, and drop those that stand for nothing any more."""
         landed = [
             PartitionRecord.intent(f, version, attempt).committed(version, attempt)

@@ -1,4 +1,4 @@
-"""A webdataset whose modalities lie in separate tars."""
+"""`MultiModalWebDataset`: a webdataset whose modalities are in separate tars."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedT
 from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
+from mm_assets.interleaved.errors import DataError
 
 __all__ = ["MultiModalWebDataset"]
 
@@ -26,8 +27,9 @@ Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
 
 def collate(samples: list[Any]) -> Any:
-    """webdataset's collation of tuples or dicts, but arrays or tensors of different shapes stay a list (there
-    they are an error).
+    """Collate tuples or dicts as webdataset does, but keep arrays or tensors of different shapes as a list.
+
+    webdataset raises an error for these.
     """
     rows = [tuple2dict(sample) for sample in samples]
     ragged = [key for key in rows[0] if len({getattr(row.get(key), "shape", None) for row in rows}) > 1]
@@ -40,15 +42,26 @@ def collate(samples: list[Any]) -> Any:
 
 
 class MultiModalWebDataset(DataPipeline, FluidInterface):
-    """`webdataset.WebDataset` for modalities in separate tars, with its other arguments and its fluent
-    methods.
+    """`webdataset.WebDataset` for modalities in separate tars, with its other arguments and fluent methods.
 
-    Shards are paired before they are split and shuffled: `PairedShardList`, ``nodesplitter``,
-    ``workersplitter``, shard shuffle, `PairedTarExpander`. ``shardshuffle`` is the number of shards in the
-    shuffle buffer, or False. ``detshuffle`` shuffles by ``seed`` and pass; without it, ``seed`` gives every
-    pass the same order. ``seed=None`` is ``WDS_SEED`` of the environment; without that, ``detshuffle`` counts
-    from 0 and other shuffles are new in each pass. ``empty_check`` raises ``ValueError`` where a pass (in a
-    DataLoader worker: its part of it) yields nothing.
+    Shards are paired before they are split and shuffled. The stages are `PairedShardList`, ``nodesplitter``,
+    ``workersplitter``, shard shuffle, `PairedTarExpander`.
+
+    Args:
+        modalities: URLs of the tars of each modality; see `PairedShardList`.
+        handler: Called with an error; decides whether to go on, as in webdataset.
+        shardshuffle: Number of shards in the shuffle buffer, or False.
+        detshuffle: Shuffle by ``seed`` and the number of the pass. Without it, ``seed`` gives every pass the
+            same order.
+        nodesplitter: Stage that splits shards between nodes.
+        workersplitter: Stage that splits shards between workers.
+        select_files: See `PairedTarExpander`.
+        rename_files: See `PairedTarExpander`.
+        empty_check: Raise `DataError` if a pass (in a DataLoader worker: its part of the pass) yields
+            nothing.
+        seed: None stands for ``WDS_SEED`` of the environment. Without that, ``detshuffle`` counts from 0, and
+            other shuffles differ in each pass.
+        missing_key_policy: See `PairedTarExpander`.
     """
 
     def __init__(
@@ -93,20 +106,20 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
 
     @property
     def reports(self) -> list[GroupReport]:
-        """What this process read in the pass that began last: samples and keys left out, by shard group."""
+        """What this process read in its latest pass: samples yielded and keys left out, by shard group."""
         return self.expander.reports
 
     def survey(self) -> Iterator[GroupReport]:
-        """What a pass would leave out, of all shard groups and from the tars' headers alone.
+        """Yield what a pass would leave out of each shard group, from the headers of the tars alone.
 
-        Streams are read in full.
+        Streams have to be read in full.
         """
         return self.expander.survey(self.shards)
 
     def batched(
         self, batchsize: int, collation_fn: Callable[[list[Any]], Any] | None = collate, partial: bool = True
     ) -> Self:
-        """As in webdataset; pictures of different sizes become a list, not an error."""
+        """Batch as webdataset does; images of different sizes become a list instead of an error."""
         return super().batched(batchsize, collation_fn=collation_fn, partial=partial)
 
     def __enter__(self) -> Self:
@@ -117,7 +130,7 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
 
 
 class _EmptyCheck:
-    """A pipeline stage that raises ``ValueError`` when nothing comes through."""
+    """A pipeline stage that raises `DataError` if no sample passes."""
 
     def __init__(self, expander: PairedTarExpander) -> None:
         self._expander = expander
@@ -129,9 +142,9 @@ class _EmptyCheck:
             yield sample
         if is_empty:
             reports = self._expander.reports
-            what = (
+            reason = (
                 f"all {len(reports)} shard groups are empty; the first: {reports[0]}"
                 if reports
                 else "fewer shards than workers"
             )
-            raise ValueError(f"No samples found in dataset: {what}. Set empty_check=False to allow that.")
+            raise DataError(f"No samples found in dataset: {reason}. Set empty_check=False to allow that.")

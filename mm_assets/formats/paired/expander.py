@@ -1,4 +1,4 @@
-"""From shard groups to samples."""
+"""Expansion of shard groups into samples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 MissingKeyPolicy = Literal["skip", "partial", "error"]
 Handler = Callable[[Exception], bool]
 F = TypeVar("F", bound=Callable[[str], object])
-# One function for all modalities, or one for each of those named.
+# One function for all modalities, or one per named modality.
 Select = SelectFiles | Mapping[str, SelectFiles]
 Rename = RenameFiles | Mapping[str, RenameFiles]
 
@@ -32,14 +32,18 @@ _MAX_KEPT = 100_000  # names in the reports of a pass
 class PairedTarExpander:
     """A pipeline stage that opens the tars of each shard group and yields samples joined by key.
 
-    ``missing_key_policy`` is about keys that not all modalities have: ``skip`` leaves them out, ``partial``
-    yields what there is, ``error`` raises ``ValueError`` before the first sample of the group.
-    ``select_files`` and ``rename_files`` get names of members, the new names first; a mapping from modality
-    to function gives modalities their own.
+    An error ends its shard group; so does a tar that is cut or corrupt, before anything of it is yielded.
+    Everything left out is in ``reports`` and in the log.
 
-    An error ends its shard group, also a tar that is cut or corrupt, before anything of it is yielded;
-    ``handler`` decides whether the next group is read, as in webdataset. What is left out is in ``reports``
-    and in the log.
+    Args:
+        handler: Called with the error of a shard group; decides whether the next group is read, as in
+            webdataset.
+        select_files: Predicate on names of members, after renaming. A mapping from modality to function gives
+            each modality its own.
+        rename_files: Function from names of members to new names, or such a mapping.
+        missing_key_policy: What to do with a key that some modalities lack. ``skip`` leaves it out,
+            ``partial`` yields what there is, ``error`` raises `DataError` before the first sample of the
+            group.
     """
 
     def __init__(
@@ -58,12 +62,12 @@ class PairedTarExpander:
         self.rename_files = rename_files
         self.missing_key_policy = missing_key_policy
         self.reports: list[GroupReport] = []
-        self._told: set[tuple[str, ...]] = set()
+        self._logged: set[tuple[str, ...]] = set()
 
     def __call__(self, src: Iterable[ShardGroup]) -> Iterator[Sample]:
-        """The samples of each group.
+        """Yield the samples of each group.
 
-        ``reports`` has this process' groups of the pass that began last, up to where it has come.
+        ``reports`` has this process's groups of the latest pass, as far as it has got.
         """
         reports = self.reports = []
         room = _MAX_KEPT
@@ -72,41 +76,41 @@ class PairedTarExpander:
             reports.append(report)
             try:
                 with self._joined(report) as joined:
-                    wanted = self._wanted(joined)
+                    keys = self._keys_to_yield(joined)
                     if report.missing or report.unkeyed:
                         self._log(report)
-                    for sample in joined.read(wanted):
+                    for sample in joined.read(keys):
                         report.samples += 1
                         yield sample
-            except Exception as error:  # noqa: BLE001 (the handler raises it, or says whether to go on)
+            except Exception as error:  # noqa: BLE001 (the handler raises it or decides whether to go on)
                 report.error = repr(error)
                 error.add_note(f"shard group: {report.urls}")
-                goes_on = self.handler(error)
+                resumes = self.handler(error)
                 self._log(report)  # an error that is not raised
-                if not goes_on:
+                if not resumes:
                     break
             finally:
                 room -= report.keep(room)
 
     def survey(self, src: Iterable[ShardGroup]) -> Iterator[GroupReport]:
-        """What would be left out of each group, from the headers alone; ``samples`` counts what the policy
-        would yield.
+        """Yield what would be left out of each group, from headers alone.
+
+        ``samples`` counts what the policy would yield.
         """
         for group in src:
             report = GroupReport(dict(group["urls"]))
             try:
                 with self._joined(report) as joined:
-                    report.samples = len(self._wanted(joined))
-            except Exception as error:  # noqa: BLE001 (whatever ends the group when it is read)
+                    report.samples = len(self._keys_to_yield(joined))
+            except Exception as error:  # noqa: BLE001 (any error that would end the group)
                 report.error = repr(error)
             yield report
 
     def _log(self, report: GroupReport) -> None:
-        what = (*report.urls.values(), report.error or "")
-        log.log(
-            logging.INFO if what in self._told else logging.WARNING, "%s", report
-        )  # later passes leave out the same again
-        self._told.add(what)
+        content = (*report.urls.values(), report.error or "")
+        # Later passes leave out the same content again: one warning is enough.
+        log.log(logging.INFO if content in self._logged else logging.WARNING, "%s", report)
+        self._logged.add(content)
 
     @contextmanager
     def _joined(self, report: GroupReport) -> Iterator[JoinedTars]:
@@ -126,16 +130,17 @@ class PairedTarExpander:
             }
             yield joined
 
-    def _wanted(self, joined: JoinedTars) -> list[str]:
-        """The keys to yield.
+    def _keys_to_yield(self, joined: JoinedTars) -> list[str]:
+        """Return the keys to yield.
 
-        Raises ``ValueError`` for what the policy refuses and for extensions that collide.
+        Raises:
+            DataError: The policy refuses a missing key, or extensions collide.
         """
         if self.missing_key_policy == "error":
             joined.check_alignment()
-        wanted = joined.keys if self.missing_key_policy == "partial" else joined.common_keys
-        joined.check_extensions(wanted)
-        return wanted
+        keys = joined.keys if self.missing_key_policy == "partial" else joined.common_keys
+        joined.check_extensions(keys)
+        return keys
 
 
 def _per_modality(given: F | Mapping[str, F] | None, modalities: Iterable[str]) -> dict[str, F | None]:

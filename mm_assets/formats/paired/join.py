@@ -1,4 +1,4 @@
-"""The tars of one shard group joined by key, in any order of their members."""
+"""Join of the tars of one shard group by key, whatever the order of their members."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from typing import Any
 
 from mm_assets.formats.paired.tar_index import ModalityTarIndex, Payload
 from mm_assets.formats.tar.header import damage
+from mm_assets.interleaved.errors import DataError
 
 Sample = dict[str, Any]
 
 
 class JoinedTars:
-    """What is known of a group before any payload is read.
+    """The keys of a shard group, known before any payload is read.
 
-    ``keys`` are those of the first modality in its order, then those that only later modalities have, in
-    theirs; ``common_keys`` those of them that all modalities have. ``missing`` has for each modality the keys
-    that it lacks and another has.
+    ``keys`` has the keys of the first modality in its order, then those that only later modalities have, in
+    their order. ``common_keys`` has those that all modalities have. ``missing`` has for each modality the
+    keys that it lacks and another modality has.
     """
 
     def __init__(self, tars: dict[str, ModalityTarIndex]) -> None:
@@ -36,32 +37,40 @@ class JoinedTars:
         )
 
     def check_alignment(self) -> None:
-        """Raise ``ValueError`` unless all modalities have the same keys: at the first that one lacks, where
-        each of them stands.
+        """Check that all modalities have the same keys.
+
+        Raises:
+            DataError: They differ. The message has the first key that a modality lacks, and the key at which
+                each modality is there.
         """
         first = next((key for key in self.keys if key in self._incomplete), None)
         if first is None:
             return
-        passed = set(self.keys[: self.keys.index(first)])
-        stands = []
+        earlier_keys = set(self.keys[: self.keys.index(first)])
+        next_keys = []
         for name, tar in self._tars.items():
             key = (
                 first
                 if first in tar.payloads
-                else next((key for key in tar.payloads if key not in passed), None)
+                else next((key for key in tar.payloads if key not in earlier_keys), None)
             )
-            stands.append(f"{name}={key!r}")
+            next_keys.append(f"{name}={key!r}")
         counts = ", ".join(
             f"{len(keys)} in {name} ({self._tars[name].url})" for name, keys in self.missing.items() if keys
         )
-        raise ValueError(
-            f"key mismatch across modalities: {', '.join(stands)}; of {len(self.keys)} keys are missing: {counts}"
+        raise DataError(
+            f"key mismatch across modalities: {', '.join(next_keys)}; "
+            f"of {len(self.keys)} keys are missing: {counts}"
         )
 
     def check_extensions(self, keys: Iterable[str]) -> None:
-        """Raise ``ValueError`` when two modalities have the same extension for one of these keys."""
-        found = [tar.extensions for tar in self._tars.values()]
-        if len(frozenset().union(*found)) == sum(map(len, found)):
+        """Check that no two modalities have the same extension for one of these keys.
+
+        Raises:
+            DataError: Two of them do.
+        """
+        extensions = [tar.extensions for tar in self._tars.values()]
+        if len(frozenset().union(*extensions)) == sum(map(len, extensions)):
             return
         for key in keys:
             owners: dict[str, str] = {}
@@ -69,14 +78,16 @@ class JoinedTars:
                 for extension in tar.payloads.get(key, ()):
                     owner = owners.setdefault(extension, name)
                     if owner != name:
-                        raise ValueError(
-                            f"extension key {extension!r} from modality {name!r} collides with that of modality {owner!r}"
-                            f" (key {key!r}): give the files other extensions, or rename_files for one of the modalities"
+                        raise DataError(
+                            f"extension key {extension!r} from modality {name!r} collides with "
+                            f"that of modality {owner!r} (key {key!r}): give the files other "
+                            "extensions, or rename_files for one of the modalities"
                         )
 
     def read(self, keys: Iterable[str]) -> Iterator[Sample]:
-        """The samples of these keys: ``__key__``, URLs of the tars that have the key, then the bytes by
-        extension.
+        """Yield the samples of these keys.
+
+        A sample has ``__key__``, the URLs of the tars that have the key, then the bytes by extension.
         """
         tars = [(f"__url_{name}__", tar) for name, tar in self._tars.items()]
         for key in keys:
@@ -94,7 +105,7 @@ class JoinedTars:
 
 
 def _read_on(tar: ModalityTarIndex, key: str, payload: Payload, data: bytes) -> bytes:
-    """All of a payload of which one ``pread`` gave only the first bytes (the kernel stops short of 2 GiB)."""
+    """Return a whole payload of which one ``pread`` gave only the start (the kernel stops short of 2 GiB)."""
     chunks = [data]
     at, end = payload.offset + len(data), payload.offset + payload.size
     while at < end:

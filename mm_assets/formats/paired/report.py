@@ -1,4 +1,4 @@
-"""What a shard group gave and what was left out of it."""
+"""Reports on shard groups: samples yielded and content left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Names:
-    """``count`` keys or files; ``first`` has all of them, or the first where that would be too many to keep."""
+    """Names of keys or files: ``count`` in all; ``first`` has all of them, or as many as can be kept."""
 
     count: int
     first: list[str]
@@ -19,13 +19,13 @@ class Names:
 
 @dataclass(slots=True)
 class GroupReport:
-    """One shard group.
+    """Report on one shard group.
 
-    ``keys`` counts the different keys of all modalities, ``incomplete`` those that at least one modality
-    lacks (the policy ``skip`` drops them), ``samples`` what was yielded. ``missing`` has the keys that a
-    modality lacks though another has them, ``unkeyed`` its files whose names make no key and extension, which
-    webdataset does not read either; modalities without any are left out. ``error`` is what ended the group,
-    None if nothing did.
+    ``keys`` counts the distinct keys of all modalities, ``incomplete`` those that at least one modality lacks
+    (the policy ``skip`` drops them), ``samples`` those yielded. ``missing`` has the keys that a modality
+    lacks and another has. ``unkeyed`` has the files of a modality whose names have no key and extension;
+    webdataset does not read these either. Modalities without any are left out of both. ``error`` is the error
+    that ended the group, else None.
     """
 
     urls: dict[str, str]
@@ -37,7 +37,7 @@ class GroupReport:
     error: str | None = None
 
     def keep(self, room: int) -> int:
-        """Keep at most ``room`` names and return how many that are."""
+        """Keep at most ``room`` names and return the number kept."""
         kept = 0
         for names in (*self.missing.values(), *self.unkeyed.values()):
             del names.first[room - kept :]
@@ -45,18 +45,18 @@ class GroupReport:
         return kept
 
     def __str__(self) -> str:
-        told = (
+        parts = (
             [f"{self.keys} keys, of which {self.incomplete} are not in all modalities"]
             if self.keys or self.error is None
             else []
         )
-        told += [f"not in {name}: {keys.count} ({keys})" for name, keys in self.missing.items()]
+        parts += [f"not in {name}: {keys.count} ({keys})" for name, keys in self.missing.items()]
         if 0 < self.keys == self.incomplete:
-            told.append("they have no key in common (rename_files can make names equal)")
-        told += [
+            parts.append("they have no key in common (rename_files can make names equal)")
+        parts += [
             f"files without key and extension in {name}: {files.count} ({files})"
             for name, files in self.unkeyed.items()
         ]
         if self.error is not None:
-            told.append(f"ended after {self.samples} samples by {self.error}")
-        return f"{' '.join(f'{name}={url}' for name, url in self.urls.items())}: {'; '.join(told)}"
+            parts.append(f"ended after {self.samples} samples by {self.error}")
+        return f"{' '.join(f'{name}={url}' for name, url in self.urls.items())}: {'; '.join(parts)}"

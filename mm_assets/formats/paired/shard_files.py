@@ -1,4 +1,4 @@
-"""The tars of a shard group as local descriptors, wherever they lie."""
+"""Local file descriptors of the tars of a shard group, local or remote."""
 
 from __future__ import annotations
 
@@ -18,31 +18,33 @@ from mm_assets.formats.tar.spool import local_tar, plain_descriptor, unpacked_li
 
 @contextmanager
 def open_shards(urls: Sequence[str]) -> Iterator[list[int]]:
-    """A descriptor of an uncompressed tar for each URL, good for ``pread`` until the end of the block.
+    """Open a descriptor of an uncompressed tar for each URL, for ``pread`` until the end of the block.
 
     A local file is opened as it is. A stream (``pipe:``, ``https:``, …) or a gzip file is spooled into an
-    unlinked temporary file, all of the group at the same time, so its end is known before its first sample is
-    given.
+    unlinked temporary file, all of the group in parallel. So a truncated stream is detected before the first
+    sample.
 
-    Raises what opening and reading raise, ``OSError`` also for a command that fails after its last byte.
+    Raises:
+        OSError: Opening or reading fails, or a command fails after its last byte. Other errors of opening and
+            reading pass through as well.
     """
     with ExitStack() as stack:
         streams = []
         for url in urls:
             streams.append(_open(url))
             stack.callback(_abandon, streams[-1])
-        found = [plain_descriptor(stream) for stream in streams]
-        to_spool = [at for at, fd in enumerate(found) if fd is None]
+        descriptors = [plain_descriptor(stream) for stream in streams]
+        to_spool = [at for at, fd in enumerate(descriptors) if fd is None]
         if to_spool:
             with ThreadPoolExecutor(len(to_spool)) as threads:
                 spooled = threads.map(lambda at: _spool(streams[at], urls[at], stack), to_spool)
                 for at, fd in zip(to_spool, spooled, strict=True):
-                    found[at] = fd
-        yield [fd for fd in found if fd is not None]
+                    descriptors[at] = fd
+        yield [fd for fd in descriptors if fd is not None]
 
 
 def _open(url: str) -> IO[bytes]:
-    """webdataset's way to open what it knows, fsspec's for other schemes."""
+    """Open a URL with webdataset if it knows the scheme, else with fsspec."""
     scheme = urlparse(rewrite_url(url)).scheme
     if scheme in ("", "file") or scheme in gopen_schemes:
         stream: IO[bytes] = gopen(url)
@@ -57,10 +59,10 @@ def _spool(stream: IO[bytes], url: str, stack: ExitStack) -> int:
     except (AttributeError, OSError):
         limit = None
     spooled = stack.enter_context(local_tar(stream, url, max_bytes=limit))
-    stream.close()  # a command that failed says so here
+    stream.close()  # raises if a command has failed
     return spooled
 
 
 def _abandon(stream: IO[bytes]) -> None:
-    with suppress(OSError):  # a command that is no longer read from fails; what is wrong was said before
+    with suppress(OSError):  # a command fails when its reader stops; the cause was raised before
         stream.close()

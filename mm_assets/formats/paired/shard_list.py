@@ -1,4 +1,4 @@
-"""Which shards of each modality belong together."""
+"""Pairing of shards: groups of one tar per modality."""
 
 from __future__ import annotations
 
@@ -23,29 +23,33 @@ _TAR_NAME = re.compile(r"""([^\s/"'=?&]+)\.(?:tar(?:\.\w+)?|tgz)\b""")
 
 
 class PairedShardList(IterableDataset):
-    """Yields one ``{"urls": {modality: url}}`` per shard: the n-th URL of every modality.
+    """An iterable of one ``{"urls": {modality: url}}`` per shard: the n-th URL of every modality.
 
-    The URLs of a modality are a string, expanded as webdataset does (braces, ``::`` between several, ``${X}``
-    for the environment's ``WDS_X``), or a list of URLs that are taken as they are. With ``seed`` every pass
-    has the same shuffled order.
+    Args:
+        modalities: URLs by modality. A string is expanded as webdataset does (braces, ``::`` between several,
+            ``${X}`` for the environment's ``WDS_X``); a list of URLs is taken as it is.
+        seed: Gives every pass the same shuffled order. None keeps the order.
 
-    Raises ``ValueError`` without modalities or shards, and where the modalities have different numbers of
-    shards. Warns once, here, when shards that are paired have different file names.
+    Raises:
+        ValueError: There are no modalities or no shards, or the modalities differ in the number of shards.
+
+    Warns once, here, if paired shards have different file names.
     """
 
     def __init__(self, modalities: Mapping[str, ShardUrls], seed: int | None = None) -> None:
         super().__init__()
         if not isinstance(modalities, Mapping):
             raise TypeError(
-                f"modalities must be a mapping from each one's name to its shards, not {type(modalities).__name__}"
+                "modalities must be a mapping from each one's name to its shards, "
+                f"not {type(modalities).__name__}"
             )
         urls = {name: _expand(given) for name, given in modalities.items()}
-        counts = {name: len(found) for name, found in urls.items()}
+        counts = {name: len(expanded) for name, expanded in urls.items()}
         if not counts:
             raise ValueError("no modalities")
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{name}={count}" for name, count in counts.items())
-            raise ValueError(f"all modalities must have the same number of shards: {told}")
+            listed_counts = ", ".join(f"{name}={count}" for name, count in counts.items())
+            raise ValueError(f"all modalities must have the same number of shards: {listed_counts}")
         if not all(counts.values()):
             raise ValueError("no shards")
         self.seed = seed
@@ -65,7 +69,7 @@ class PairedShardList(IterableDataset):
 
 
 def shard_name(url: str) -> str:
-    """The name of a shard's file without ``.tar`` and what follows, also where a ``pipe:`` command names it."""
+    """Return a shard's file name without ``.tar`` and what follows; it may be within a ``pipe:`` command."""
     names = _TAR_NAME.findall(url)
     return names[-1] if names else url.rstrip("/").rpartition("/")[2]
 
@@ -79,7 +83,7 @@ def _expand(given: ShardUrls) -> list[str]:
 
 
 def _substituted(url: str) -> str:
-    """As webdataset does: values may name further variables."""
+    """Substitute variables as webdataset does: values may name further variables."""
     for _ in range(_MAX_SUBSTITUTIONS):
         url = envsubst(url)
     return url
@@ -90,6 +94,7 @@ def _warn_of_names(groups: list[dict[str, str]]) -> None:
     if differing:
         example = ", ".join(f"{name}={url!r}" for name, url in differing[0].items())
         warnings.warn(
-            f"shards are paired by index, and the names differ in {len(differing)} of {len(groups)} pairs; the first is {example}",
+            f"shards are paired by index, and the names differ in {len(differing)} of {len(groups)} pairs; "
+            f"the first is {example}",
             stacklevel=3,
         )

@@ -1,4 +1,4 @@
-"""The samples of one tar, from its headers: where the bytes of each key and extension lie."""
+"""Index of one modality's tar, from its headers: the payload of each key and extension."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import NamedTuple
 from webdataset.tariterators import base_plus_ext
 
 from mm_assets.formats.tar.scan import scan
+from mm_assets.interleaved.errors import DataError
 
 SelectFiles = Callable[[str], bool]
 RenameFiles = Callable[[str], str]
 
-_FOR_WEBDATASET = re.compile(r"__[^/]*__($|/)")  # members that are about the tar, which webdataset leaves out
+_FOR_WEBDATASET = re.compile(r"__[^/]*__($|/)")  # members about the tar itself; webdataset ignores them
 
 
 class Payload(NamedTuple):
-    """Where the bytes of one file lie in the tar; both in bytes."""
+    """Place of one file in the tar; both in bytes."""
 
     offset: int
     size: int
@@ -26,8 +27,9 @@ class Payload(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModalityTarIndex:
-    """The payload of each key and extension, keys in the order of their first members; ``unkeyed`` are files
-    of no sample.
+    """The payload of each key and extension, keys in the order of their first members.
+
+    ``unkeyed`` has the files that belong to no sample.
     """
 
     fd: int
@@ -40,15 +42,16 @@ class ModalityTarIndex:
 def index_samples(
     fd: int, url: str, select: SelectFiles | None = None, rename: RenameFiles | None = None
 ) -> ModalityTarIndex:
-    """Index an open tar. Names become keys and lower-case extensions by webdataset's rule, after ``rename``
-    and ``select``.
+    """Index an open tar.
 
-    A leading ``./`` is no part of a name. Members of a key need not be neighbours. A link inside the tar is
-    the file it leads to.
+    Names become keys and lower-case extensions by webdataset's rule, after ``rename`` and ``select``. A
+    leading ``./`` is not part of a name. The members of a key need not be adjacent. A link inside the tar
+    stands for the file it leads to.
 
-    Raises `TarDamage` for a tar that is cut or corrupt, ``ValueError`` for a key that has an extension twice,
-    for an extension that webdataset keeps for itself (``__url__`` and alike), and for a member that cannot be
-    read.
+    Raises:
+        TarDamage: The tar is cut or corrupt.
+        DataError: A key has an extension twice, webdataset reserves the extension (such as ``__url__``), or a
+            member cannot be read.
     """
     payloads: dict[str, dict[str, Payload]] = {}
     extensions: dict[str, str] = {}  # one string for all members that share an extension
@@ -67,16 +70,16 @@ def index_samples(
             unkeyed.append(name)
             continue
         if member.broken is not None:
-            raise ValueError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
+            raise DataError(f"{url}: member {member.name!r} cannot be read: {member.broken}")
         extension = extension.lower()
         extension = extensions.setdefault(extension, extension)
         if extension.startswith("__") and extension.endswith("__"):
-            raise ValueError(
+            raise DataError(
                 f"{url}: member {member.name!r}: webdataset keeps names like {extension!r} for itself"
             )
-        found = payloads.setdefault(key, {})
-        if extension in found:
-            raise ValueError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
-        found[extension] = Payload(member.offset, member.size)
+        files = payloads.setdefault(key, {})
+        if extension in files:
+            raise DataError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
+        files[extension] = Payload(member.offset, member.size)
     unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
     return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed)

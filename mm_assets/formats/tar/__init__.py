@@ -1,1 +1,1 @@
-"""Tar archives: header scan, recovery behind damage, deterministic writing; knows nothing of samples."""
+"""Tar archives: header scan, recovery after damage, deterministic writing. Knows nothing of samples."""

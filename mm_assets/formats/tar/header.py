@@ -1,4 +1,4 @@
-"""One 512-byte tar header, and the extended headers before it: what they say, checked."""
+"""Parsing and checking of a 512-byte tar header and of the extended headers before it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LONGEST_NUMBER = 20  # digits; beyond 4,300 Python refuses to convert
 
 
 class TarDamage(MmAssetsError, ValueError):
-    """The tar is cut, corrupt, or holds what cannot be read exactly; the message names file, byte offset and
-    reason.
+    """The tar is cut, corrupt, or has content that cannot be read exactly.
 
-    ``at`` is that offset, of the file that is damaged (the packed one where gzip is). ``is_cut`` where the
-    file just ends too early. ``kind`` is the class of the fault.
+    The message names file, byte offset and reason. ``at`` is that offset, in the file that is damaged (the
+    compressed one for gzip). ``is_cut`` is True if the file just ends too early. ``kind`` is the class of the
+    fault.
     """
 
     def __init__(self, message: str, at: int = 0, is_cut: bool = False) -> None:
@@ -37,24 +37,30 @@ class TarDamage(MmAssetsError, ValueError):
 
 
 class Extended:
-    """What extended headers said about the member to come (as stored), and global PAX values for all that
-    follow.
+    """Values of the extended headers (PAX, GNU) before a member, as stored.
 
-    ``at`` is the byte offset of the first such header, -1 when there was none.
+    ``shared`` has the global PAX values, which hold for all later members.
+    ``at`` is the byte offset of the first such header, -1 if there was none.
     """
 
-    __slots__ = ("at", "own", "shared", "_kinds")
+    __slots__ = ("at", "local", "shared", "_kinds")
 
     def __init__(self) -> None:
         self.shared: dict[bytes, bytes] = {}
         self.clear()
 
     def clear(self) -> None:
+        """Forget the values of one member; global values stay."""
         self.at = -1
-        self.own: dict[bytes, bytes] = {}
+        self.local: dict[bytes, bytes] = {}
         self._kinds: set[int] = set()
 
     def add(self, kind: int, body: bytes, name: str, at: int) -> None:
+        """Take in the body of an extended header.
+
+        Raises:
+            TarDamage: The header is malformed, or contradicts another one about the same member.
+        """
         if kind == _PAX_GLOBAL:
             self.shared.update(_pax_values(body, name, at))
             return
@@ -63,38 +69,43 @@ class Extended:
             values = {b"path" if kind == _LONG_NAME else b"linkpath": body.split(b"\0", 1)[0]}
         else:
             values = _pax_values(body, name, at)
-        # Readers disagree on which of two says the truth, so a tar that needs them to agree is refused.
-        if kind in self._kinds or any(self.own.get(key, value) != value for key, value in values.items()):
+        # Readers disagree on which of two headers counts, so a tar in which they differ is refused.
+        if kind in self._kinds or any(self.local.get(key, value) != value for key, value in values.items()):
             raise damage(name, at, "two extended headers contradict each other about one member")
         self._kinds.add(kind)
-        self.own.update(values)
+        self.local.update(values)
         self.at = at if self.at < 0 else self.at
 
     def take_name(self, raw: bytes) -> bytes:
+        """Return the stored name of the member; ``raw`` is the one in its own header."""
         return self._value(b"path") or raw
 
     def take_link(self, raw: bytes) -> bytes:
+        """Return the stored link target of the member; ``raw`` is the one in its own header."""
         return self._value(b"linkpath") or raw
 
     def take_size(self, size: int) -> int:
+        """Return the payload bytes of the member; ``size`` is from its own header."""
         value = self._value(b"size")
         return int(value) if value else size
 
     @property
     def sparse_name(self) -> bytes | None:
-        """Where the bytes of the member to come are a map and pieces of a file: the file's name, empty if
-        only its header has it.
+        """Name of a sparse file, whose stored bytes are a map and pieces; None for any other member.
+
+        Empty if only the member's own header has the name.
         """
         return self._value(_SPARSE)
 
     def _value(self, key: bytes) -> bytes | None:
-        return self.own.get(key, self.shared.get(key))  # an empty value of its own takes a global one back
+        return self.local.get(key, self.shared.get(key))  # an empty local value cancels a global one
 
 
 def _pax_values(body: bytes, name: str, at: int) -> dict[bytes, bytes]:
-    """The PAX keywords that place a member, and `_SPARSE` where some say it is sparse.
+    """Return the PAX keywords that place a member, and `_SPARSE` if any keyword says that it is sparse.
 
-    Raises `TarDamage` for malformed records.
+    Raises:
+        TarDamage: A record is malformed.
     """
     values: dict[bytes, bytes] = {}
     start = 0
@@ -121,46 +132,53 @@ _NO_TAR = ": the file is no tar, or damaged from its first byte on"
 
 
 def check_header(header: bytes, name: str, at: int) -> None:
-    """Raise `TarDamage` unless these are 512 bytes whose checksum is right, as signed or unsigned characters."""
+    """Check that a header is 512 bytes with a valid checksum, over signed or unsigned characters.
+
+    Raises:
+        TarDamage: It is not.
+    """
     if len(header) < BLOCK:
         if not header and at == 0:
             raise damage(name, at, "the file is empty, not even an empty tar", is_cut=True)
-        cut = (
+        reason = (
             f"cut within a header, after {len(header)} bytes{_NO_TAR if at == 0 else ''}"
             if header
             else "the end blocks are missing: the file was cut here"
         )
-        raise damage(name, at, cut, is_cut=True)
+        raise damage(name, at, reason, is_cut=True)
     try:
         stored = _number(header[148:156])
     except ValueError:
         stored = -1
-    rest = 256 - sum(header[148:156])  # the field counts as eight spaces
+    rest = 256 - sum(header[148:156])  # the checksum field itself counts as eight spaces
     if header.isascii():
-        # Adler-32's low half is 1 + the sum of bytes mod 65521, which 512 ASCII bytes cannot reach. 10x
-        # sum()'s speed.
+        # The low half of Adler-32 is 1 + the sum of bytes mod 65521, which 512 ASCII bytes cannot reach.
+        # Ten times as fast as sum().
         expected = (zlib.adler32(header) & 0xFFFF) - 1 + rest
         matches = stored == expected
     else:
         expected = sum(header) + rest
         matches = stored == expected or stored == expected - 256 * _count_high(header[:148] + header[156:])
     if not matches:
-        what = (
+        reason = (
             "is gzip, not a tar: unwrap it first"
             if at == 0 and header[:2] == b"\x1f\x8b"
             else f"header checksum mismatch{_NO_TAR if at == 0 else ''}"
         )
-        raise damage(name, at, what)
+        raise damage(name, at, reason)
 
 
 def _count_high(part: bytes) -> int:
-    return sum(
-        byte > 127 for byte in part
-    )  # historical writers summed signed characters, so these count 256 less
+    # Historical writers summed signed characters: each of these bytes then counts 256 less.
+    return sum(byte > 127 for byte in part)
 
 
-def size_of(header: bytes, name: str, at: int) -> int:
-    """The size field in bytes. Raises `TarDamage` for what is neither octal nor a positive base-256 number."""
+def member_size(header: bytes, name: str, at: int) -> int:
+    """Return the size field in bytes.
+
+    Raises:
+        TarDamage: The field is neither octal nor a positive base-256 number.
+    """
     digits = header[124:135]
     try:
         return int(digits, 8) if digits.isdigit() and header[135] in b"\0 " else _number(header[124:136])
@@ -169,9 +187,10 @@ def size_of(header: bytes, name: str, at: int) -> int:
 
 
 def _number(field: bytes) -> int:
-    """A field of octal text, or big-endian if its first bit is set.
+    """Parse a field of octal text, or of a big-endian number if its first bit is set.
 
-    Raises ``ValueError`` for others and negatives.
+    Raises:
+        ValueError: It is something else, or negative.
     """
     if field[0] & 0x80:
         if field[0] & 0x40:
@@ -184,20 +203,21 @@ def _number(field: bytes) -> int:
 
 
 def full_name(header: bytes) -> bytes:
-    """The header's own name with its USTAR prefix."""
+    """Return the name in the header itself, with its USTAR prefix."""
     raw = header[:100].split(b"\0", 1)[0]
-    if header[257:262] != b"ustar" or header[262] == 32:  # GNU keeps times where USTAR has the prefix
+    if header[257:262] != b"ustar" or header[262] == 32:  # GNU tar stores times in place of the prefix
         return raw
-    end = 476 if header[508:512] == b"tar\0" else 500  # so does star, further back
+    end = 476 if header[508:512] == b"tar\0" else 500  # star stores times at the end of it
     prefix = header[345:end].split(b"\0", 1)[0]
     return prefix + b"/" + raw if prefix else raw
 
 
 def decode_name(raw: bytes) -> tuple[str, str | None]:
-    """A stored name as text without leading ``./``, and why no file may be known by it (else None).
+    """Return a stored name as text without leading ``./``, and the reason why it cannot name a file.
 
-    Never surrogates: what is not UTF-8 is spelled with backslash escapes, which another name may spell as
-    well.
+    The reason is None if it can.
+    The text never has surrogates. Bytes that are not UTF-8 become backslash escapes, which another name may
+    contain as plain text.
     """
     if raw.startswith(b"./"):
         raw = _LEADING_DOTS.sub(b"", raw)
@@ -209,10 +229,12 @@ def decode_name(raw: bytes) -> tuple[str, str | None]:
 
 
 def padded(size: int) -> int:
-    """``size`` up to the next multiple of 512."""
+    """Return ``size`` rounded up to a multiple of 512."""
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def damage(name: str, at: int, what: str, is_cut: bool = False) -> TarDamage:
-    """The error for something wrong at a byte offset of the tar called ``name``."""
-    return TarDamage(f"{name}: byte {at}: {what if len(what) <= 1000 else what[:1000] + '…'}", at, is_cut)
+def damage(name: str, at: int, reason: str, is_cut: bool = False) -> TarDamage:
+    """Return the error for damage at a byte offset of the tar called ``name``."""
+    return TarDamage(
+        f"{name}: byte {at}: {reason if len(reason) <= 1000 else reason[:1000] + '…'}", at, is_cut
+    )

@@ -1,4 +1,4 @@
-"""What is known of a tar's members, and where its links lead."""
+"""Index of a tar's members, with links resolved."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault
 class Member(NamedTuple):
     """A regular file or a link in a tar; offsets and sizes in bytes.
 
-    For a link, ``link`` is the name of the regular member that it leads to, ``offset`` and ``size`` are that
-    member's. A member with ``broken`` set has no payload that can be trusted (a link that leads nowhere, a
-    name that is not UTF-8): ``broken`` says why.
+    For a link, ``link`` is the name of the regular member it resolves to, and ``offset`` and ``size`` are
+    that member's. ``broken`` is the reason why a member has no payload that can be trusted (a dangling link,
+    a name that is not UTF-8), else None.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 class Ambiguous(NamedTuple):
-    """A name that several members carry: none of them may stand for it."""
+    """A name that several members have: none of them may be used for it."""
 
     name: str
     members: tuple[Member, ...]
@@ -45,7 +45,10 @@ _KINDS = {
 
 
 class Skipped(NamedTuple):
-    """A member that is no file, link or folder, or none that can be read; ``kind`` is its type character."""
+    """A member that is no file, link or folder, or that cannot be read.
+
+    ``kind`` is its type character, ``header_offset`` is in bytes.
+    """
 
     name: str
     kind: str
@@ -53,17 +56,17 @@ class Skipped(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """What it is."""
+        """The kind of member, in words."""
         return f"{_KINDS[self.kind]}: not read as a file"
 
     @property
     def has_lost_bytes(self) -> bool:
-        """Whether it is a file whose bytes cannot be had: they are a damaged stretch, too."""
+        """True for a file whose bytes cannot be read; they are a damaged range as well."""
         return self.kind in "SM"
 
 
 class DamagedRange(NamedTuple):
-    """Bytes from ``start`` up to ``end`` that belong to no member that can be read, and why."""
+    """Bytes from ``start`` up to ``end`` that belong to no readable member, and the reason."""
 
     start: int
     end: int
@@ -72,10 +75,10 @@ class DamagedRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TarIndex:
-    """What was found: ``members`` in archive order, ``end`` the byte offset at which the zero blocks begin.
+    """The members of a tar in archive order, and what was skipped or damaged.
 
-    ``damaged_ranges`` are in archive order. Each byte of the tar is a member's or its headers', in an end
-    block, or in one of them.
+    ``end`` is the byte offset at which the zero blocks begin. Every byte belongs to a member or its headers,
+    to an end block, or to one of the ``damaged_ranges``, which are in archive order.
     """
 
     name: str
@@ -86,8 +89,9 @@ class TarIndex:
     damaged_ranges: tuple[DamagedRange, ...] = ()
 
     def find(self, name: str) -> Member | Fault | None:
-        """The member of a name; a fault when the name is there but cannot be followed; None when it is not
-        there.
+        """Return the member of a name, None if there is none.
+
+        A fault is returned if the name exists but cannot be used.
         """
         found = self.by_name.get(name)
         if found is None:
@@ -100,8 +104,8 @@ class TarIndex:
 
 
 def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:
-    """The members, each link with the place of the payload that it leads to, or ``broken``."""
-    resolved: dict[int, Member] = {}  # by header offset; a chain is walked once however many links share it
+    """Return the members with each link resolved to the payload it leads to, or marked ``broken``."""
+    resolved: dict[int, Member] = {}  # by header offset, so that a chain shared by many links is walked once
     for member in members:
         chain: dict[int, Member] = {}
         current: Member = member
@@ -132,7 +136,7 @@ def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) ->
 
 
 def by_name(members: Iterable[Member]) -> dict[str, Member | Ambiguous]:
-    """The member of each name, in archive order."""
+    """Return the member of each name, in archive order."""
     names: dict[str, Member | Ambiguous] = {}
     repeated: dict[str, list[Member]] = {}
     for member in members:

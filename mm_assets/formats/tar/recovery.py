@@ -1,4 +1,4 @@
-"""Behind damage in a tar: where the next member begins."""
+"""Recovery after damage in a tar: search for the next readable member."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from mm_assets.formats.tar.header import (
     Extended,
     TarDamage,
     check_header,
+    member_size,
     padded,
-    size_of,
 )
 
 _MAGIC = b"ustar"
 _MAGIC_AT = 257
-_LEAST_READ = 1 << 13  # most headers lie close behind the damage
+_LEAST_READ = 1 << 13  # most headers follow close after the damage
 _LARGEST_READ = 1 << 20
 _SPARSE = b"S"[0]
 _NO_BODY = b"123456"
 _NAME_BYTES = 100
 _END_BLOCKS = 2 * BLOCK
-_OF_EXTENDED = re.compile(rb"PaxHeader|@LongLink")  # how writers call these headers
+_EXTENDED_NAME = re.compile(rb"PaxHeader|@LongLink")  # names that writers give these headers
 _PAX_RECORD = re.compile(rb"[1-9][0-9]{0,6} [^=\n]{1,255}=")
 
 
 class Recovery:
-    """Finds the way on in one tar. All calls together read its bytes a bounded number of times: each begins
-    where the last one ended.
+    """Search for the points of one tar at which reading can resume.
 
-    Only headers with the magic of USTAR or GNU and a right checksum are found: a chance block of an image is
-    none.
+    Each search begins where the last one ended, so all of them together read the file a bounded number of
+    times. Only headers with the magic of USTAR or GNU and a valid checksum count: a block of image data is
+    not taken for one by chance.
     """
 
     def __init__(self, fd: int, file_size: int) -> None:
@@ -41,12 +41,15 @@ class Recovery:
         self._file_size = file_size
 
     def behind(self, error: TarDamage, at: int, extended: Extended) -> int:
-        """The byte offset from which the tar can be read again: a header, the end blocks, or the end of the
-        file.
+        """Return the byte offset at which to resume: a header, the end blocks, or the end of the file.
 
-        ``at`` is the header at which reading failed, ``extended`` what was known of its member. A member
-        whose extended header is lost is passed over: its own header has but the beginning of its name, which
-        may be another's.
+        A member whose extended header is lost is skipped: its own header has only the beginning of its name,
+        which may be that of another member.
+
+        Args:
+            error: The damage.
+            at: Byte offset of the header at which reading failed.
+            extended: The extended headers read for that member.
         """
         header = self._block(at)
         if header.count(0) == BLOCK:
@@ -57,7 +60,7 @@ class Recovery:
                     at, header, self._search(error.at // BLOCK * BLOCK, self._file_size)
                 )
             )
-        elif not _is_sound(header):
+        elif not _is_valid(header):
             found = self._unless_nameless(at, header, self._behind_bad_header(at, header))
         elif header[156] in EXTENDED_KINDS:
             found = self._behind_member(self._end_of(at, header))
@@ -69,25 +72,27 @@ class Recovery:
         return end if at < end <= self._file_size - _END_BLOCKS else self._file_size
 
     def _behind_bad_header(self, at: int, header: bytes) -> int:
-        """The first header behind a bad one; not those of an inner tar, if the bad one still says where this
-        ends, and it does.
+        """Return the offset of the first header after a bad one.
+
+        A member may be a tar itself. Its headers are skipped if the bad header still has a size, a header
+        follows there, and the payload ends with end blocks.
         """
-        stated = self._end_of(at, header) if _size(header) is not None else self._file_size
-        is_end = stated < self._file_size and _is_header(self._block(stated))
+        stated_end = self._end_of(at, header) if _size(header) is not None else self._file_size
+        is_confirmed = stated_end < self._file_size and _is_header(self._block(stated_end))
         if (
-            is_end
-            and stated - at > BLOCK + _END_BLOCKS
-            and not any(os.pread(self._fd, _END_BLOCKS, stated - _END_BLOCKS))
+            is_confirmed
+            and stated_end - at > BLOCK + _END_BLOCKS
+            and not any(os.pread(self._fd, _END_BLOCKS, stated_end - _END_BLOCKS))
         ):
-            return stated
-        return self._search(at + BLOCK, stated if is_end else self._file_size)
+            return stated_end
+        return self._search(at + BLOCK, stated_end if is_confirmed else self._file_size)
 
     def _unless_nameless(self, bad_at: int, bad: bytes, found: int) -> int:
-        """Where the header found may have lost an extended one in the damage, the end of its member."""
+        """Return ``found``, or the end of its member if that may have lost an extended header."""
         header, before = self._block(found), self._block(found - BLOCK) if found - BLOCK > bad_at else b""
         is_nameless = (
             (bad[156] in EXTENDED_KINDS and _has_magic(bad))
-            or _OF_EXTENDED.search(bad[:_NAME_BYTES])
+            or _EXTENDED_NAME.search(bad[:_NAME_BYTES])
             or _PAX_RECORD.match(before)
             or 0 not in header[:_NAME_BYTES]
             or (header[156] in b"12" and 0 not in header[157 : 157 + _NAME_BYTES])
@@ -95,15 +100,15 @@ class Recovery:
         return self._behind_member(found) if _is_header(header) and is_nameless else found
 
     def _behind_member(self, at: int) -> int:
-        """Past a member and the extended headers before it; no further than to what is no header."""
-        while _is_sound(header := self._block(at)):
+        """Return the offset after a member with its extended headers; stop at the first non-header."""
+        while _is_valid(header := self._block(at)):
             at = self._end_of(at, header)
             if header[156] not in EXTENDED_KINDS:
                 break
         return at
 
     def _search(self, at: int, stop: int) -> int:
-        """The first header from ``at`` on, in steps of 512 bytes; ``stop`` if there is none before it."""
+        """Return the offset of the first header from ``at`` on, or ``stop``, in 512-byte steps."""
         step = _LEAST_READ
         while at < stop and (chunk := os.pread(self._fd, min(step, stop - at), at)):
             firsts = chunk[_MAGIC_AT::BLOCK]
@@ -118,10 +123,10 @@ class Recovery:
         return stop
 
     def _end_of(self, at: int, header: bytes, size: int | None = None) -> int:
-        """Where the member of a header ends, maybe beyond the file; ``size`` is what a PAX header says of it."""
+        """Return the end of a header's member, maybe beyond the file; ``size`` is the PAX size, if any."""
         size = (_size(header) or 0) if size is None else size
         end = at + BLOCK
-        if header[156] == _SPARSE and header[482]:  # blocks with more of the map
+        if header[156] == _SPARSE and header[482]:  # further blocks of the sparse map
             while len(block := self._block(end)) == BLOCK:
                 end += BLOCK
                 if not block[504]:
@@ -130,7 +135,7 @@ class Recovery:
 
     @cached_property
     def _zeros_from(self) -> int:
-        """Where the zeros begin that the file ends with."""
+        """Byte offset at which the trailing zeros of the file begin."""
         at = self._file_size
         while at > 0:
             start = max(at - _LARGEST_READ, 0)
@@ -144,15 +149,15 @@ class Recovery:
 
 
 def _is_header(block: bytes) -> bool:
-    return _has_magic(block) and _is_sound(block)
+    return _has_magic(block) and _is_valid(block)
 
 
 def _has_magic(block: bytes) -> bool:
     return block[_MAGIC_AT : _MAGIC_AT + len(_MAGIC)] == _MAGIC
 
 
-def _is_sound(block: bytes) -> bool:
-    """Whether the checksum is right and the size is one."""
+def _is_valid(block: bytes) -> bool:
+    """Return True if the checksum and the size field are valid."""
     try:
         check_header(block, "", 0)
     except TarDamage:
@@ -162,6 +167,6 @@ def _is_sound(block: bytes) -> bool:
 
 def _size(header: bytes) -> int | None:
     try:
-        return size_of(header, "", 0)
+        return member_size(header, "", 0)
     except TarDamage:
         return None

@@ -1,6 +1,6 @@
-"""Members of a local uncompressed tar, from its headers alone.
+"""Scan of a local uncompressed tar: its members, from the headers alone.
 
-Damage is an error or stated, never just a shorter list.
+Damage is raised, or returned as damaged ranges; it never just shortens the list of members.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from mm_assets.formats.tar.header import (
     damage,
     decode_name,
     full_name,
+    member_size,
     padded,
-    size_of,
 )
 from mm_assets.formats.tar.header import TarDamage as TarDamage
 from mm_assets.formats.tar.index import Ambiguous as Ambiguous
@@ -28,31 +28,37 @@ from mm_assets.formats.tar.index import Skipped as Skipped
 from mm_assets.formats.tar.index import TarIndex as TarIndex
 from mm_assets.formats.tar.index import by_name, follow_links
 from mm_assets.formats.tar.recovery import Recovery
+from mm_assets.interleaved.errors import DataError
 
 MAX_EXTENDED_HEADER = 1 << 20  # bytes of one PAX block or GNU long name; a path has at most 4 KiB
-MAX_STRETCHES = 1000  # of one tar; the last of them is all that follows
+MAX_DAMAGED_RANGES = 1000  # per tar; the last of them covers all that follows
 
 _ZERO_BLOCK = bytes(BLOCK)
 _ZERO_TAIL = bytes(1 << 16)
 _LEAST_TAIL = 2 * BLOCK
 _REGULAR = b"\0" + b"07"  # 7: "contiguous", a hint to 1980s file systems
 _HARD_LINK, _SYMLINK, _SPARSE = b"12S"
-_NO_BODY = b"\0" + b"123456"  # folders, links, devices, pipes: their size field means nothing
+_NO_BODY = b"\0" + b"123456"  # folders, links, devices, pipes: their size field has no meaning
 _NOT_WHOLE = {b"S"[0]: "sparse member", b"M"[0]: "member continued from another volume"}
 _NO_FILE = b"346DV"  # devices, pipes, GNU's folder lists and volume labels
 _KNOWN = _NO_BODY + b"07SM" + _NO_FILE  # POSIX: a member of any other type is a regular file
 
 
 def scan(fd: int, name: str) -> TarIndex:
-    """Index the tar behind a local file descriptor; ``name`` is what errors call it.
+    """Index the tar behind a local file descriptor.
 
-    Reads 512 bytes a member with ``pread`` (the file position is neither used nor moved) and no payload.
-    Folders are left out; a leading ``./`` is stripped from names; a name that is not UTF-8 is spelled with
-    backslash escapes and its member marked ``broken``.
+    Reads 512 bytes per member with ``pread``, and no payload; the file position is neither used nor moved.
+    Folders are left out. A leading ``./`` is stripped from names. A name that is not UTF-8 gets backslash
+    escapes, and its member is marked ``broken``.
 
-    Raises `TarDamage` for whatever makes the list of members or the place of a payload doubtful: a checksum
-    mismatch, data beyond the end of the file, fewer than two zero blocks at the end, anything after them,
-    sparse and multi-volume members, empty files, gzip.
+    Args:
+        fd: Descriptor of an uncompressed tar.
+        name: Name of the tar in errors.
+
+    Raises:
+        TarDamage: The list of members or the place of a payload is in doubt: a checksum mismatch, data beyond
+            the end of the file, fewer than two zero blocks at the end, anything after them, sparse and
+            multi-volume members, empty files, gzip.
     """
     walk = _Walk(fd, name)
     walk.run(0)
@@ -60,11 +66,12 @@ def scan(fd: int, name: str) -> TarIndex:
 
 
 def scan_tolerant(fd: int, name: str) -> TarIndex:
-    """What `scan` finds of a sound tar, and of another all that lies before and behind its damage, which the
-    index states.
+    """Index a tar that may be damaged: all members before and after damage, plus the damaged ranges.
+
+    For a sound tar the result is that of `scan`.
     """
     walk = _Walk(fd, name)
-    resumption = Recovery(fd, walk.file_size)
+    recovery = Recovery(fd, walk.file_size)
     damaged_ranges: list[DamagedRange] = []
     at = 0
     while not damaged_ranges or at < walk.file_size:
@@ -72,8 +79,8 @@ def scan_tolerant(fd: int, name: str) -> TarIndex:
             walk.run(at)
             break
         except TarDamage as error:
-            is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_STRETCHES
-            at = walk.file_size if is_last else resumption.behind(error, walk.at, walk.extended)
+            is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_DAMAGED_RANGES
+            at = walk.file_size if is_last else recovery.behind(error, walk.at, walk.extended)
             damaged_ranges.append(DamagedRange(walk.end, at, error.with_traceback(None)))
     return _index(walk, name, tuple(damaged_ranges))
 
@@ -88,7 +95,10 @@ def _index(walk: _Walk, name: str, damaged_ranges: tuple[DamagedRange, ...]) -> 
 
 
 class _Walk:
-    """From header to header: ``at`` is the one it is at, ``end`` follows behind what is known to be whole."""
+    """A walk from header to header.
+
+    ``at`` is the byte offset of the current header, ``end`` that of the end of all complete members so far.
+    """
 
     def __init__(self, fd: int, name: str) -> None:
         self.members: list[Member] = []
@@ -101,14 +111,9 @@ class _Walk:
         self._name = name
 
     def run(self, at: int) -> None:
-        """From the header at this byte offset. Raises `TarDamage` where it cannot go on."""
-        fd, name, members, file_size, extended = (
-            self._fd,
-            self._name,
-            self.members,
-            self.file_size,
-            self.extended,
-        )
+        """Walk from the header at a byte offset to the end blocks; raise `TarDamage` if that fails."""
+        fd, name, file_size = self._fd, self._name, self.file_size
+        members, extended = self.members, self.extended
         extended.clear()
         while True:
             self.at = at
@@ -119,7 +124,7 @@ class _Walk:
                 break
             check_header(header, name, at)
             kind = header[156]
-            size = size_of(header, name, at)
+            size = member_size(header, name, at)
             if kind in EXTENDED_KINDS:
                 body = _read_extended(fd, name, at, size)
                 extended.add(kind, body, name, at)
@@ -137,7 +142,7 @@ class _Walk:
             if kind in _NOT_WHOLE:
                 self.skipped.append(Skipped(text, chr(kind), start))
                 raise damage(name, at, f"{_NOT_WHOLE[kind]} {text!r} is not supported")
-            # Old tars have no folder type but the slash.
+            # In old tars only a trailing slash marks a folder.
             is_file = (kind in _REGULAR and (kind or not text.endswith("/"))) or kind not in _KNOWN
             if not is_file and kind in _NO_BODY:
                 size = 0  # some writers note the size of a link's target
@@ -155,8 +160,8 @@ class _Walk:
             if at > file_size:
                 if data + size <= file_size:  # only padding is missing
                     self.end = file_size
-                what = f"{size} bytes of {text!r} and their padding end at {at}, the file at {file_size}"
-                raise damage(name, data, what, is_cut=True)
+                reason = f"{size} bytes of {text!r} and their padding end at {at}, the file at {file_size}"
+                raise damage(name, data, reason, is_cut=True)
             if extended.at >= 0:
                 extended.clear()
         if extended.at >= 0:
@@ -166,14 +171,15 @@ class _Walk:
 
 
 def read_members(fd: int, members: Sequence[Member], dest: memoryview, name: str = "tar") -> int:
-    """Read payloads one after the other into ``dest`` and return their bytes in all.
+    """Read payloads one after the other into ``dest`` and return their total bytes.
 
-    Raises ``ValueError`` for a broken member or a buffer that is too small (nothing is read then),
-    `TarDamage` when the file ends early.
+    Raises:
+        ValueError: A member is broken, or the buffer is too small; nothing has been read then.
+        TarDamage: The file ends early.
     """
     for member in members:
         if member.broken is not None:
-            raise ValueError(f"{name}: member {member.name!r} cannot be read: {member.broken}")
+            raise DataError(f"{name}: member {member.name!r} cannot be read: {member.broken}")
     total = sum(member.size for member in members)
     view = dest.cast("B")
     if total > len(view):
@@ -222,7 +228,7 @@ def _read_extended(fd: int, name: str, at: int, size: int) -> bytes:
 
 
 def _link(name: str, target: bytes, kind: int, start: int, broken: str | None) -> Member:
-    """A link whose ``link`` is still its own target's archive path."""
+    """Return a link member whose ``link`` is the archive path of its immediate target."""
     path, unreadable = decode_name(target)
     if kind == _SYMLINK:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), path))

@@ -1,4 +1,4 @@
-"""A local descriptor of an uncompressed tar, wherever the tar lies and whether or not it is gzipped."""
+"""Local file descriptor of an uncompressed tar, for tars that are remote, streamed or gzipped as well."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from mm_assets.formats.error_places import TEMPORARY_FILES, located
 from mm_assets.formats.storage import regular_file
 from mm_assets.formats.tar.header import TarDamage, damage
 
-_BLOCK = 1 << 20  # bytes held of the input, and of the output, at any time
-_INFLATE_STEP = 1 << 16  # fed to zlib at a time: at each gzip member's end zlib copies what is left of a step
+_BLOCK = 1 << 20  # bytes of the input, and of the output, in memory at any time
+_INFLATE_STEP = 1 << 16  # fed to zlib at a time; at the end of each gzip member it copies the rest
 _LEAST_LIMIT = 64 << 20
 _LARGEST_RATIO = 300
-_WHY_LIMITED = f"{_LARGEST_RATIO} times its size and {_LEAST_LIMIT >> 20} MiB: unpack it yourself (gunzip) if you trust it"
-_GZIP = b"\x1f\x8b\x08"
-_GZIP_WINDOW = (
-    31  # zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked
+_WHY_LIMITED = (
+    f"{_LARGEST_RATIO} times its size and {_LEAST_LIMIT >> 20} MiB: "
+    "unpack it yourself (gunzip) if you trust it"
 )
+_GZIP = b"\x1f\x8b\x08"
+# zlib's number for "32 KiB window, gzip header and trailer required": CRC and length are checked.
+_GZIP_WINDOW = 31
 
 
 def unpacked_limit(size: int) -> int:
-    """Bytes that a file of ``size`` may unpack to.
+    """Return the number of bytes that a file of ``size`` bytes may unpack to.
 
-    Images hardly compress; deflate of nothing but zeros reaches 1,030:1.
+    Images hardly compress; deflate reaches 1,030:1 on nothing but zeros.
     """
     return _LEAST_LIMIT + _LARGEST_RATIO * size
 
@@ -42,21 +44,29 @@ def local_tar(
     temporary_folder: str | None = None,
     damaged: list[TarDamage] | None = None,
 ) -> Iterator[int]:
-    """A read-only descriptor of an uncompressed tar, closed at the end of the block.
+    """Open a read-only descriptor of an uncompressed tar, closed at the end of the block.
 
-    ``source`` is a local path, or a binary file object (a remote tar) that is read from where it stands to
-    its end and left open. A plain local file is used as it is. A stream or a gzip file (several gzip members
-    in a row too) is spooled into an unlinked temporary file; ``max_bytes`` bounds that file. ``name`` is what
-    errors call the tar.
+    A plain local file is used as it is. A stream or a gzip file (several gzip members in a row too) is
+    spooled into an unlinked temporary file.
 
-    Raises `NoRegularFile` for a path of anything else, `TarDamage` for gzip that is cut or corrupt, for
-    anything but zeros after its last member and for more than ``max_bytes``. With ``damaged`` the error is
-    put in there instead, and the descriptor has what can still be trusted: everything up to a cut, else the
-    gzip members before the one whose checksum fails, nothing of what is too large.
+    Args:
+        source: A local path, or a binary file object (a remote tar), which is read from its current position
+            to its end and left open.
+        name: Name of the tar in errors.
+        max_bytes: Limit of the temporary file.
+        temporary_folder: Folder of the temporary file; the system's default if None.
+        damaged: A list that receives the error instead of raising it. The descriptor then has all bytes that
+            can still be trusted: everything up to a cut; else the gzip members before the one whose checksum
+            fails; nothing of a file that is too large.
+
+    Raises:
+        NoRegularFile: The path is anything but a regular file.
+        TarDamage: The gzip data is cut or corrupt, anything but zeros follows its last member, or it unpacks
+            to more than ``max_bytes``.
     """
     if not isinstance(source, str | os.PathLike):
-        if (own := plain_descriptor(source)) is not None:
-            yield own
+        if (descriptor := plain_descriptor(source)) is not None:
+            yield descriptor
             return
         with _spooled(source, name, max_bytes, temporary_folder, damaged) as fd:
             yield fd
@@ -71,7 +81,10 @@ def local_tar(
 
 
 def plain_descriptor(stream: IO[bytes]) -> int | None:
-    """The descriptor of a stream that is a local file from its start on, and not packed."""
+    """Return the descriptor of a stream that can be read in place, else None.
+
+    That is a local file, uncompressed, and positioned at its start.
+    """
     try:
         descriptor = stream.fileno()
         is_plain = (
@@ -128,7 +141,7 @@ def _chain(head: bytes, stream: IO[bytes]) -> Iterator[bytes]:
 
 
 def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Unpacked blocks; an empty one says that what came before it has passed its checksum."""
+    """Yield unpacked blocks; an empty one says that everything before it has passed its checksum."""
     inflator: zlib._Decompress | None = None  # None between gzip members
     is_new = False
     read = 0
@@ -144,9 +157,10 @@ def _inflate(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
                 try:
                     plain = inflator.decompress(data, _BLOCK)
                 except zlib.error as error:
-                    what = f"corrupt gzip, or none, {'from' if is_new else 'near'} this byte of the compressed file: {error}"
+                    side = "from" if is_new else "near"
+                    reason = f"corrupt gzip, or none, {side} this byte of the compressed file: {error}"
                     end = read + min(at + _INFLATE_STEP, len(block))
-                    raise damage(name, end - len(data) if is_new else read + at, what) from error
+                    raise damage(name, end - len(data) if is_new else read + at, reason) from error
                 is_new = False
                 if plain:
                     yield plain

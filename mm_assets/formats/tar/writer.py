@@ -1,9 +1,8 @@
-"""Plain USTAR tars of samples, byte for byte the same for the same samples."""
+"""Deterministic writer of plain USTAR tars: the same members give the same bytes."""
 
 from __future__ import annotations
 
 import os
-import struct
 import zlib
 from collections.abc import Sequence
 from types import TracebackType
@@ -11,22 +10,25 @@ from typing import Any, NamedTuple
 
 from mm_assets.formats.tar.header import BLOCK
 
-MAX_NAME = 100  # bytes; longer names need extensions that wids and DALI do not read
+MAX_NAME = 100  # bytes; longer names need tar extensions, which wids and DALI do not read
 MAX_MEMBER = 8 << 30  # bytes; eleven octal digits
 END_BLOCKS = 2 * BLOCK
 
 _MODE_UID_GID = b"0000644\x000000000\x000000000\x00"
 _MTIME = b"00000000000\x00"
 _REST = (b"0" + bytes(100) + b"ustar\x0000").ljust(BLOCK - 156, b"\x00")  # type, link name, magic, version
-_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")  # it counts itself as spaces
+# The checksum field itself counts as spaces.
+_CONSTANT_SUM = sum(_MODE_UID_GID) + sum(_MTIME) + sum(_REST) + 8 * ord(" ")
 _PADDING = bytes(BLOCK)
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
-Payload = Any  # anything with a contiguous buffer: bytes, memoryview, pa.Buffer (3.11 has no type for it); or a `FileRange`
+# Anything with a contiguous buffer (bytes, memoryview, pa.Buffer; Python 3.11 has no type for it), or a
+# `FileRange`.
+Payload = Any
 
 
 class FileRange(NamedTuple):
-    """A payload that lies in an open file; both numbers in bytes. The kernel copies it, no memory holds it."""
+    """A payload in an open file; offset and size in bytes. The kernel copies it, so it uses no memory."""
 
     descriptor: int
     offset: int
@@ -34,31 +36,33 @@ class FileRange(NamedTuple):
 
 
 class TarWriter:
-    """Writes samples to a tar at ``path`` (created or emptied); times and owners are 0, modes 0644, names
-    ASCII.
+    """Writer of groups of members to a tar at ``path``, which is created or truncated.
 
-    A context manager: the end blocks are written only when the block ends without an exception, so a tar that
-    was given up reads as damaged. Removing or renaming it is the caller's. ``samples`` and ``bytes`` count
-    what is in the file.
+    Times and owners are 0, modes 0644, names ASCII. As a context manager it writes the end blocks only if the
+    block ends without an exception, so an abandoned tar reads as damaged. Removing or renaming the file is up
+    to the caller. ``groups`` and ``bytes`` count what is in the file.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.samples = 0
+        self.groups = 0
         self.bytes = 0
         self._starts: list[int] = []
-        self._end = 0  # of the last sample; `bytes` goes on to count the end blocks
-        self._torn = False
+        self._end = 0  # of the last group; `bytes` counts the end blocks as well
+        self._failed = False
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
-    def write_sample(self, members: Sequence[tuple[str, Payload]]) -> None:
-        """Append one sample: (name, payload) in the order given. Payloads go to the kernel from where they
-        lie.
+    def write_group(self, members: Sequence[tuple[str, Payload]]) -> None:
+        """Append one group of members, such as a sample.
 
-        Raises ``ValueError`` before anything is written for no members, a name twice, a name that is not 1 to
-        100 ASCII bytes without NUL, a payload of 8 GiB or more; ``OSError`` when the disk refuses, after
-        which the tar can only be given up.
+        Args:
+            members: (name, payload) pairs, written in this order. Payloads go to the kernel without a copy.
+
+        Raises:
+            ValueError: There are no members, a name occurs twice, a name is not 1 to 100 ASCII bytes without
+                NUL, or a payload has 8 GiB or more. Nothing has been written then.
+            OSError: The disk refuses; the tar can only be abandoned.
         """
-        if self._fd < 0 or self._torn:
+        if self._fd < 0 or self._failed:
             raise ValueError("the tar is closed, or a write to it failed")
         if not members or len({name for name, _ in members}) != len(members):
             raise ValueError(f"a sample has members of different names, not {[name for name, _ in members]}")
@@ -84,20 +88,22 @@ class TarWriter:
         self._starts.append(self._end)
         self._end += total
         self.bytes = self._end
-        self.samples += 1
+        self.groups += 1
 
-    def idx_bytes(self) -> bytes:
-        """Energon's ``.tar.idx`` of the samples so far, see the function `idx_bytes`."""
-        return idx_bytes(self._starts, self._end)
+    @property
+    def offsets(self) -> list[int]:
+        """Byte offsets of the groups' first headers, and of the end blocks."""
+        return [*self._starts, self._end]
 
     def close(self) -> None:
-        """Write the end blocks and close the file.
+        """Write the end blocks and close the file; a second call does nothing.
 
-        ``ValueError`` after a failed write; a second call does nothing.
+        Raises:
+            ValueError: A write has failed before.
         """
         if self._fd < 0:
             return
-        if self._torn:
+        if self._failed:
             self.abort()
             raise ValueError("a write failed: the tar is not complete")
         try:
@@ -131,7 +137,7 @@ class TarWriter:
                     raise OSError(f"the file ends {end - at} bytes before the end of a payload")
                 at += copied
         except BaseException:
-            self._torn = True
+            self._failed = True
             raise
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
@@ -145,13 +151,8 @@ class TarWriter:
                 if written:
                     buffers[at] = memoryview(buffers[at])[written:]
         except BaseException:
-            self._torn = True
+            self._failed = True
             raise
-
-
-def idx_bytes(starts: Sequence[int], end: int) -> bytes:
-    """Energon's ``.tar.idx`` from byte offsets: of each sample's first header, and of the end blocks."""
-    return struct.pack(f"<{len(starts) + 1}Q", *starts, end)
 
 
 def _header(name: str, size: int) -> bytes:
@@ -161,6 +162,6 @@ def _header(name: str, size: int) -> bytes:
     if size >= MAX_MEMBER:
         raise ValueError(f"member {name!r} has {size} bytes; a member is smaller than {MAX_MEMBER}")
     digits = b"%011o\x00" % size
-    # Adler-32's low half is 1 + the sum of bytes, exactly so for this few: faster than sum()
+    # The low half of Adler-32 is 1 + the sum of so few bytes, and faster than sum().
     checksum = _CONSTANT_SUM + (zlib.adler32(raw + digits) & 0xFFFF) - 1
     return b"".join((raw.ljust(100, b"\x00"), _MODE_UID_GID, digits, _MTIME, b"%06o\x00 " % checksum, _REST))

@@ -1,4 +1,4 @@
-"""Image bytes of rows, read from the tar straight into one Arrow buffer."""
+"""Image bytes of rows, read from a tar straight into one Arrow buffer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from mm_assets.formats.webdataset.rows import Row
 from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault, lost_frame
 
 _SNIFF_BYTES = 64
-_GROWTH = 2  # split frames take at most this many times their TIFF: shared strips could otherwise blow it up
+# Bytes of all split frames per byte of their TIFF: frames that share strips could take far more.
+_MAX_GROWTH = 2
 _FRAME_RESERVE = 1 << 16
-_FRAME_HEAD = 1 << 10  # what a frame's own directory usually takes at most
+_FRAME_HEAD = 1 << 10  # usual largest size of a frame's directory
 
 
 class BlobBuilder:
-    """Builds ``binary_content`` of some rows; rows whose image cannot be had get a fault in ``error``."""
+    """Builder of ``binary_content`` for some rows.
+
+    A row whose image cannot be read gets a fault in ``error``. ``frames`` has for each TIFF, by name, its
+    member, its number of frames, and the number of frames that a sample references.
+    """
 
     def __init__(self, descriptor: int, uri: str) -> None:
         self._descriptor = descriptor
         self._uri = uri
-        self.frames: dict[
-            str, tuple[Member, int, int]
-        ] = {}  # TIFFs by name, how many frames each has, how many of them a sample refers to
-        self._tiff: str | None = None  # the one that is split now; a sample has one
+        self.frames: dict[str, tuple[Member, int, int]] = {}
+        self._tiff: str | None = None  # name of the TIFF being split; a sample has one
         self._plans: list[FramePlan | ImageError] | ImageError = []
         self._scratch = memoryview(b"")
 
     def build(self, rows: Sequence[Row]) -> pa.Array:
-        """One value per row (null without content), as ``large_binary`` over a single buffer."""
+        """Return one value per row (null without content), as ``large_binary`` over a single buffer."""
         blobs = _Blobs(_expected_bytes(rows))
         for row in rows:
             content = row.content
@@ -64,12 +67,12 @@ class BlobBuilder:
         if isinstance(plans, ImageError):
             row.error = lost_frame(name, frame, plans)
             return None
-        known = self.frames.get(name)
-        if known is None or known[2] < content.frames:  # samples may share a TIFF
+        counts = self.frames.get(name)
+        if counts is None or counts[2] < content.frames:  # samples may share a TIFF
             self.frames[name] = (content.member, len(plans), content.frames)
         if frame < len(plans):
             plan = plans[frame]
-        elif plans and isinstance(plans[-1], ImageError):  # the chain of frames is broken there
+        elif plans and isinstance(plans[-1], ImageError):  # the chain of frames ends there in damage
             plan = plans[-1]
         else:
             row.error = surplus_reference(name, frame, len(plans), content.frames)
@@ -80,13 +83,13 @@ class BlobBuilder:
         return plan
 
     def _plan(self, member: Member) -> list[FramePlan | ImageError] | ImageError:
-        """The frames of a TIFF, valid until the next is planned: it is split while the processor's cache
-        still holds it.
+        """Return the frames of a TIFF, valid until the next TIFF is planned.
+
+        The TIFF is split right after it was read, while it is in the processor's cache.
         """
         if len(self._scratch) < member.size:
-            self._scratch = memoryview(pa.allocate_buffer(member.size)).cast(
-                "B"
-            )  # unlike a bytearray not filled with zeros first
+            # Not a bytearray, which would be filled with zeros first.
+            self._scratch = memoryview(pa.allocate_buffer(member.size)).cast("B")
         data = self._scratch[: member.size]
         read_members(self._descriptor, [member], data, self._uri)
         try:
@@ -94,13 +97,13 @@ class BlobBuilder:
         except ImageError as error:
             return error
         size = sum(plan.size for plan in plans if isinstance(plan, FramePlan))
-        if size > _GROWTH * member.size + _FRAME_RESERVE * len(plans):
+        if size > _MAX_GROWTH * member.size + _FRAME_RESERVE * len(plans):
             return ImageError(f"its frames share data: {len(plans)} of them would take {size} bytes")
         return plans
 
 
 class _Blobs:
-    """Values laid one behind the other in one Arrow buffer, which grows should the expected bytes not do."""
+    """Values in sequence in one Arrow buffer, which grows if the expected bytes do not suffice."""
 
     def __init__(self, expected: int) -> None:
         self._buffer = pa.allocate_buffer(expected, resizable=True)
@@ -109,7 +112,7 @@ class _Blobs:
         self._present: list[bool] = []
 
     def add(self, size: int) -> memoryview:
-        """Room for one more value, to be filled before the next is added."""
+        """Return the buffer of one more value, to be filled before the next is added."""
         start = self._offsets[-1]
         if start + size > len(self._view):
             self._view.release()
@@ -124,7 +127,7 @@ class _Blobs:
         self._present.append(False)
 
     def array(self) -> pa.Array:
-        """The values as ``large_binary``; nothing can be added any more."""
+        """Return the values as ``large_binary``; nothing can be added afterwards."""
         self._view.release()
         self._buffer.resize(self._offsets[-1])
         validity = None if all(self._present) else pa.array(self._present).buffers()[1]
@@ -149,10 +152,11 @@ def _expected_bytes(rows: Sequence[Row]) -> int:
 
 
 def surplus_reference(member: str, frame: int, frames: int, references: int) -> Fault:
-    """The fault of an item whose frame is not there."""
+    """Return the fault of an item whose frame does not exist."""
     return Fault(
         DANGLING_REFERENCE,
-        f"dangling reference: frame {frame} of {member!r}: it has {frames} frames for {references} references",
+        f"dangling reference: frame {frame} of {member!r}: "
+        f"it has {frames} frames for {references} references",
     )
 
 

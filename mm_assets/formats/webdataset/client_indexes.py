@@ -1,9 +1,10 @@
-"""What a partition brought into a folder of tars, and the dataset-level files that follow from all of them."""
+"""Index files of clients for a folder of tars (wids, Megatron-Energon), from statistics of each tar."""
 
 from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -15,7 +16,7 @@ from mm_assets.interleaved.json_codec import is_json_text
 
 ENERGON_VERSION = "7.4.1"  # the release whose `energon prepare` these files equal
 
-_Bytes = bytes  # a class below has a field called bytes
+_Bytes = bytes  # for a class below that has a field called bytes
 _Text = str | bytes
 _FEATURE = re.compile(r"(list:)*(int64|float64|bool|string|null)|json")
 _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
@@ -23,12 +24,15 @@ _PAIR = re.compile(r"(0|[1-9][0-9]*)\.([a-z0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class TarPartitionStats:
-    """One tar, as far as the dataset-level files need to know it.
+    """Statistics of one tar, as needed by the dataset-level files.
 
     ``file`` is the tar's name in its folder, ``bytes`` its size. ``pairs`` maps an extension to the sorted
-    positions with such an image; ``columns`` maps each extra column, in order, to its Hugging Face feature
-    *as JSON*: ``int64 float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the
-    digest of its ``.tar.idx`` (empty: not known). Raises ``ValueError`` for anything else.
+    positions with such an image. ``columns`` maps each extra column, in order, to its Hugging Face feature
+    *in JSON*: ``int64 float64 bool string null json``, or ``list:`` before any but the last. ``idx`` is the
+    digest of its ``.tar.idx``, empty if not known.
+
+    Raises:
+        ValueError: A value is something else.
     """
 
     file: str
@@ -46,31 +50,35 @@ class TarPartitionStats:
         object.__setattr__(self, "pairs", {ext: tuple(self.pairs[ext]) for ext in sorted(self.pairs)})
         object.__setattr__(self, "columns", dict(self.columns))
         for ext, positions in self.pairs.items():
-            ascending = all(low < high for low, high in zip(positions, positions[1:], strict=False))
-            if not re.fullmatch("[a-z0-9]+", ext) or not ascending or (positions and positions[0] < 0):
+            is_ascending = all(low < high for low, high in zip(positions, positions[1:], strict=False))
+            if not re.fullmatch("[a-z0-9]+", ext) or not is_ascending or (positions and positions[0] < 0):
                 raise ValueError(f"{self.file}: pairs of {ext!r} are not ascending positions of an extension")
         for column, feature in self.columns.items():
             if not _FEATURE.fullmatch(feature):
                 raise ValueError(f"{self.file}: column {column!r} has no feature {feature!r}")
 
     def with_idx(self, idx: _Bytes) -> TarPartitionStats:
-        """The same, with the digest of this ``.tar.idx``."""
+        """Return the statistics with the digest of this ``.tar.idx``."""
         return replace(self, idx=xxhash.xxh3_128_hexdigest(idx))
 
     def fits(self, nbytes: int, idx: _Bytes) -> bool:
-        """Whether they can be those of a tar of this size and a ``.tar.idx``, as far as these tell."""
+        """Return True if the statistics agree with the size of a tar and with a ``.tar.idx``."""
         is_known = self.idx in ("", xxhash.xxh3_128_hexdigest(idx))
         return self.bytes == nbytes and len(idx) == 8 * (self.samples + 1) and is_known
 
     def to_json(self) -> str:
-        """The stats as JSON text; the same stats give the same text."""
+        """Return the statistics as JSON text; equal statistics give equal text."""
         pairs = {ext: _ranges(positions) for ext, positions in self.pairs.items()}
         content = {"file": self.file, "samples": self.samples, "bytes": self.bytes, "pairs": pairs}
         return json.dumps(content | {"columns": list(self.columns.items()), "idx": self.idx}) + "\n"
 
     @classmethod
     def from_json(cls, text: _Text) -> TarPartitionStats:
-        """The stats that `to_json` wrote. Raises ``ValueError`` for other text."""
+        """Return the statistics that `to_json` wrote.
+
+        Raises:
+            ValueError: The text is something else.
+        """
         try:
             raw = json.loads(text)
             pairs = {ext: _positions(ranges) for ext, ranges in raw["pairs"].items()}
@@ -81,7 +89,11 @@ class TarPartitionStats:
 
 
 def parse_pairs(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """``pairs`` of `TarPartitionStats` from names "<position>.<ext>". Raises ``ValueError`` for another name."""
+    """Return ``pairs`` of `TarPartitionStats` from names "<position>.<ext>".
+
+    Raises:
+        ValueError: A name has another form.
+    """
     found: dict[str, set[int]] = {}
     for name in set(names):
         match = _PAIR.fullmatch(name)
@@ -92,7 +104,7 @@ def parse_pairs(names: Iterable[str]) -> dict[str, tuple[int, ...]]:
 
 
 def hf_type(column: pa.Field) -> str:
-    """The Hugging Face feature of a column's values as they stand in our JSON (`json_codec.encode`)."""
+    """Return the Hugging Face feature of a column's values in our JSON (`json_codec.encode`)."""
     if is_json_text(column):
         return "json"
     type_ = column.type
@@ -115,15 +127,16 @@ def hf_type(column: pa.Field) -> str:
 
 
 def union_feature(one: str, other: str) -> str:
-    """The feature that holds the values of both; nulls fit any, int64 and float64 make float64, others
-    ``json``.
+    """Return the feature that holds the values of both.
+
+    Nulls fit any feature, int64 and float64 give float64, others ``json``.
     """
     if one == other or other == "null":
         return one
     if one == "null":
         return other
     if {one, other} == {"int64", "float64"}:
-        return "float64"  # not json: `datasets` keeps ten digits of a float in a json column, and no NaN
+        return "float64"  # not json: there `datasets` keeps only ten digits of a float, and no NaN
     if one.startswith("list:") and other.startswith("list:"):
         inner = union_feature(one.removeprefix("list:"), other.removeprefix("list:"))
         return "json" if inner == "json" else f"list:{inner}"
@@ -131,7 +144,7 @@ def union_feature(one: str, other: str) -> str:
 
 
 def union_columns(stats: Iterable[TarPartitionStats]) -> dict[str, str]:
-    """Feature of every extra column, by first appearance."""
+    """Return the feature of every extra column, in order of first appearance."""
     union: dict[str, str] = {}
     for partition in stats:
         for column, feature in partition.columns.items():
@@ -140,7 +153,7 @@ def union_columns(stats: Iterable[TarPartitionStats]) -> dict[str, str]:
 
 
 def union_pairs(stats: Iterable[TarPartitionStats]) -> list[str]:
-    """Every "<position>.<ext>", by position, then extension."""
+    """Return every "<position>.<ext>", by position, then extension."""
     pairs = {
         (position, ext) for part in stats for ext, positions in part.pairs.items() for position in positions
     }
@@ -148,14 +161,15 @@ def union_pairs(stats: Iterable[TarPartitionStats]) -> list[str]:
 
 
 def wids_index(name: str, stats: Iterable[TarPartitionStats]) -> str:
-    """``index.json`` of wids: every tar with its count, relative to the index."""
+    """Return the ``index.json`` of wids: every tar with its count, relative to the index."""
     shards = [{"url": p.file, "nsamples": p.samples, "filesize": p.bytes} for p in _in_order(stats)]
     return _json({"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards})
 
 
 def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
-    """Files, counts and sizes that a `wids_index` lists; no pairs and columns. None are listed in what is no
-    such index.
+    """Return files, counts and sizes listed in a `wids_index`, without pairs and columns.
+
+    The list is empty for any other text.
     """
     try:
         return [
@@ -165,22 +179,27 @@ def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
         return []
 
 
+def tar_idx(offsets: Sequence[int]) -> bytes:
+    """Return Energon's ``.tar.idx``: byte offsets of each sample's first header, and of the end blocks."""
+    return struct.pack(f"<{len(offsets)}Q", *offsets)
+
+
 def energon_info(stats: Iterable[TarPartitionStats]) -> str:
-    """``.nv-meta/.info.json`` of Megatron-Energon."""
+    """Return the ``.nv-meta/.info.json`` of Megatron-Energon."""
     return _json(
         {"energon_version": ENERGON_VERSION, "shard_counts": {p.file: p.samples for p in _in_order(stats)}}
     )
 
 
 def energon_split(stats: Iterable[TarPartitionStats]) -> str:
-    """``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
+    """Return the ``.nv-meta/split.yaml`` of Megatron-Energon: all tars are for training."""
     files = [f"  - {json.dumps(p.file)}\n" for p in _in_order(stats)]
     train = "  train:\n" + "".join(files) if files else "  train: []\n"
     return f"split_parts:\n{train}  val: []\n  test: []\nexclude: []\n"
 
 
 def energon_dataset() -> str:
-    """``.nv-meta/dataset.yaml`` of Megatron-Energon: samples as they are, for the user's cooker."""
+    """Return the ``.nv-meta/dataset.yaml`` of Megatron-Energon: plain samples, for the user's cooker."""
     return "__module__: megatron.energon\n__class__: CrudeWebdataset\n"
 
 
@@ -203,7 +222,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _ranges(positions: Sequence[int]) -> str:
-    """``0-3,7`` for 0, 1, 2, 3, 7."""
+    """Return ``0-3,7`` for 0, 1, 2, 3, 7."""
 
     def extend(spans: list[list[int]], position: int) -> list[list[int]]:
         if spans and position == spans[-1][1] + 1:

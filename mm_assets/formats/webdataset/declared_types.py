@@ -1,5 +1,6 @@
-"""Column types that a json declares for itself, and need not be trusted: the memory they ask for, and whether
-our writers take them.
+"""Column types declared by a json, which are untrusted.
+
+They are checked for the memory they need, and for support by our writers.
 """
 
 from __future__ import annotations
@@ -20,44 +21,42 @@ from mm_assets.interleaved.schema import RESERVED_COLUMNS, canonical_schema
 from mm_assets.interleaved.schema_text import schema_from_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
-_WIDEST = 1 << 20  # bytes of one row of nulls: every other sample of the shard has them, too
-_JSON_TYPES = (
-    pa.string(),
-    pa.large_string(),
-    pa.string_view(),
-)  # no set: types of users' extensions have no hash
-# Arrow takes a value of these types as it is, or not at all.
+_WIDEST = 1 << 20  # bytes of one row of nulls: the rows of all other samples of the shard take as many
+# Tuples, not sets: users' extension types may have no hash.
+_JSON_TYPES = (pa.string(), pa.large_string(), pa.string_view())
+# Arrow takes a value of these types unchanged, or not at all.
 _STRICT_TYPES = (pa.null(), pa.bool_(), pa.float64(), pa.string(), pa.large_string())
 
 
 @dataclass(frozen=True, eq=False)
 class DeclaredTypes:
-    """The passthrough columns that a json declares; one object per distinct text, told apart by identity.
+    """The passthrough columns that a json declares; one object per distinct text, compared by identity.
 
-    ``row_bytes``: of a row of nulls, see `width`. ``int64s``: names of columns whose integers may be no
-    float64. ``lax``: names of those that would take a value and change it.
+    ``row_bytes`` are the bytes of a row of nulls (see `width`). ``int64s`` has the names of columns whose
+    integers may not be exact as float64. ``lax`` has the names of columns whose type would accept a value and
+    change it.
     """
 
     schema: pa.Schema
     row_bytes: int
     int64s: tuple[str, ...]
     lax: tuple[str, ...]
-    _listed: tuple[pa.Field, ...]  # columns with lists of what is wider than one value
-    _has_required: bool  # some of their values must not be null
-    _has_seconds: bool  # Parquet keeps these as milliseconds
+    _wide_lists: tuple[pa.Field, ...]  # columns with lists of items wider than one value
+    _has_required: bool  # some values must not be null
+    _has_seconds: bool  # Parquet stores these as milliseconds
 
     def room(self, extras: Sequence[dict[str, Any]]) -> int:
-        """Bytes that the columns take while they are built of the values of some rows, if these are as
-        declared.
-        """
+        """Return the bytes that the columns take while built from these rows, if the values fit the types."""
         inside = sum(
-            _listed_bytes([row.get(field.name) for row in extras], field.type) for field in self._listed
+            _listed_bytes([row.get(field.name) for row in extras], field.type) for field in self._wide_lists
         )
         return len(extras) * self.row_bytes + inside
 
     def try_out(self, table: pa.Table) -> None:
-        """Raises ``ValueError`` where Parquet would: nulls where none may be, seconds that are no
-        milliseconds of 64 bits.
+        """Check values as Parquet would.
+
+        Raises:
+            ValueError: There are nulls where none may be, or seconds that do not fit 64 bits as milliseconds.
         """
         if self._has_required:
             table.cast(table.schema)
@@ -66,8 +65,9 @@ class DeclaredTypes:
 
     @cached_property
     def unwritable(self) -> str | None:
-        """Why some writer of ours would refuse columns of these types and metadata, whatever their values;
-        None when none does.
+        """Reason why one of our writers would refuse these types and metadata, whatever the values.
+
+        None if no writer would.
         """
         for field in canonical_schema(self.schema):
             if field.name in RESERVED_COLUMNS:
@@ -75,9 +75,9 @@ class DeclaredTypes:
             try:
                 for inner in _with_inner(field):
                     _refuse_odd(inner)
-                alone = pa.schema([field])
-                to_storage_schema(alone)
-                with pq.ParquetWriter(pa.BufferOutputStream(), stored_schema(alone, "")):
+                single_column = pa.schema([field])
+                to_storage_schema(single_column)
+                with pq.ParquetWriter(pa.BufferOutputStream(), stored_schema(single_column, "")):
                     pass
             except (ValueError, TypeError, OSError, pa.ArrowException) as error:
                 return f"column {field.name!r}: {field.type!s:.200} cannot be written: {error}"
@@ -86,10 +86,11 @@ class DeclaredTypes:
 
 @lru_cache(maxsize=64)
 def read_declared(text: str) -> DeclaredTypes:
-    """The types that a json states.
+    """Return the types that a json declares.
 
-    Raises ``ValueError``, ``OSError`` or ``pa.ArrowException`` for a text that is no schema, and for columns
-    that no sample needs.
+    Raises:
+        ValueError, OSError, pa.ArrowException: The text is no schema, or its columns exceed what any sample
+            needs.
     """
     schema = schema_from_text(text)
     fields = sum(1 for field in schema for _ in _with_inner(field))
@@ -102,7 +103,8 @@ def read_declared(text: str) -> DeclaredTypes:
         total += max(width(inner.type) for inner in _with_inner(field))
         if total > _WIDEST:
             raise ValueError(
-                f"column {field.name!r}: {field.type!s:.200}: a row is wider than the {_WIDEST} bytes that are read"
+                f"column {field.name!r}: {field.type!s:.200}: "
+                f"a row is wider than the {_WIDEST} bytes that are read"
             )
     return DeclaredTypes(
         schema,
@@ -120,7 +122,7 @@ def read_declared(text: str) -> DeclaredTypes:
 
 
 def width(type_: pa.DataType) -> int:
-    """Bytes that a null of a type takes: all of a fixed-size type, every field of a struct."""
+    """Return the bytes that a null of a type takes: all of a fixed-size type, every field of a struct."""
     type_ = _plain(type_)
     if pa.types.is_fixed_size_list(type_):
         return SLOT + int(type_.list_size) * width(type_.value_type)
@@ -135,7 +137,7 @@ def _refuse_odd(field: pa.Field) -> None:
     for key, value in (field.metadata or {}).items():
         if key == ARROW_TYPE or key.startswith(b"lance") or value.startswith(b"lance"):
             raise ValueError(f"metadata {key!r} is Lance's own")
-        key.decode(), value.decode()  # Lance refuses what is not UTF-8
+        key.decode(), value.decode()  # Lance refuses metadata that is not UTF-8
     if is_json(field) and field.type not in _JSON_TYPES:
         raise ValueError("JSON text is no such type")
     if _takes_room(field.type) and not all(
@@ -147,12 +149,12 @@ def _refuse_odd(field: pa.Field) -> None:
 
 
 def _takes_room(type_: pa.DataType) -> bool:
-    """Whether a null of the type has nulls inside."""
+    """Return True if a null of the type contains nulls."""
     return bool(pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_))
 
 
 def _plain(type_: pa.DataType) -> pa.DataType:
-    """The type of the values of an extension or a dictionary."""
+    """Return the type of the values of an extension or a dictionary."""
     while True:
         if isinstance(type_, pa.BaseExtensionType):
             type_ = type_.storage_type
@@ -163,7 +165,10 @@ def _plain(type_: pa.DataType) -> pa.DataType:
 
 
 def _with_inner(field: pa.Field) -> Iterator[pa.Field]:
-    """A field and all that its type is made of. Keys of maps are never null, and not said to be so."""
+    """Yield a field and all fields inside its type.
+
+    Keys of maps are never null, and count as nullable.
+    """
     yield field
     type_ = _plain(field.type)
     if pa.types.is_map(type_):
@@ -189,8 +194,9 @@ def _has_items(type_: pa.DataType) -> bool:
 
 
 def _listed_bytes(values: Sequence[Any], type_: pa.DataType) -> int:
-    """Bytes that the items of all lists and maps inside JSON values of a type take; values of other forms are
-    no matter here.
+    """Return the bytes that the items of all lists and maps inside JSON values of a type take.
+
+    Values of other forms are ignored.
     """
     type_ = _plain(type_)
     if pa.types.is_struct(type_):

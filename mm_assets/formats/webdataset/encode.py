@@ -1,4 +1,4 @@
-"""Encode samples of a table as members of a tar: images first, then the json (DESIGN 6)."""
+"""Encoding of samples as tar members: images first, then the json (see docs/tar_layout.md)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class EncodedSample:
 
 @dataclass(slots=True)
 class _Json:
-    """The json of a sample under construction; the four lists have one entry a position."""
+    """The json of a sample under construction; each list has one entry per position."""
 
     texts: list[str | None]
     images: list[str | None]
@@ -66,16 +66,17 @@ class _Json:
 
 
 class SampleEncoder:
-    """Encodes tables of one schema (canonical reserved columns first)."""
+    """Encoder of tables of one schema (canonical reserved columns first)."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.extras = pa.schema([f for f in schema if f.name not in RESERVED_COLUMNS])
         self._declared = schema_to_text(self.extras)
 
     def encode(self, table: pa.Table) -> Iterator[EncodedSample]:
-        """The samples of a table of whole samples. Payload views stay valid as long as the table lives.
+        """Yield the samples of a table of whole samples. Payload views stay valid as long as the table lives.
 
-        Raises ``ValueError`` naming the sample for a position beyond `MAX_POSITION`.
+        Raises:
+            ValueError: A position is beyond `MAX_POSITION`; the message names the sample.
         """
         present = set(table.column_names)  # a strict schema may leave columns out
         columns = {
@@ -111,21 +112,27 @@ class SampleEncoder:
                     members.append((f"{key}.{pair}", row["view"]))
                     json.images[position], json.image_members[position] = pair, f"{key}.{pair}"
                     json.image_extra[position] = row["extra"]
-                self._note(json, row, CONTENT_TYPES[extension] if extension else None, extension is not None)
+                self._add_bookkeeping(
+                    json, row, CONTENT_TYPES[extension] if extension else None, extension is not None
+                )
             elif modality == "text":
                 has_text = row["text_content"] is not None
                 if has_text:
                     json.texts[position], json.text_extra[position] = row["text_content"], row["extra"]
-                self._note(json, row, TEXT_TYPE, has_text)
+                self._add_bookkeeping(json, row, TEXT_TYPE, has_text)
             else:
                 json.metadata_extra = row["extra"]
-                self._note(json, row, METADATA_TYPE, True)
+                self._add_bookkeeping(json, row, METADATA_TYPE, True)
         members.append((f"{key}.json", self._json_bytes(sample_id, json)))
         return EncodedSample(members, pairs)
 
-    def _note(self, json: _Json, row: dict[str, Any], implied_type: str | None, is_listed: bool) -> None:
-        """Keep of a row what the lists do not say: its error, itself when it has no content, what differs
-        from what they imply.
+    def _add_bookkeeping(
+        self, json: _Json, row: dict[str, Any], implied_type: str | None, is_listed: bool
+    ) -> None:
+        """Keep the parts of a row that the lists do not express.
+
+        These are its error, the row itself if it has no content, and all values that differ from the implied
+        ones.
         """
         modality, position = row["modality"], row["position"]
         if not is_listed or row["materialize_error"] is not None:
@@ -167,6 +174,7 @@ def _length(sample_id: str, rows: dict[str, list[Any]]) -> int:
             length = max([length, *(n for n in lengths.values() if isinstance(n, int))])
     if length > MAX_POSITION:
         raise ValueError(
-            f"sample {sample_id!r}: position {length - 1} is beyond {MAX_POSITION}, the longest list a tar json may have"
+            f"sample {sample_id!r}: position {length - 1} is beyond {MAX_POSITION}, "
+            "the longest list a tar json may have"
         )
     return length

@@ -1,4 +1,4 @@
-"""The Hugging Face card of a folder of tars: features that the tars need declared, then a page for people."""
+"""Hugging Face dataset card of a folder of tars: the features that must be declared, and a readable page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from mm_assets.formats.webdataset.client_indexes import (
     union_pairs,
 )
 
-_NULL_AS = "string"  # the feature of a column of nothing but nulls: any holds them
+_NULL_AS = "string"  # the feature declared for a column of only nulls: any would do
 _IMAGE = "dtype: image"
-_DECLARED = re.compile(
-    r'- \{name: ("(?:[^"\\]|\\.)*"), (.*)\}'
-)  # a pair or a column; other names are not quoted
+# The declaration of a pair or a column; other names are not quoted.
+_DECLARED = re.compile(r'- \{name: ("(?:[^"\\]|\\.)*"), (.*)\}')
 
 _HEAD = """---
 configs:
@@ -78,52 +77,56 @@ are there); only random access by key needs `energon prepare --force-overwrite`.
 
 NeMo Curator reads the tars with `sample_id_field="sample_id", images_field="image_members"`. Its reader re-encodes
 every TIFF, and frames compressed as JPEG lose pixels by it: take TIFF bytes from the tars (its byte ranges are right).
-"""
+"""  # noqa: E501 (a page of Markdown)
 
 
 def readme(stats: Sequence[TarPartitionStats], also: Sequence[TarPartitionStats] = ()) -> str:
-    """``README.md`` for the tars of ``stats``; ``also`` widens the declared features without being listed."""
+    """Return ``README.md`` for the tars of ``stats``.
+
+    ``also`` widens the declared features without being listed.
+    """
     return front_matter([*stats, *also]) + _body(stats)
 
 
 def front_matter(stats: Iterable[TarPartitionStats]) -> str:
-    """The YAML block that `datasets` reads: all pairs and columns. Those left out would be lost without a
-    word.
+    """Return the YAML block that `datasets` reads, with all pairs and columns.
+
+    `datasets` silently drops those that are not declared.
     """
     parts = sorted(stats, key=lambda p: p.file)
     columns = union_columns(parts).items()
-    own = [_column_line(name, feature) for name, feature in columns]
+    column_lines = [_column_line(name, feature) for name, feature in columns]
     lines = [_HEAD]
-    if own:  # an empty struct loads, but cannot be exported to Parquet
+    if column_lines:  # an empty struct loads, but cannot be exported to Parquet
         lines.append("    - name: _row_extra\n      struct:\n")
         for group, kind in (("text", "list"), ("image", "list"), ("metadata", "struct")):
             lines.append(f"      - name: {group}\n        {kind}:\n")
-            lines += [f"        {line}\n" for line in own]
+            lines += [f"        {line}\n" for line in column_lines]
     lines.append("    - name: _row_errors\n      list:\n      - {name: position, dtype: int32}\n")
     lines += [
         f"      - {{name: {n}, dtype: string}}\n" for n in ("modality", "content_type", "materialize_error")
     ]
-    if own:
+    if column_lines:
         lines.append("      - name: extra\n        struct:\n")
-        lines += [f"        {line}\n" for line in own]
+        lines += [f"        {line}\n" for line in column_lines]
     lines += [f"  {_pair_line(pair)}\n" for pair in union_pairs(parts)]
     return "".join([*lines, "---\n"])
 
 
 def declares(card: str, stats: TarPartitionStats) -> bool:
-    """True when a `readme` already declares all pairs and columns of a partition, in features that hold them."""
+    """Return True if a `readme` declares all pairs and columns of a partition with fitting features."""
     found = _DECLARED.findall(card.partition("\n---\n")[0])
-    images = {name for name, what in found if what == _IMAGE}
-    columns = {name: _feature(what) for name, what in found if what != _IMAGE}
+    images = {name for name, declaration in found if declaration == _IMAGE}
+    columns = {name: _feature(declaration) for name, declaration in found if declaration != _IMAGE}
     return all(_quote(pair) in images for pair in union_pairs([stats])) and all(
         _quote(name) in columns and union_feature(columns[_quote(name)], feature) == columns[_quote(name)]
         for name, feature in stats.columns.items()
     )
 
 
-def _feature(what: str) -> str:
-    """``list:int64`` from ``list: int64``: the way back from `_column_line`."""
-    return "list:" * what.count("list: ") + what.rstrip("}").rpartition(" ")[2]
+def _feature(declaration: str) -> str:
+    """Return ``list:int64`` for ``list: int64``: the inverse of `_column_line`."""
+    return "list:" * declaration.count("list: ") + declaration.rstrip("}").rpartition(" ")[2]
 
 
 def _column_line(name: str, feature: str) -> str:
@@ -139,7 +142,7 @@ def _pair_line(pair: str) -> str:
 
 
 def _quote(text: str) -> str:
-    """A YAML double-quoted scalar in printable ASCII: names come from the data and may hold anything."""
+    """Return a YAML double-quoted scalar in printable ASCII: names from the data may hold anything."""
     return '"' + "".join(_escape(character) for character in text) + '"'
 
 

@@ -1,6 +1,4 @@
-"""Names and constants of the tar layout: what readers look for and the writer puts in (DESIGN 6,
-docs/architecture.md).
-"""
+"""Names and constants of the tar layout, shared by reader and writer (see docs/tar_layout.md)."""
 
 from __future__ import annotations
 
@@ -13,34 +11,34 @@ IMAGES = "images"
 IMAGE_MEMBERS = "image_members"
 ROW_EXTRA = "_row_extra"
 ROW_ERRORS = "_row_errors"
-BOOKKEEPING = (
-    "_mm_assets"  # what the lists only imply, for our own reader: column types, content types, locators
-)
-REFUSED = (
-    "refused"  # in `BOOKKEEPING`: class, reason and locator, where there is nothing of the sample but its id
-)
-UNPAIRED = "unpaired"  # suffix in the tar that paired ones are merged into: tells of a member of theirs that has no key
-SOURCE = "_source"  # passthrough column: what the source record said that rows cannot
+# Column types, content types and locators for our own reader, which the lists only imply.
+BOOKKEEPING = "_mm_assets"
+# In `BOOKKEEPING`, for a sample of which only the id is known: fault class, reason and locator.
+REFUSED = "refused"
+# Suffix in a tar merged from paired ones: stands for a member of theirs that has no key.
+UNPAIRED = "unpaired"
+# Passthrough column with the content of the source record that rows cannot express.
+SOURCE = "_source"
 
 OWN_KEYS = frozenset({SAMPLE_ID, TEXTS, IMAGES, IMAGE_MEMBERS, ROW_EXTRA, ROW_ERRORS, BOOKKEEPING})
 
 METADATA_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
 
-MAX_MEMBER_BYTES = 1 << 30  # of an image; a larger member is an attack or a mistake
-MAX_JSON_BYTES = 256 << 20  # of a json member, likewise
+MAX_MEMBER_BYTES = 1 << 30  # of an image; larger members are malicious or a mistake
+MAX_JSON_BYTES = 256 << 20  # of a json member, for the same reason
 
-# A list in the json is as long as the largest position: beyond this a single hostile number would exhaust
-# memory.
+# A list in the json is as long as the largest position. Without a limit a single malicious number would
+# exhaust memory.
 MAX_POSITION = 1_000_000
-MAX_FIELDS = 10_000  # passthrough columns of one sample, and what their types are made of, likewise
+MAX_FIELDS = 10_000  # passthrough columns of one sample with all nested fields, for the same reason
 
 DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "gif")
 DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-PACKED_TAR_SUFFIXES = (  # not read
+PACKED_TAR_SUFFIXES = (  # compressions that are not supported
     *(
         ".tar.bz2",
         ".tbz2",
@@ -57,13 +55,13 @@ PACKED_TAR_SUFFIXES = (  # not read
     *(".tar.br", ".tar.sz", ".tar.z", ".taz"),
 )
 
-# What may stand in front of sample ids that start anew in each shard: the name of the partition.
+# Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)
 
 
 @dataclass(frozen=True)
 class RawLayout:
-    """How raw samples name their parts: the field and extension arguments of the reader."""
+    """Layout of raw samples: the field and extension arguments of the reader."""
 
     sample_id_field: str | None = None
     sample_id_prefix: str | None = None
@@ -78,7 +76,8 @@ class RawLayout:
     def __post_init__(self) -> None:
         if self.sample_id_prefix not in (None, *SAMPLE_ID_PREFIXES):
             raise ValueError(
-                f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, not {self.sample_id_prefix!r}"
+                f"sample_id_prefix must be one of {', '.join(SAMPLE_ID_PREFIXES)}, "
+                f"not {self.sample_id_prefix!r}"
             )
 
     def is_json(self, name: str) -> bool:
@@ -89,24 +88,27 @@ class RawLayout:
 
 
 def extension(name: str) -> str:
-    """Lower-case suffix without its dot; empty when there is none."""
+    """Return the lower-case suffix without its dot; empty if there is none."""
     dot, base = name.rfind("."), name.rfind("/") + 1
-    if dot <= base or not name[base:dot].strip("."):  # as `posixpath.splitext`, in a third of its time
+    if dot <= base or not name[base:dot].strip("."):  # like `posixpath.splitext`, three times as fast
         return ""
     return name[dot + 1 :].lower()
 
 
 def sample_stem(name: str) -> str:
-    """A member's path without its last suffix: the key of the sample that it tells of."""
+    """Return a member's path without its last suffix: the key of its sample."""
     return posixpath.splitext(name)[0]
 
 
 def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Extensions in lower case, without a leading dot."""
+    """Return extensions in lower case, without a leading dot."""
     return tuple(item.lower().lstrip(".") for item in extensions)
 
 
 def is_native_layout(payload: dict[str, object]) -> bool:
-    """Whether a json is of our layout (or the three-format notebook's), whose references are WebDataset keys."""
+    """Return True if a json is in our native layout, or that of the three-format notebook.
+
+    Its references are WebDataset keys.
+    """
     extra = payload.get(ROW_EXTRA)
     return isinstance(extra, dict) and extra.keys() <= {"text", "image", "metadata"}

@@ -1,6 +1,4 @@
-"""Decode a sample of a raw shard (MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them) into
-rows.
-"""
+"""Decoder of raw samples: MINT-1T members, MINT-1T PDF, image-text pairs, and tars like them."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from mm_assets.formats.webdataset.layout import (
     sample_stem,
 )
 from mm_assets.formats.webdataset.pairs import CAPTION, ImageTextPairs
-from mm_assets.formats.webdataset.payload import SampleError, naming
+from mm_assets.formats.webdataset.payload import SampleError, naming_sample
 from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, resolve_raw
 from mm_assets.formats.webdataset.rows import Row, Sample
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, oversized_member
@@ -32,10 +30,12 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 
 
 class Mint1tDecoder:
-    """Decodes the raw samples of one tar.
+    """Decoder of the raw samples of one tar.
 
-    ``path`` is what ``source_ref`` calls the tar, ``images_path`` the one with the images, if that is
-    another; ``pairs`` are those of a tar of pairs.
+    ``path`` is the tar's path in ``source_ref``, ``images_path`` that of the tar with the images, if it is
+    another; ``pairs`` has the pairs of a tar of image-text pairs. ``spread`` collects the per-item fields
+    that any sample had. ``referenced`` collects the names of members that are images of any sample, or texts
+    of pairs.
     """
 
     def __init__(
@@ -53,22 +53,23 @@ class Mint1tDecoder:
         self.layout = layout
         self.pairs = pairs
         self.max_member_bytes = max_member_bytes  # a larger image is not read
-        self.spread: set[str] = set()  # per-item fields that some sample had
-        self.referenced: set[str] = (
-            set()
-        )  # names of the members that are images of some sample, or texts of pairs
+        self.spread: set[str] = set()
+        self.referenced: set[str] = set()
 
     def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
-        """The rows of one json (of a pair without one, of nothing); its key is told by the member's name.
+        """Return the sample of one json. A pair without a json has an empty payload.
 
-        Raises `SampleError` when there is no usable sample id, a per-item field is no list, or the text of a
-        pair cannot be read.
+        ``key`` is the sample's; by default the member's name tells it.
+
+        Raises:
+            SampleError: There is no usable sample id, a per-item field is no list, or the text of a pair
+                cannot be read.
         """
         key = sample_stem(member.name) if key is None else key
         fields = dict(payload)
         residue: dict[str, Any] = {}
         sample_id = self._sample_id(fields, key, member, residue)
-        with naming(sample_id):
+        with naming_sample(sample_id):
             return Sample(sample_id, self._rows(payload, fields, key, member, residue))
 
     def _rows(
@@ -80,11 +81,11 @@ class Mint1tDecoder:
         residue: dict[str, Any],
     ) -> list[Row]:
         layout = self.layout
-        where = f"{self.index.name}: {member.name}"
+        place = f"{self.index.name}: {member.name}"
         json_ref = member_ref(self.path, member)
         if self.pairs is None:
-            texts = self._list(fields, layout.texts_field, where, residue)
-            images = self._list(fields, layout.images_field, where, residue)
+            texts = self._list(fields, layout.texts_field, place, residue)
+            images = self._list(fields, layout.images_field, place, residue)
             resolved = resolve_raw(images, key, layout, self.index, self._named_member(fields, residue))
             rows = self.text_rows(texts, json_ref) + self.image_rows(images, resolved)
         else:
@@ -94,8 +95,8 @@ class Mint1tDecoder:
             images = [None, image.member.name if isinstance(image, ResolvedContent) else str(named or key)]
             rows = self.text_rows(texts, text_ref) + self.image_rows(images, [None, image])
         text_rows, image_rows = ([row for row in rows if row.modality == kind] for kind in ("text", "image"))
-        self._spread(fields, layout.per_text_fields, texts, text_rows, where, residue)
-        self._spread(fields, layout.per_image_fields, images, image_rows, where, residue)
+        self._spread(fields, layout.per_text_fields, texts, text_rows, place, residue)
+        self._spread(fields, layout.per_image_fields, images, image_rows, place, residue)
         metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
         metadata.extras = self._passthrough(fields, residue)
         if self.pairs is None:
@@ -115,9 +116,9 @@ class Mint1tDecoder:
     def _caption(
         self, pairs: ImageTextPairs, fields: dict[str, Any], key: str, json_ref: str
     ) -> tuple[list[str], str]:
-        """The text of a pair, if it has one, and its locator.
+        """Return the text of a pair, if it has one, and its locator.
 
-        A field of that name beside a text member is like any other.
+        If there is a text member, a json field called caption is an ordinary field.
         """
         self.referenced.update(member.name for member in pairs.texts.get(key, ()))
         member = pairs.text_member(key)
@@ -144,19 +145,19 @@ class Mint1tDecoder:
         residue.setdefault("fields", {})[name] = value
         return json.dumps(value, ensure_ascii=False)
 
-    def _list(self, fields: dict[str, Any], name: str, where: str, residue: dict[str, Any]) -> list[Any]:
+    def _list(self, fields: dict[str, Any], name: str, place: str, residue: dict[str, Any]) -> list[Any]:
         if name not in fields:
             return []
         value = fields.pop(name)
         if isinstance(value, list):
-            return checked_length(value, name, where)
-        residue.setdefault("fields", {})[name] = value  # no list: kept as it stands, it has no items
+            return checked_length(value, name, place)
+        residue.setdefault("fields", {})[name] = value  # not a list: kept unchanged, without items
         return []
 
     def text_rows(self, texts: list[Any], json_ref: str) -> list[Row]:
-        """One row per non-null text.
+        """Return one row per non-null text.
 
-        A text that is no string is written as JSON, its value kept in ``_source``.
+        A text that is no string is written as JSON, and its value kept in ``_source``.
         """
         rows = []
         for position, text in enumerate(texts):
@@ -172,28 +173,28 @@ class Mint1tDecoder:
         return rows
 
     def image_rows(self, references: list[Any], resolved: list[Resolved | None]) -> list[Row]:
-        """One row per non-null reference; one that does not resolve is an error row without bytes."""
+        """Return one row per non-null reference; one that does not resolve is an error row without bytes."""
         rows = []
         for position, (token, found) in enumerate(zip(references, resolved, strict=True)):
             if found is None:
                 continue
             row = Row(position, "image")
             if isinstance(found, ResolvedContent):
-                size, most = found.member.size, self.max_member_bytes
-                if size > most:
-                    row.error = oversized_member(found.member.name, size, most)
+                size, limit = found.member.size, self.max_member_bytes
+                if size > limit:
+                    row.error = oversized_member(found.member.name, size, limit)
                 else:
                     row.content = found
                 self.referenced.add(found.member.name)
                 row.content_type = _MIME.get(extension(found.member.name))
                 row.source_ref = member_ref(self.images_path, found.member, found.frame)
-                implied = found.frame is None and found.member.name == token
+                is_implied = found.frame is None and found.member.name == token
             else:
                 row.error = found
                 row.content_type = _MIME.get(extension(str(token)))
                 row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
-                implied = isinstance(token, str)
-            if not implied:
+                is_implied = isinstance(token, str)
+            if not is_implied:
                 row.extras[SOURCE] = {"token": token}
             rows.append(row)
         return rows
@@ -204,19 +205,20 @@ class Mint1tDecoder:
         names: tuple[str, ...],
         items: list[Any],
         rows: list[Row],
-        where: str,
+        place: str,
         residue: dict[str, Any],
     ) -> None:
-        """Put lists with one value per item on the item rows; what the rows cannot say of a list goes to
-        ``residue``.
+        """Put lists with one value per item on the item rows.
+
+        What rows cannot express of a list goes to ``residue``.
         """
         for name in names:
             values = fields.get(name)
-            if values is None:  # missing, or null: the metadata row says which
+            if values is None:  # missing or null: the metadata row distinguishes these
                 continue
             self.spread.add(name)
             if not isinstance(values, list):
-                raise SampleError(BAD_LAYOUT, f"{where}: per-item field {name!r} is no list")
+                raise SampleError(BAD_LAYOUT, f"{place}: per-item field {name!r} is no list")
             if len(values) == len(rows):
                 aligned = values
             elif len(values) == len(items) and all(
@@ -225,7 +227,7 @@ class Mint1tDecoder:
                 aligned = [v for v, item in zip(values, items, strict=True) if item is not None]
             else:
                 warn_user(
-                    f"{where}: {name!r} has {len(values)} values for {len(rows)} items; "
+                    f"{place}: {name!r} has {len(values)} values for {len(rows)} items; "
                     "kept whole on the metadata row"
                 )
                 continue
@@ -259,15 +261,19 @@ class Mint1tDecoder:
             residue["lengths"] = lengths
 
 
-def checked_length(items: list[Any], name: str, where: str) -> list[Any]:
-    """A list of texts or images as it is. Raises `SampleError` for one that no tar of ours could hold."""
+def checked_length(items: list[Any], name: str, place: str) -> list[Any]:
+    """Return a list of texts or images unchanged.
+
+    Raises:
+        SampleError: No tar of ours could hold such a long list.
+    """
     if len(items) > MAX_POSITION:
         raise SampleError(
-            BAD_LAYOUT, f"{where}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}"
+            BAD_LAYOUT, f"{place}: field {name!r} has {len(items)} entries, at most {MAX_POSITION}"
         )
     return items
 
 
 def member_ref(path: str, member: Member, frame: int | None = None) -> str:
-    """The locator of a member's payload."""
+    """Return the locator of a member's payload."""
     return build_source_ref(path, member.name, member.offset, member.size, frame)

@@ -12,14 +12,15 @@ from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.resolve import Resolved, ResolvedContent, frame_member
 from mm_assets.interleaved.faults import DANGLING_REFERENCE, MISSING_MEMBER, Fault
 
-CAPTION = "caption"  # json field with the text, where no member has it
+CAPTION = "caption"  # json field with the text, if there is no text member
 TEXT_EXTENSION = "txt"
 
 
 @dataclass(frozen=True)
 class ImageTextPairs:
-    """The members of a tar of pairs by key: a member's path without its last suffix. ``read_text`` raises
-    `SampleError`.
+    """The members of a tar of pairs by key: a member's path without its last suffix.
+
+    ``read_text`` reads a text member; it raises `SampleError`.
     """
 
     index: TarIndex
@@ -28,13 +29,17 @@ class ImageTextPairs:
     read_text: Callable[[Member], str]
 
     def documents(self, jsons: Sequence[Member]) -> list[Member]:
-        """The member that stands for each pair, in archive order: its json, or its text where it has none."""
+        """Return one member per pair, in archive order: its json, or its text if it has none."""
         keys = {sample_stem(member.name) for member in jsons}
-        alone = [texts[0] for key, texts in self.texts.items() if key not in keys]
-        return sorted([*jsons, *alone], key=lambda member: member.header_offset)
+        texts_without_json = [texts[0] for key, texts in self.texts.items() if key not in keys]
+        return sorted([*jsons, *texts_without_json], key=lambda member: member.header_offset)
 
     def text_member(self, key: str) -> Member | None:
-        """The text of a key. Raises `SampleError` where there are several."""
+        """Return the text of a key, None if there is none.
+
+        Raises:
+            SampleError: There are several.
+        """
         found = self.texts.get(key, ())
         if len(found) > 1:
             raise SampleError(
@@ -44,7 +49,7 @@ class ImageTextPairs:
         return found[0] if found else None
 
     def image(self, key: str, named: object) -> Resolved:
-        """The one image of a key, or the member that its json has ``named``; or the fault why there is none."""
+        """Return the one image of a key, or the member that its json has ``named``; else the fault."""
         found = self.images.get(key, ())
         if named is None and not found:
             return Fault(MISSING_MEMBER, f"missing member: no image of key {key!r}")
@@ -62,11 +67,11 @@ def find_pairs(
     parse: Callable[[Member], dict[str, Any]],
     read_text: Callable[[Member], str],
 ) -> ImageTextPairs | None:
-    """The pairs of a tar; None for a tar of documents.
+    """Return the pairs of a tar; None for a tar of documents.
 
-    A tar is one of pairs when some key has an image and a caption, and no json of the tar is a document: in
-    our own layout, or with the field of the texts or of the images. A json for which ``parse`` raises
-    `SampleError` has no say, nor has its key.
+    A tar has pairs if any key has an image and a caption, and no json of the tar is a document: in the native
+    layout, or with the field of the texts or of the images. A json for which ``parse`` raises `SampleError`
+    is ignored, and so is its key.
     """
     jsons: list[Member] = []
     images: dict[str, list[Member]] = {}
@@ -96,7 +101,7 @@ def find_pairs(
 
 
 def _is_document(payload: dict[str, Any], layout: RawLayout) -> bool:
-    """Whether a json says by itself what the items of its sample are."""
+    """Return True if a json lists the items of its sample."""
     return layout.texts_field in payload or layout.images_field in payload or is_native_layout(payload)
 
 

@@ -1,4 +1,4 @@
-"""The json member of a sample, parsed strictly: nothing in it is lost without a word."""
+"""Strict parsing of a sample's json member: nothing in it is lost silently."""
 
 from __future__ import annotations
 
@@ -13,22 +13,19 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 
-_INFINITE = (
-    float("inf"),
-    float("-inf"),
-)  # JSON as Python writes it has a name for these, and it is no number
-_MAYBE_INFINITE = re.compile(
-    r"[eE]\+?\d{3}|\d{200}"
-)  # what a number beyond float64 has; others need no call of Python each
+# Results of number literals beyond float64. Python's JSON writes infinities as names, not as numbers.
+_INFINITE = (float("inf"), float("-inf"))
+# Found in any number beyond float64. Without a match, numbers need no slow `parse_float` callback.
+_MAYBE_INFINITE = re.compile(r"[eE]\+?\d{3}|\d{200}")
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class SampleError(ShardError):
-    """One sample cannot be read; ``kind`` is its class, one of `FAULTS`, the message names file, member and
-    field.
+    """One sample cannot be read.
 
-    ``sample_id`` is the id it states, where that much could be read; ``source_ref`` says where the fault is,
-    if not in the sample's json.
+    ``kind`` is the fault class (see `mm_assets.interleaved.faults`); the message names file, member and
+    field. ``sample_id`` is the id that the sample states, if that could be read. ``source_ref`` locates the
+    fault, if it is not in the sample's json.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -41,8 +38,8 @@ class SampleError(ShardError):
 
 
 @contextmanager
-def naming(sample_id: str) -> Iterator[None]:
-    """Errors of the block are those of this sample."""
+def naming_sample(sample_id: str) -> Iterator[None]:
+    """Set the sample id of errors raised in the block."""
     try:
         yield
     except SampleError as error:
@@ -50,33 +47,34 @@ def naming(sample_id: str) -> Iterator[None]:
         raise
 
 
-def parse_payload(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object of a sample.
+def parse_payload(data: bytes, place: str) -> dict[str, Any]:
+    """Return the JSON object of a sample.
 
-    Raises `SampleError` for bad JSON, bad UTF-8, a repeated key, a number beyond float64, a lone surrogate,
-    no object.
+    Raises:
+        SampleError: Bad JSON, bad UTF-8, a repeated key, a number beyond float64, a lone surrogate, or no
+            object.
     """
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SampleError(NOT_UTF8, f"{where}: not UTF-8: {error}") from error
+        raise SampleError(NOT_UTF8, f"{place}: not UTF-8: {error}") from error
     try:
-        if is_too_deep(text):  # what cannot be written again must not be taken in
+        if is_too_deep(text):  # it could not be written again
             raise RecursionError
         parse_float = _finite if _MAYBE_INFINITE.search(text) else None
         payload = json.loads(text, object_pairs_hook=_object, parse_float=parse_float)
     except RecursionError as error:
-        raise SampleError(BAD_JSON, f"{where}: JSON is nested too deeply") from error
+        raise SampleError(BAD_JSON, f"{place}: JSON is nested too deeply") from error
     except ValueError as error:
-        raise SampleError(BAD_JSON, f"{where}: not JSON: {error}") from error
+        raise SampleError(BAD_JSON, f"{place}: not JSON: {error}") from error
     if not isinstance(payload, dict):
-        raise SampleError(NOT_AN_OBJECT, f"{where}: JSON is no object but {type(payload).__name__}")
+        raise SampleError(NOT_AN_OBJECT, f"{place}: JSON is no object but {type(payload).__name__}")
     if _SURROGATE.search(data):
         try:
             json.dumps(payload, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise SampleError(
-                LONE_SURROGATE, f"{where}: lone surrogate in JSON: {error.object[error.start]!a}"
+                LONE_SURROGATE, f"{place}: lone surrogate in JSON: {error.object[error.start]!a}"
             ) from error
     return payload
 
@@ -89,8 +87,8 @@ def _finite(literal: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         repeated, _ = Counter(name for name, _ in pairs).most_common(1)[0]
         raise ValueError(f"key {repeated!r:.200} occurs twice in one object")
-    return made
+    return result

@@ -1,4 +1,4 @@
-"""Read MINT-1T-style tar shards, and our own tars, as interleaved batches."""
+"""Reader of tar shards (MINT-1T-style, image-text pairs, and our own) as interleaved batches."""
 
 from __future__ import annotations
 
@@ -31,25 +31,28 @@ __all__ = ["InterleavedWebdatasetReader"]
 
 
 class InterleavedWebdatasetReader(InterleavedReader):
-    """Reads tar shards; see `InterleavedReader` for the arguments not listed here.
+    """Reader of tar shards; see `InterleavedReader` for the arguments not listed here.
 
     Args:
-        sample_id_field: json field that holds the sample id; None: the json's ``sample_id`` string, else the
-        member's path
-            without its suffix.
-        sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id: for
-        ids that start anew in each
-            shard.
-        image_extensions, json_extensions: suffixes (any case) of image members and of the members that are
-        samples. texts_field, images_field: json fields with the parallel lists. image_member_field: json
-        field that names the sample's (multi-frame) image member. per_image_fields, per_text_fields: json
-        lists with one value per image (text), spread over the item rows. materialize: read image bytes
-        (default); False leaves locators only. relative_to: folder or URL prefix; locators below it are stored
-        relative to it, so that no path of this machine leaks. set_aside: what cannot be read (a bad json, a
-        duplicate, the rest of a damaged tar) becomes losses of the stream, and everything
-            else is read; by default it raises.
-        max_member_bytes: a larger image is not read but an error row.
-        taken_ids: with ``set_aside``, ids of samples of other partitions: here they are duplicates.
+        sample_id_field: Json field with the sample id. None: the json's ``sample_id`` string, else the
+            member's path without its suffix.
+        sample_id_prefix: ``"shard"`` puts the partition's name and a slash before each sample id, for ids
+            that start anew in each shard.
+        image_extensions: Suffixes (any case) of image members.
+        json_extensions: Suffixes (any case) of the members that are samples.
+        texts_field: Json field with the list of texts.
+        images_field: Json field with the parallel list of images.
+        image_member_field: Json field with the name of the sample's (multi-frame) image member.
+        per_image_fields: Json lists with one value per image, which go to the image rows.
+        per_text_fields: Json lists with one value per text, which go to the text rows.
+        materialize: Read image bytes (default). False leaves only locators.
+        relative_to: Folder or URL prefix. Locators below it are stored relative to it, so that no path of
+            this machine leaks.
+        quarantine_errors: Turn unreadable content (a bad json, a duplicate, the rest of a damaged tar) into
+            losses of the stream, and read everything else. By default it raises.
+        max_member_bytes: A larger image is not read; it becomes an error row.
+        taken_ids: With ``quarantine_errors``, ids of samples in other partitions: a sample with one of them
+            is a duplicate.
     """
 
     suffixes: tuple[str, ...] = TAR_SUFFIXES
@@ -144,5 +147,5 @@ class InterleavedWebdatasetReader(InterleavedReader):
 
 
 def _names(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One name, several, or none."""
+    """Return one name, several, or none as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given or ())

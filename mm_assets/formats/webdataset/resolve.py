@@ -1,5 +1,6 @@
-"""From an image reference in the json to the member, or frame of a member, that it names: exactly, or not at
-all.
+"""Resolution of image references: from a reference in the json to a member, or a frame of a member.
+
+A reference resolves exactly or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mm_assets.interleaved.faults import DANGLING_REFERENCE, Fault, missing_memb
 
 @dataclass(frozen=True, slots=True)
 class ResolvedContent:
-    """Where an image's bytes are: a whole member, or one of ``frames`` frames of a TIFF member."""
+    """Place of an image's bytes: a whole member, or one of ``frames`` frames of a TIFF member."""
 
     member: Member
     frame: int | None = None
@@ -29,19 +30,19 @@ _TIFF_SPELLINGS = tuple(s for e in TIFF_EXTENSIONS for s in (e, e.upper(), e.cap
 
 
 def resolve_keys(references: Sequence[object], key: str, index: TarIndex) -> list[Resolved | None]:
-    """References that are WebDataset keys (``"3.png"`` is member ``<key>.3.png``); null gives None."""
+    """Resolve WebDataset keys as references (``"3.png"`` is member ``<key>.3.png``); null gives None."""
     return [None if token is None else _by_key(token, key, index) for token in references]
 
 
 def resolve_raw(
     references: Sequence[object], key: str, layout: RawLayout, index: TarIndex, default_member: object
 ) -> list[Resolved | None]:
-    """References of a raw sample: member names, names beside the json, WebDataset keys, or frames of the
-    sample's TIFF.
+    """Resolve the references of a raw sample.
 
-    When no reference names a member, the k-th one is frame k of ``default_member`` or of ``<key>.tiff``. A
-    reference that looks like a file name is never taken for a frame: a lost member would come back as another
-    image.
+    A reference is a member name, a name relative to the json's folder, a WebDataset key, or a frame of the
+    sample's TIFF. If no reference names a member, the k-th one is frame k of ``default_member`` or of
+    ``<key>.tiff``. A reference that looks like a file name is never taken for a frame: a missing member would
+    come back as another image.
     """
     found = [None if token is None else _by_name(token, key, layout, index) for token in references]
     opaque = [
@@ -53,7 +54,7 @@ def resolve_raw(
         tiff = frame_member(key, index, default_member)
         if tiff is not None and not any(layout.is_image(str(references[i])) for i in opaque):
             if isinstance(tiff, Member) and len(opaque) == 1 and extension(tiff.name) not in TIFF_EXTENSIONS:
-                found[opaque[0]] = ResolvedContent(tiff)  # `image_member_field` named the one image there is
+                found[opaque[0]] = ResolvedContent(tiff)  # `image_member_field` names the only image
                 return found
             for frame, i in enumerate(opaque):
                 found[i] = ResolvedContent(tiff, frame, len(opaque)) if isinstance(tiff, Member) else tiff
@@ -62,23 +63,24 @@ def resolve_raw(
 
 
 def _number_frames(found: list[Resolved | None]) -> list[Resolved | None]:
-    """A TIFF that several references name is one frame for each, in their order."""
-    times = Counter(item.member.name for item in found if isinstance(item, ResolvedContent))
+    """Give each reference to the same TIFF one of its frames, in order."""
+    reference_counts = Counter(item.member.name for item in found if isinstance(item, ResolvedContent))
     seen: Counter[str] = Counter()
     numbered: list[Resolved | None] = []
     for item in found:
         if isinstance(item, ResolvedContent):
             name = item.member.name
-            if times[name] > 1 and extension(name) in TIFF_EXTENSIONS:
-                item = ResolvedContent(item.member, seen[name], times[name])
+            if reference_counts[name] > 1 and extension(name) in TIFF_EXTENSIONS:
+                item = ResolvedContent(item.member, seen[name], reference_counts[name])
                 seen[name] += 1
         numbered.append(item)
     return numbered
 
 
 def frame_member(key: str, index: TarIndex, default_member: object) -> Member | Fault | None:
-    """The member that a json names as the image of its sample, else the TIFF of the key; a fault when there
-    is not just one.
+    """Return the member that a json names as the image of its sample, else the TIFF of the key.
+
+    Returns None if there is none, and a fault if there is not exactly one.
     """
     if default_member is not None:
         named = index.find(str(default_member)) or index.find(_beside(str(default_member), key))
@@ -110,8 +112,7 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
 def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
     if not isinstance(token, str) or not token:
         return _no_name(token)
-    # A full member name is taken only when it is one of the sample's own: another's "3.png" must not stand in
-    # for ours.
+    # A full member name counts only if it belongs to this sample: another sample's "3.png" must not be used.
     names = [f"{key}.{token}", *([token] if token.startswith(f"{key}.") else [])]
     for name in names:
         found = index.find(name)

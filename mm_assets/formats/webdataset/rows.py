@@ -1,4 +1,4 @@
-"""Rows of decoded samples, and the Arrow tables made of them."""
+"""Rows of decoded samples, and Arrow tables built from them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from mm_assets.interleaved.unify import unify_schemas
 
 @dataclass(slots=True)
 class Row:
-    """One item before its bytes are read; ``binary`` is used when they were in the json itself.
+    """One item before its bytes are read. ``binary`` has bytes that were in the json itself.
 
-    Where ``is_typed``, a missing content type is what the source says, else the bytes tell it.
+    If ``is_typed``, the source states that there is no content type; otherwise a missing one is detected from
+    the bytes.
     """
 
     position: int
@@ -39,11 +40,11 @@ class Row:
 
 @dataclass(slots=True)
 class Sample:
-    """The rows of one sample; ``declared`` holds the types of its passthrough columns when the json states
-    them.
+    """The rows of one sample.
 
-    ``room``: bytes that columns of declared types take while they are built. ``nbytes``: of the members with
-    its texts and fields.
+    ``declared`` has the types of its passthrough columns, if the json states them. ``room`` are the bytes
+    that columns of declared types take while they are built. ``nbytes`` are those of the members with its
+    texts and fields.
     """
 
     sample_id: str
@@ -54,11 +55,11 @@ class Sample:
 
 
 class SchemaTally:
-    """The passthrough columns of all samples of a tar: those ``declared``, and ``tallies`` of the values
-    whose types no json states.
+    """Tally of the passthrough columns of all samples of a tar.
 
-    ``declared_ints`` are the integers of declared 64-bit columns: whether they are exact as float64, where
-    others have that, is told by their values.
+    ``declared`` has the columns whose types a json states, ``tallies`` the kinds of values of all others.
+    ``declared_ints`` tallies the integers of declared 64-bit columns: whether they are exact as float64, if
+    other samples have floats, depends on their values.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class SchemaTally:
         self._has_undeclared = False
 
     def observe(self, sample: Sample) -> None:
+        """Add the columns of one sample."""
         if sample.declared is not None:
             self._declared[sample.declared] = None
             for name in sample.declared.int64s:
@@ -85,7 +87,7 @@ class SchemaTally:
 
     @property
     def declared(self) -> list[pa.Schema]:
-        """All declared schemas, without dictionaries. A column that not all samples have can be null."""
+        """All declared schemas, without dictionaries. Columns that some samples lack are nullable."""
         schemas = [declared.schema for declared in self._declared]
         return [
             reconcile_schema(pa.schema([self._relaxed(field, schemas) for field in schema]))
@@ -100,33 +102,34 @@ class SchemaTally:
         return field.with_nullable(True)
 
     def raw_schema(self) -> pa.Schema:
-        """Types of the columns whose samples state none."""
+        """Return the inferred types of columns whose samples declare none."""
         return pa.schema([tally.field(name) for name, tally in self.tallies.items()])
 
     def schema(self) -> pa.Schema:
-        """The tar's columns: the union of all, with JSON text where integers meet floats and are not exact as
-        such.
+        """Return the tar's columns: the union of all.
+
+        A column is JSON text if its integers meet floats and are not exact as float64.
         """
-        undeclared = (
-            [self.raw_schema()] if self._has_undeclared else []
-        )  # without samples it would stand for some that lack all columns
-        joined = unify_schemas([*self.declared, *undeclared])
-        return pa.schema([field if self._is_exact(field) else json_field(field.name) for field in joined])
+        # Only with such samples: an empty schema would make all columns nullable.
+        undeclared = [self.raw_schema()] if self._has_undeclared else []
+        union = unify_schemas([*self.declared, *undeclared])
+        return pa.schema([field if self._is_exact(field) else json_field(field.name) for field in union])
 
     def _is_exact(self, field: pa.Field) -> bool:
-        known = [
+        column_tallies = [
             tallies[field.name] for tallies in (self.tallies, self.declared_ints) if field.name in tallies
         ]
-        return not pa.types.is_floating(field.type) or all(tally.ints_fit_float for tally in known)
+        return not pa.types.is_floating(field.type) or all(tally.ints_fit_float for tally in column_tallies)
 
 
-# What values that are not as the json's own schema says may raise on their way into Arrow.
+# Exceptions that Arrow may raise for values that do not fit the json's own schema.
 MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, pa.ArrowException)
 
 
 def misfit(sample: Sample, extras: pa.Schema, target: pa.Schema) -> str | None:
-    """Why values of a sample do not fit its passthrough columns, or the same columns of ``target``; None when
-    they do.
+    """Return why values of a sample do not fit its passthrough columns, or the same columns of ``target``.
+
+    None if they fit.
     """
     try:
         table = build_table([sample], pa.nulls(0, pa.large_binary()), extras, extras.names)
@@ -139,38 +142,47 @@ def misfit(sample: Sample, extras: pa.Schema, target: pa.Schema) -> str | None:
 
 
 def _refuse_changed(sample: Sample, declared: DeclaredTypes, table: pa.Table) -> None:
-    """A value of another form than its type's may pass for one: two lists of one and three values pass for
-    two of two.
+    """Refuse values that their declared type would accept and change.
+
+    For example, two lists of one and three values pass for two lists of two.
     """
     declared.try_out(table)
     for name in declared.lax:
-        given = [row.extras.get(name) for row in sample.rows]
+        original = [row.extras.get(name) for row in sample.rows]
         column = table.schema.field(name)
-        if is_json(column) and not any(isinstance(value, dict) and RAW in value for value in given):
+        if is_json(column) and not any(isinstance(value, dict) and RAW in value for value in original):
             continue
-        found = json_codec.encode(table.column(name), column)
-        if found != given and dumps(found) != dumps(given):  # equal, or both NaN
+        stored = json_codec.encode(table.column(name), column)
+        # Compared as text as well: NaN is not equal to itself.
+        if stored != original and dumps(stored) != dumps(original):
             raise ValueError(f"column {name!r}: not all values are of the form of {column.type!s:.200}")
 
 
 def build_table(
     samples: Sequence[Sample], blobs: pa.Array, extras: pa.Schema, columns: Iterable[str]
 ) -> pa.Table:
-    """A table of samples that share one passthrough schema. ``blobs`` is ``binary_content``, one value a row.
+    """Return a table of samples that share one passthrough schema.
 
-    Raises ``ValueError`` for a value that its declared type does not hold.
+    Args:
+        samples: The samples.
+        blobs: Values of ``binary_content``, one per row.
+        extras: The passthrough schema.
+        columns: Names of the columns to build.
+
+    Raises:
+        ValueError: A value does not fit its declared type.
     """
     rows = [row for sample in samples for row in sample.rows]
     is_declared = bool(samples) and samples[0].declared is not None
-    wanted = set(columns)
+    requested = set(columns)
     arrays: list[pa.Array] = []
     fields: list[pa.Field] = []
     for column in INTERLEAVED_SCHEMA:
-        if column.name in wanted:
+        if column.name in requested:
             fields.append(column)
             arrays.append(_reserved(column, samples, rows, blobs))
     for column in extras:
-        if column.name in wanted:
+        if column.name in requested:
             values = [row.extras.get(column.name) for row in rows]
             fields.append(column)
             arrays.append(json_codec.decode(values, column) if is_declared else build_column(values, column))

@@ -1,4 +1,4 @@
-"""One tar as a source of tables: headers first, then batch by batch straight into Arrow buffers."""
+"""Source of tables from one tar: headers first, then batches read straight into Arrow buffers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, canonical_schema
 
-_ROW_OVERHEAD = 256  # Arrow bytes of a row beside its text and image: offsets, locator, content type
-_KEPT_BYTES = (
-    2 << 20
-)  # of jsons and texts whose samples are decoded once for the schema and the rows; of others memory has only the types
-_FRAME_OVERHEAD = 1024  # bytes a split frame may have more than its strips: header, directory, tag values
+_ROW_OVERHEAD = 256  # Arrow bytes of a row besides text and image: offsets, locator, content type
+# Bytes of jsons and texts whose decoded samples are kept between the schema pass and the read. Others are
+# decoded twice, and only their types are kept.
+_KEPT_BYTES = 2 << 20
+_FRAME_OVERHEAD = 1024  # bytes of a split frame besides its strips: header, directory, tag values
 
 
 class WebdatasetSource(FileSource):
-    """Scans the headers and types the json fields when opened (both small), reads payloads when iterated.
+    """One tar. Headers are scanned and json fields typed when it is opened, payloads are read later.
 
     With ``ids``, samples that cannot be used are quarantined instead of raising; see `TarSamples`, which
     ``samples`` may take the place of.
@@ -89,30 +89,29 @@ class WebdatasetSource(FileSource):
         self._samples.close()
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        asked = set(columns)
-        wanted = [name for name in self.schema.names if name in asked]
+        requested = set(columns)
+        names = [name for name in self.schema.names if name in requested]
         row_bytes = _ROW_OVERHEAD + sum(
-            width(self.schema.field(name).type) for name in wanted if name not in RESERVED_COLUMNS
+            width(self.schema.field(name).type) for name in names if name not in RESERVED_COLUMNS
         )
-        with_bytes = self._materialize and "binary_content" in wanted
+        with_bytes = self._materialize and "binary_content" in names
         pending: list[Sample] = []
         filled = 0
         for member in self._members:
-            sample = self._kept.pop(member, None) or self._samples.decode(
-                member
-            )  # its rows change while the table is built
+            # Not kept any longer: its rows change while the table is built.
+            sample = self._kept.pop(member, None) or self._samples.decode(member)
             size = _estimate(sample, row_bytes, with_bytes)
             if pending and max_bytes is not None and filled + size > max_bytes:
-                yield self._table(pending, wanted, with_bytes)
+                yield self._table(pending, names, with_bytes)
                 pending, filled = [], 0
             pending.append(sample)
             filled += size
         if pending:
-            yield self._table(pending, wanted, with_bytes)
+            yield self._table(pending, names, with_bytes)
         self._note_frames()
 
     def _note_frames(self) -> None:
-        """Frames behind the last that any sample has: in the end, since samples may share a TIFF."""
+        """Note unreferenced frames. Only at the end, because samples may share a TIFF."""
         for member, frames, references in self._frames.values():
             if frames > references:
                 self.notes.setdefault("unreferenced_frames", []).append(
@@ -124,8 +123,8 @@ class WebdatasetSource(FileSource):
                 )
         self._frames.clear()
 
-    def _table(self, samples: list[Sample], wanted: list[str], with_bytes: bool) -> pa.Table:
-        target = pa.schema([self.schema.field(name) for name in wanted])
+    def _table(self, samples: list[Sample], names: list[str], with_bytes: bool) -> pa.Table:
+        target = pa.schema([self.schema.field(name) for name in names])
         tables = []
         for group in _same_declaration(samples):
             declared = group[0].declared
@@ -134,34 +133,34 @@ class WebdatasetSource(FileSource):
                 builder = BlobBuilder(self._samples.descriptor, self._samples.images_name)
                 blobs = builder.build(rows)
                 for name, (member, frames, references) in builder.frames.items():
-                    known = self._frames.get(name)
-                    self._frames[name] = (member, frames, max(references, known[2] if known else 0))
+                    earlier = self._frames.get(name)
+                    self._frames[name] = (member, frames, max(references, earlier[2] if earlier else 0))
             else:
                 blobs = pa.array([row.binary for row in rows], pa.large_binary())
             extras = self._raw_schema if declared is None else declared.schema
             try:
-                tables.append(align_table(build_table(group, blobs, extras, wanted), target))
+                tables.append(align_table(build_table(group, blobs, extras, names), target))
             except MISFITS as error:
                 raise self._located(error, group, extras) from error
         return pa.concat_tables(tables)
 
     def _located(self, error: Exception, group: list[Sample], extras: pa.Schema) -> SampleError:
-        """Which sample of a group the error is about: found by building each alone."""
+        """Return the error with the sample it is about, found by building each sample alone."""
         for sample in group:
-            if (own := misfit(sample, extras, self.schema)) is not None:
-                return SampleError(BAD_LAYOUT, f"{self.uri}: sample {sample.sample_id!r}: {own}")
+            if (reason := misfit(sample, extras, self.schema)) is not None:
+                return SampleError(BAD_LAYOUT, f"{self.uri}: sample {sample.sample_id!r}: {reason}")
         return SampleError(BAD_LAYOUT, f"{self.uri}: {error}")
 
 
 def _unreferenced_frame(path: str, member: Member, frame: int, frames: int) -> Loss:
-    """The ledger's entry of a frame that no reference leads to."""
+    """Return the ledger's entry of a frame that no reference leads to."""
     reason = f"frame {frame} of {frames} is no image of any sample that was read"
     ref = member_ref(path, member, frame)
     return Loss(None, None, None, "unreferenced", UNREFERENCED_FRAME, reason, source_ref=ref)
 
 
 def _estimate(sample: Sample, row_bytes: int, with_bytes: bool) -> int:
-    """At least the Arrow bytes of a sample, from sizes in headers alone."""
+    """Return an upper bound of the Arrow bytes of a sample, from sizes in headers alone."""
     size = sample.room + sample.nbytes * 2 + len(sample.rows) * (row_bytes + len(sample.sample_id.encode()))
     if with_bytes:
         frames_of: dict[str, Member] = {}

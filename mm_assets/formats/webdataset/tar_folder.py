@@ -1,5 +1,6 @@
-"""A folder of tars that opens in every client while processes replace its partitions, and after one of them
-died.
+"""Folder of tars that every client can open at any time.
+
+That holds while processes replace partitions, and after a crash of one of them.
 """
 
 from __future__ import annotations
@@ -29,30 +30,37 @@ from mm_assets.formats.webdataset.client_indexes import (
 from mm_assets.formats.webdataset.hf_card import declares, front_matter, readme
 from mm_assets.formats.webdataset.tar_stats import measure, stated_columns
 
-_AT_ONCE = 256  # index files of tars held in memory
-_OWN = (
-    ".mm_assets"  # <tar>.json: stats of the published tar; <tar>.pending.json: of one that is being published
-)
+_AT_ONCE = 256  # index files of tars in memory at a time
+# Folder of `TarPartitionStats`: <tar>.json of the published tar, <tar>.pending.json of one being published.
+_STATS_FOLDER = ".mm_assets"
 _STATS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
 
 
 class TarFolder(FolderFiles):
-    """Publishes partitions and the dataset-level files into a local folder or an fsspec URL.
+    """Publisher of partitions and dataset-level files, into a local folder or an fsspec URL.
 
-    Several processes may publish different partitions at once. In a local folder a lock file puts them one
-    after the other. Object stores have no locks: there a card that another process overwrote is derived again
-    until it declares everybody's columns, and `finish` must not run while a partition is being published.
+    Several processes may publish different partitions at the same time. In a local folder a lock file
+    serialises them. Object stores have no locks: there, a card that another process overwrote is written
+    again until it declares everybody's columns, and `finish` must not run while a partition is being
+    published.
     """
 
     def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionStats) -> None:
-        """Put a finished local tar (consumed), its ``.tar.idx`` and its stats in place of the partition's
-        previous ones.
+        """Replace a partition: its tar, ``.tar.idx`` and statistics.
 
         Every client can read the folder before, between and after the steps, and after a crash in any of
-        them; counts of new samples show up with `finish`. A partition without samples is removed, and
-        ``staged_tar`` need not exist. Raises ``ValueError`` when tar, idx and stats are not of the same data.
+        them. Counts of new samples appear with `finish`. A partition without samples is removed;
+        ``staged_tar`` need not exist then.
+
+        Args:
+            staged_tar: A finished local tar, which is moved away.
+            idx: Content of its ``.tar.idx``.
+            stats: Its statistics.
+
+        Raises:
+            ValueError: Tar, idx and statistics do not belong together.
         """
         if stats.samples == 0:
             self._withdraw(stats.file)
@@ -60,10 +68,10 @@ class TarFolder(FolderFiles):
             return
         _check(staged_tar, idx, stats)
         stats = stats.with_idx(idx)
-        pending, final = (f"{_OWN}/{stats.file}{suffix}" for suffix in (_PENDING, _STATS))
+        pending, final = (f"{_STATS_FOLDER}/{stats.file}{suffix}" for suffix in (_PENDING, _STATS))
         with storage.staged(self._uri(stats.file), self._options) as tar:
             shutil.move(staged_tar, tar.path)
-            storage.sync(tar.path)  # not under the lock: it takes as long as the disk needs for the whole tar
+            storage.sync(tar.path)  # before the lock: flushing a whole tar takes long
             with self._locked():
                 previous = self._read_stats([final, pending])
                 if previous == [stats] and tar.is_published() and self._read(f"{stats.file}.idx") == idx:
@@ -80,11 +88,13 @@ class TarFolder(FolderFiles):
                 self._remove(pending)
 
     def finish(self) -> list[str]:
-        """Derive all dataset-level files from the tars that are there; returns the names of files whose bytes
-        had to change.
+        """Derive all dataset-level files from the tars, and return the names of the files that changed.
 
-        Completes what crashed publishers left, and what others did to index files or stats: stats and index
-        of such a tar are taken from the tar itself. Raises `TarDamage` if that cannot be read.
+        Completes what crashed publishers left, and repairs index files or statistics that others changed:
+        those of such a tar are derived from the tar itself.
+
+        Raises:
+            TarDamage: Such a tar cannot be read.
         """
         if not self._is_remote and not os.path.isdir(self._root):
             return []
@@ -102,10 +112,10 @@ class TarFolder(FolderFiles):
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
     def stats(self) -> list[TarPartitionStats]:
-        """Statistics of all published partitions, by file name."""
-        names = self._list(_OWN)
+        """Return the statistics of all published partitions, by file name."""
+        names = self._list(_STATS_FOLDER)
         return self._read_stats(
-            f"{_OWN}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
+            f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
         )
 
     def _withdraw(self, file: str) -> None:
@@ -114,25 +124,32 @@ class TarFolder(FolderFiles):
             self._forget(file)
 
     def _forget(self, file: str) -> None:
-        for name in (file, f"{file}.idx", f"{_OWN}/{file}{_STATS}", f"{_OWN}/{file}{_PENDING}"):
+        for name in (
+            file,
+            f"{file}.idx",
+            f"{_STATS_FOLDER}/{file}{_STATS}",
+            f"{_STATS_FOLDER}/{file}{_PENDING}",
+        ):
             self._remove(name)
 
     def _relist(self, file: str, samples: int) -> None:
-        """Let the index files promise at most ``samples`` of a tar: too many end wids and Energon with an
-        error.
+        """Limit the count of a tar in the index files to ``samples``.
+
+        wids and Energon fail if an index promises more samples than the tar has.
         """
         listed = parse_wids_index(self._read(_INDEX) or b"")
         fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
         kept = [p for p in fewer if p.samples]
         if kept != listed:
             self._write(_INDEX, wids_index(self._name(), kept))
-            self._write(_SPLIT, energon_split(kept))  # before the counts: a tar in the split has one
+            # The split before the counts: every tar in the split needs a count.
+            self._write(_SPLIT, energon_split(kept))
             self._write(_INFO, energon_info(kept))
 
     def _declare(self, stats: TarPartitionStats) -> None:
-        """Make the card declare what a tar is about to bring.
+        """Make the card declare the columns and pairs of a tar before it is published.
 
-        Reads all stats only when that is something new.
+        All statistics are read only if the card lacks any of these.
         """
         card = self._read(_CARD)
         while card is None or not declares(_text(card), stats):
@@ -140,7 +157,10 @@ class TarFolder(FolderFiles):
             card = self._read(_CARD)
 
     def _write_card(self, stats: TarPartitionStats) -> None:
-        """Write the card until it holds what is known *after* writing it: others may have written in between."""
+        """Write the card until it covers all partitions known *after* writing it.
+
+        Other processes may have written in between.
+        """
         while True:
             published, pending = self.stats(), [*self._pending(), stats]
             card = self._read(_CARD)
@@ -150,29 +170,31 @@ class TarFolder(FolderFiles):
 
     def _pending(self) -> list[TarPartitionStats]:
         return self._read_stats(
-            f"{_OWN}/{name}" for name in sorted(self._list(_OWN)) if name.endswith(_PENDING)
+            f"{_STATS_FOLDER}/{name}" for name in sorted(self._list(_STATS_FOLDER)) if name.endswith(_PENDING)
         )
 
     def _apply_pending(self) -> list[TarPartitionStats]:
-        """Statistics of the tars that exist. Mended are before those of which a publisher died, and those whose
-        stats or idx are not as they were written.
+        """Return the statistics of the tars that exist, after repairs.
+
+        Tars of crashed publishers are repaired, and those whose statistics or idx are not as they were
+        written.
         """
         sizes = self._list("")
-        known = {p.file: p for p in self.stats()}
+        published = {p.file: p for p in self.stats()}
         pending = {p.file: p for p in self._pending()}
-        for file in sorted((known | pending).keys() - sizes.keys()):
+        for file in sorted((published | pending).keys() - sizes.keys()):
             self._forget(file)
-        # One whose stats are lost has an idx, or its stats cannot be read; other tars are other people's.
+        # A tar of ours that lacks readable statistics has an idx or a stats file. Other tars are not ours.
         lost = {
             name
             for name in sizes
             if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")
         }
         lost |= {
-            name.removesuffix(_STATS) for name in self._list(_OWN) if name.endswith(_STATS)
+            name.removesuffix(_STATS) for name in self._list(_STATS_FOLDER) if name.endswith(_STATS)
         } & sizes.keys()
-        tars = sorted(((known | pending).keys() & sizes.keys()) | lost)
-        found = []
+        tars = sorted(((published | pending).keys() & sizes.keys()) | lost)
+        repaired = []
         for at in range(0, len(tars), _AT_ONCE):
             idx = self._read_many(
                 f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes
@@ -180,19 +202,21 @@ class TarFolder(FolderFiles):
             for file in tars[at : at + _AT_ONCE]:
                 if (
                     file not in pending
-                    and file in known
-                    and known[file].fits(sizes[file], idx.get(f"{file}.idx", b""))
+                    and file in published
+                    and published[file].fits(sizes[file], idx.get(f"{file}.idx", b""))
                 ):
-                    found.append(known[file])
+                    repaired.append(published[file])
                 else:
-                    found += self._mend(file, [p[file] for p in (pending, known) if file in p])
-        return found
+                    repaired += self._rebuild_stats(
+                        file, [p[file] for p in (pending, published) if file in p]
+                    )
+        return repaired
 
-    def _mend(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
-        """Statistics and idx of a tar that is the old or the new one, from its headers; a column of either is a
-        column.
+    def _rebuild_stats(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
+        """Derive statistics and idx of a tar from its headers.
 
-        Without candidates the tar itself tells its columns; no stats of one that is not ours.
+        Its columns are those of the candidates that match it, or of all candidates if none does. Without
+        candidates the tar itself declares them; the result is empty for a tar that is not ours.
         """
         uri = self._uri(file)
         source = storage.open_binary(uri, self._options) if self._is_remote else nullcontext(uri)
@@ -204,8 +228,8 @@ class TarFolder(FolderFiles):
         matching = [p for p in candidates if replace(p, columns={}, idx=measured.idx) == measured]
         stats = replace(measured, columns=union_columns(matching) if matching else columns)
         self._write_if_new(f"{file}.idx", idx)
-        self._write(f"{_OWN}/{file}{_STATS}", stats.to_json())
-        self._remove(f"{_OWN}/{file}{_PENDING}")
+        self._write(f"{_STATS_FOLDER}/{file}{_STATS}", stats.to_json())
+        self._remove(f"{_STATS_FOLDER}/{file}{_PENDING}")
         return [stats]
 
     def _name(self) -> str:
@@ -218,13 +242,13 @@ class TarFolder(FolderFiles):
         if self._is_remote:
             yield
             return
-        os.makedirs(os.path.join(self._root, _OWN), exist_ok=True)
-        with open(os.path.join(self._root, _OWN, "lock"), "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released with the file, also by a kill
+        os.makedirs(os.path.join(self._root, _STATS_FOLDER), exist_ok=True)
+        with open(os.path.join(self._root, _STATS_FOLDER, "lock"), "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, or the process killed
             yield
 
     def _read_stats(self, names: Iterable[str]) -> list[TarPartitionStats]:
-        """Statistics that cannot be read are none: `finish` takes them from the tar."""
+        """Return the readable statistics; `finish` derives the others from the tars."""
         found = []
         for text in self._read_many(names).values():
             with suppress(ValueError):
@@ -237,10 +261,11 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionSt
     end = int.from_bytes(idx[-8:], "little")
     if not (size == stats.bytes == end + END_BLOCKS and len(idx) == 8 * (stats.samples + 1)):
         raise ValueError(
-            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, an index of {len(idx) // 8 - 1}"
-            f" samples up to {end} and a tar of {size} bytes do not belong together"
+            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, "
+            f"an index of {len(idx) // 8 - 1} samples up to {end} and a tar of {size} bytes "
+            "do not belong together"
         )
 
 
 def _text(card: bytes) -> str:
-    return card.decode(errors="replace")  # what others overwrote declares nothing
+    return card.decode(errors="replace")  # a card overwritten with other content declares nothing

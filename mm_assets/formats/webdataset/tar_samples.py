@@ -1,6 +1,4 @@
-"""The samples of an opened tar, decoded one at a time; those that cannot be used are refused, or set aside as
-losses.
-"""
+"""Samples of an open tar, decoded one at a time; unusable ones raise, or are quarantined as losses."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ from mm_assets.formats.webdataset.layout import (
 from mm_assets.formats.webdataset.mint1t_sample import Mint1tDecoder, member_ref
 from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.pairs import find_pairs
-from mm_assets.formats.webdataset.payload import SampleError, naming, parse_payload
+from mm_assets.formats.webdataset.payload import SampleError, naming_sample, parse_payload
 from mm_assets.formats.webdataset.rows import Sample, misfit
 from mm_assets.interleaved.faults import (
     BAD_LAYOUT,
@@ -56,17 +54,17 @@ from mm_assets.interleaved.source_ref import build_source_ref
 _LONGEST_REASON = 2000  # characters
 _UNREFERENCED = "it is no part of any sample that was read"
 
-# What the columns of one sample may take while they are built: this much, or in proportion to its json.
+# Memory that the columns of one sample may take while built: this much, or in proportion to its json.
 _MAX_ROOM = 64 << 20
 _ROOM_PER_BYTE = 8
 
 
 class TarSamples:
-    """One opened tar. ``name`` is what messages call it, ``path`` what locators call it.
+    """One open tar. ``name`` is its name in messages, ``path`` its path in locators.
 
-    Without ``ids`` whatever is wrong raises `TarDamage` or `SampleError`. With them what is sound is used,
-    and ``losses`` has the rest. ``id_prefix`` is put in front of each sample id. ``items`` is how many items
-    the samples have that have been met, sound or not: all, once `sound` is exhausted.
+    Without ``ids``, any fault raises `TarDamage` or `SampleError`. With ``ids``, sound samples are used, and
+    ``losses`` has the rest. ``id_prefix`` is put before each sample id. ``items`` counts the items of all
+    samples seen so far, sound or not: it is complete once `sound` is exhausted.
     """
 
     def __init__(
@@ -98,11 +96,11 @@ class TarSamples:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the unpacked tar."""
+        """Bytes of the uncompressed tar."""
         return os.fstat(self.descriptor).st_size
 
     def sound(self) -> Iterator[tuple[Member, Sample]]:
-        """The samples that can be used, in archive order, each with its json member."""
+        """Yield the samples that can be used, in archive order, each with its json member."""
         for member in self.members:
             try:
                 sample = self.decode(member)
@@ -113,7 +111,7 @@ class TarSamples:
                 self.losses.append(self._undecodable(member, error))
                 continue
             self.items += len(sample.rows)
-            if self._ids is None or self._stands(sample, member, self._ids):
+            if self._ids is None or self._is_usable(sample, member, self._ids):
                 yield member, sample
         for skipped in self.index.skipped:
             if self._layout.is_json(skipped.name):
@@ -126,19 +124,23 @@ class TarSamples:
         self.losses += [self._damaged_range(damaged_range) for damaged_range in self.index.damaged_ranges]
 
     def decode(self, member: Member) -> Sample:
-        """The sample of a json member, or of the text member of a pair without one. Raises `SampleError`."""
+        """Return the sample of a json member, or of the text member of a pair without a json.
+
+        Raises:
+            SampleError: It cannot be used.
+        """
         sample = self._sample(member)
         sample.nbytes = member.size
         if self.decoder.pairs is not None:
             sample.nbytes += sum(len(row.text.encode()) for row in sample.rows if row.text is not None)
-        with naming(sample.sample_id):
+        with naming_sample(sample.sample_id):
             _refuse_large(sample, member, f"{self.name}: {member.name}")
         sample.sample_id = self._id_prefix + sample.sample_id
         return sample
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
         """What decodes the samples, and the members that are samples."""
-        pairs = find_pairs(self.index, layout, self._payload, self._text)
+        pairs = find_pairs(self.index, layout, self._payload, self._read_text)
         decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes, pairs)
         jsons = [member for member in self.index.members if layout.is_json(member.name)]
         return decoder, jsons if pairs is None else pairs.documents(jsons)
@@ -150,17 +152,17 @@ class TarSamples:
         return self.decoder.decode(payload, member)
 
     def unreferenced(self) -> list[Member]:
-        """Members that are neither a json nor an image of any sample met (of a pair, nor its text)."""
+        """Return members that are neither a json nor an image of any sample seen (nor the text of a pair)."""
         links = {member.link for member in self.index.members if member.link is not None}
-        known = self.decoder.referenced | links
+        referenced = self.decoder.referenced | links
         return [
             member
             for member in self.index.members
-            if not self._layout.is_json(member.name) and member.name not in known
+            if not self._layout.is_json(member.name) and member.name not in referenced
         ]
 
     def skipped(self) -> list[Skipped]:
-        """Members that are no files and no samples either, as far as their names tell."""
+        """Return members that are no files, and by their names no samples either."""
         return [
             member
             for member in self.index.skipped
@@ -168,9 +170,9 @@ class TarSamples:
         ]
 
     def unreferenced_members(self) -> list[Loss]:
-        """All of these, for the ledger."""
+        """Return the ledger's entries of all unreferenced and skipped members."""
         refs = [
-            *(self._told(member)[1:] for member in self.unreferenced()),
+            *(self._describe(member)[1:] for member in self.unreferenced()),
             *(
                 (build_source_ref(self.images_path, member.name, member.header_offset), member.reason)
                 for member in self.skipped()
@@ -182,16 +184,17 @@ class TarSamples:
         ]
 
     def unreferenced_names(self) -> list[str]:
-        """What messages call those of `unreferenced`."""
-        return [self._told(member)[0] for member in self.unreferenced()]
+        """Return the names of `unreferenced` members for messages."""
+        return [self._describe(member)[0] for member in self.unreferenced()]
 
-    def _told(self, member: Member) -> tuple[str, str, str]:
-        """Name, locator and reason of a member that is no part of a sample; in a merged tar, those of the
-        member that it stands for.
+    def _describe(self, member: Member) -> tuple[str, str, str]:
+        """Return name, locator and reason of a member that belongs to no sample.
+
+        In a merged tar these are those of the original member.
         """
         if self._is_merged and extension(member.name) == UNPAIRED:
-            told = json.loads(self._bytes_of(member))
-            return told["where"], told["ref"], told["reason"] or _UNREFERENCED
+            original = json.loads(self._bytes_of(member))
+            return original["where"], original["ref"], original["reason"] or _UNREFERENCED
         path = self.images_path
         ref = build_source_ref(path, member.name) if member.broken else member_ref(path, member)
         return member.name, ref, _UNREFERENCED
@@ -219,7 +222,7 @@ class TarSamples:
     def _payload(self, member: Member) -> dict[str, Any]:
         return parse_payload(self._read(member, "json"), f"{self.name}: {member.name}")
 
-    def _text(self, member: Member) -> str:
+    def _read_text(self, member: Member) -> str:
         try:
             return self._read(member, "text").decode("utf-8-sig")
         except UnicodeDecodeError as cause:
@@ -228,16 +231,20 @@ class TarSamples:
             raise error from cause
 
     def _read(self, member: Member, kind: str) -> bytes:
-        """The bytes of a json or text. Raises `SampleError`, which locates it."""
-        where = f"{self.name}: {member.name}"
+        """Return the bytes of a json or text.
+
+        Raises:
+            SampleError: It cannot be read; the error locates it.
+        """
+        place = f"{self.name}: {member.name}"
         error = None
         if member.broken is not None:
             error = SampleError(
-                NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{where}: {member.broken}"
+                NOT_UTF8 if member.link is None else DANGLING_REFERENCE, f"{place}: {member.broken}"
             )
         elif member.size > MAX_JSON_BYTES:
             error = SampleError(
-                OVERSIZED_MEMBER, f"{where}: {kind} member of {member.size} bytes, more than {MAX_JSON_BYTES}"
+                OVERSIZED_MEMBER, f"{place}: {kind} member of {member.size} bytes, more than {MAX_JSON_BYTES}"
             )
         if error is not None:
             error.source_ref = self._place(member)
@@ -245,7 +252,7 @@ class TarSamples:
         return self._bytes_of(member)
 
     def _place(self, member: Member) -> str:
-        """The locator of a json or text; a link that leads nowhere has but a header."""
+        """Return the locator of a json or text; a link that leads nowhere only has a header."""
         is_dead_link = member.link is not None and member.broken is not None
         return (
             build_source_ref(self.path, member.name, member.header_offset)
@@ -253,23 +260,26 @@ class TarSamples:
             else member_ref(self.path, member)
         )
 
-    def _stands(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
-        """Whether the sample can be used; else its rows are among the losses. Values need a trial only where
-        a json states their types.
+    def _is_usable(self, sample: Sample, member: Member, ids: SampleIds) -> bool:
+        """Return True if the sample can be used; otherwise its rows become losses.
+
+        Values are only tested if a json declares their types.
         """
         declared = sample.declared
-        why = (
+        reason = (
             None
             if declared is None
             else declared.unwritable or misfit(sample, declared.schema, declared.schema)
         )
-        if why is not None:
-            self._reject(sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {why}")
-        elif (why := ids.claim(sample.sample_id, member.name, self.path)) is not None:
-            self._reject(sample, member, DUPLICATE_ID, why)
-        return why is None
+        if reason is not None:
+            self._quarantine(
+                sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {reason}"
+            )
+        elif (reason := ids.register(sample.sample_id, member.name, self.path)) is not None:
+            self._quarantine(sample, member, DUPLICATE_ID, reason)
+        return reason is None
 
-    def _reject(self, sample: Sample, member: Member, kind: str, reason: str) -> None:
+    def _quarantine(self, sample: Sample, member: Member, kind: str, reason: str) -> None:
         json_ref = member_ref(self.path, member)
         for number, row in enumerate(sample.rows):
             ref = json_ref if row.source_ref is None else row.source_ref
@@ -310,32 +320,35 @@ def _lost_sample(sample_id: str, error: SampleError, ref: str) -> Loss:
 
 
 def _with_packing(index: TarIndex, damage: TarDamage, size: int) -> TarIndex:
-    """With what is wrong with the gzip file around the tar: that is why the tar is cut, where it is."""
-    whole, last = index.damaged_ranges[:-1], index.damaged_ranges[-1:]
+    """Add damage of the gzip file around a tar: it explains a tar that is cut."""
+    earlier, last = index.damaged_ranges[:-1], index.damaged_ranges[-1:]
     if last and not last[0].damage.is_cut:
-        whole, last = index.damaged_ranges, ()
+        earlier, last = index.damaged_ranges, ()
     return replace(
-        index, damaged_ranges=(*whole, DamagedRange(last[0].start if last else size, size, damage))
+        index, damaged_ranges=(*earlier, DamagedRange(last[0].start if last else size, size, damage))
     )
 
 
-def _refuse_large(sample: Sample, member: Member, where: str) -> None:
-    """Every row has every column, so that a few fields and a few rows of a json make a large table."""
+def _refuse_large(sample: Sample, member: Member, place: str) -> None:
+    """Refuse a sample whose table would be too large.
+
+    Every row has every column, so a few fields and a few rows of a json can make a large table.
+    """
     rows, room = len(sample.rows), sample.room
     if sample.declared is None:
         fields = sum(len(row.extras) for row in sample.rows)  # at least as many as there are names
         if fields > MAX_FIELDS or rows * fields * SLOT > _MAX_ROOM:
             fields = len({name for row in sample.rows for name in row.extras})
         if fields > MAX_FIELDS:
-            raise SampleError(BAD_LAYOUT, f"{where}: {fields} fields, at most {MAX_FIELDS}")
+            raise SampleError(BAD_LAYOUT, f"{place}: {fields} fields, at most {MAX_FIELDS}")
         room = rows * fields * SLOT
     if room > max(_MAX_ROOM, member.size * _ROOM_PER_BYTE):
         raise SampleError(
             BAD_LAYOUT,
-            f"{where}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}",
+            f"{place}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}",
         )
 
 
 def _shortened(reason: str) -> str:
-    """Reasons quote the data, which may be of any length."""
+    """Return a reason, shortened: reasons quote the data, which may have any length."""
     return reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]}…"

@@ -1,4 +1,4 @@
-"""The stats of a tar in our layout, found again from the tar itself."""
+"""Statistics of a tar in the native layout, derived from the tar itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.tar.scan import scan
-from mm_assets.formats.tar.writer import idx_bytes
-from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs
+from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs, tar_idx
 from mm_assets.formats.webdataset.layout import BOOKKEEPING, MAX_JSON_BYTES
 from mm_assets.interleaved.schema_text import schema_from_text
 
 
 def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
-    """Statistics of an open tar, but for its columns, and its ``.tar.idx``, both from its headers.
+    """Return the statistics of an open tar, without columns, and its ``.tar.idx``, both from its headers.
 
-    Raises `TarDamage`.
+    Raises:
+        TarDamage: The tar is damaged.
     """
     index = scan(fd, file)
     starts: list[int] = []
@@ -28,14 +28,17 @@ def measure(fd: int, file: str) -> tuple[TarPartitionStats, bytes]:
         group = list(members)
         starts.append(group[0].header_offset)
         pairs.update(member.name.partition(".")[2] for member in group)
-    idx = idx_bytes(starts, index.end)
+    idx = tar_idx([*starts, index.end])
     stats = TarPartitionStats(file, len(starts), os.fstat(fd).st_size, parse_pairs(pairs - {"json"}))
     return stats.with_idx(idx), idx
 
 
 def stated_columns(fd: int, file: str) -> dict[str, str] | None:
-    """``columns`` of `TarPartitionStats` by the first json of an open tar: all of a tar state the same. None if
-    it is not one of ours.
+    """Return ``columns`` of `TarPartitionStats` from the first json of an open tar.
+
+    All jsons of a tar declare the same columns.
+
+    None if the tar is not one of ours.
     """
     try:
         first = next(

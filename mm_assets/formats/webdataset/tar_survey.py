@@ -1,4 +1,4 @@
-"""What a raw tar holds, found without reading any image: its samples, its faults, the types of its fields."""
+"""Survey of a raw tar without reading images: its samples, faults and field types."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ def survey_tar(
     options: StorageOptions | None = None,
     id_prefix: str = "",
 ) -> FileSurvey:
-    """Survey one tar, local or remote, packed or not; ``ref_path`` is what messages and locators call it.
+    """Survey one tar, local or remote, compressed or not.
 
-    Nothing in the tar raises: what cannot be used is among the ``losses``, as the reader's ``set_aside`` has
-    it. Raises ``OSError`` when the file cannot be opened.
+    Nothing in the tar raises: content that cannot be used is among the ``losses``, as with
+    ``quarantine_errors`` of the reader. ``ref_path`` is the tar's path in messages and locators.
+
+    Raises:
+        OSError: The file cannot be opened.
     """
     with closing(TarSamples(uri, ref_path, layout, max_member_bytes, SampleIds(), options, id_prefix)) as tar:
         tally = SchemaTally()
@@ -66,7 +69,7 @@ def survey_tar(
 
 
 class _Frames:
-    """Counts the frames of TIFFs that references share out among themselves."""
+    """Frame counts of TIFFs whose frames are shared out among references."""
 
     def __init__(self, descriptor: int) -> None:
         self.differences: list[tuple[str, int, int]] = []
@@ -74,11 +77,12 @@ class _Frames:
         self._counted: dict[Member, tuple[int, ImageError | None]] = {}
 
     def errors(self, sample: Sample) -> dict[int, Fault]:
-        """By position, why a reference has no frame: there are too few, or the chain of them is damaged
-        before it.
+        """Return by position the faults of references that have no frame.
+
+        There are too few frames, or the chain of frames is damaged before it.
         """
         errors: dict[int, Fault] = {}
-        met: set[Member] = set()
+        seen: set[Member] = set()
         for row in sample.rows:
             if row.content is None or row.content.frame is None:
                 continue
@@ -92,7 +96,7 @@ class _Frames:
                     if damage is not None
                     else surplus_reference(member.name, frame, frames, references)
                 )
-            if member not in met and frames != references:
+            if member not in seen and frames != references:
                 self.differences.append((member.name, frames, references))
-            met.add(member)
+            seen.add(member)
         return errors

@@ -1,4 +1,4 @@
-"""Write interleaved batches as WebDataset tars that open unmodified in every client (DESIGN 6)."""
+"""Writer of interleaved batches as WebDataset tars that open unmodified in every client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from mm_assets.formats.storage import StagedFile, StorageOptions, remove
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs
+from mm_assets.formats.webdataset.client_indexes import TarPartitionStats, hf_type, parse_pairs, tar_idx
 from mm_assets.formats.webdataset.encode import SampleEncoder
 from mm_assets.formats.webdataset.tar_folder import TarFolder
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport, Sink
@@ -18,11 +18,11 @@ __all__ = ["InterleavedWebdatasetWriter"]
 
 
 class InterleavedWebdatasetWriter(InterleavedWriter):
-    """Writes one tar per partition into a folder, with the index files of all clients; or one bare tar
-    (``path`` ends in ``.tar``).
+    """Writer of one tar per partition into a folder, with the index files of all clients.
 
-    See `InterleavedWriter` for the arguments. An image whose bytes are of none of the six formats travels
-    inside the json, so that every image member of a tar decodes by its suffix.
+    If ``path`` ends in ``.tar`` it writes one bare tar instead. See `InterleavedWriter` for the arguments.
+    Images that are in none of the six formats are stored inside the json, so that every image member of a tar
+    can be decoded by its suffix.
     """
 
     suffix = ".tar"
@@ -50,14 +50,13 @@ class TarSink(Sink):
     def write(self, tables: Iterator[pa.Table]) -> None:
         for table in tables:
             for sample in self._encoder.encode(table):
-                self._writer.write_sample(sample.members)
+                self._writer.write_group(sample.members)
                 self._pairs.update(sample.pairs)
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()
-        if (
-            self._is_bare and self._writer.samples == 0
-        ):  # clients fail on an empty tar: as in a folder, there is none then
+        # Clients fail on an empty tar, so none is published, as in a folder.
+        if self._is_bare and self._writer.groups == 0:
             self._staged.discard()
             remove(self._uri, self._options)
             return None, 0
@@ -66,9 +65,9 @@ class TarSink(Sink):
         folder, name = os.path.split(self._uri)
         columns = {field.name: hf_type(field) for field in self._encoder.extras}
         stats = TarPartitionStats(
-            name, self._writer.samples, self._writer.bytes, parse_pairs(self._pairs), columns
+            name, self._writer.groups, self._writer.bytes, parse_pairs(self._pairs), columns
         )
-        TarFolder(folder, self._options).publish(self._staged.path, self._writer.idx_bytes(), stats)
+        TarFolder(folder, self._options).publish(self._staged.path, tar_idx(self._writer.offsets), stats)
         self._staged.discard()
         return (self._uri, stats.bytes) if stats.samples else (None, 0)
 

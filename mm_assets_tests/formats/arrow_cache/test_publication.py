@@ -197,7 +197,7 @@ def test_a_cache_that_is_replaced_while_it_is_checked_is_checked_anew(
     build(tmp_path / "cache")
     checked = verified.require_size
 
-    def replaced(path: Path, shard: CacheShard) -> verified.Look:
+    def replaced(path: Path, shard: CacheShard) -> verified.FileStamp:
         monkeypatch.undo()
         build(tmp_path / "cache", "second", 10)
         return checked(path, shard)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from mm_assets.formats.tar import writer as tar_writer
 from mm_assets.formats.tar.scan import TarDamage, scan
 from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.webdataset.client_indexes import tar_idx
 
 SAMPLES = [
     [("a.0.jpg", b"x" * 700), ("a.json", b"{}")],
@@ -27,7 +28,7 @@ SAMPLES = [
 def write(path: Path, samples: list[list[tuple[str, bytes]]]) -> TarWriter:
     with TarWriter(path) as writer:
         for sample in samples:
-            writer.write_sample(sample)
+            writer.write_group(sample)
     return writer
 
 
@@ -62,14 +63,14 @@ def test_bytes_equal_tarfile_and_read_back(
     writer = write(path, samples)
     data = path.read_bytes()
     assert data == reference(samples)
-    assert (writer.samples, writer.bytes) == (len(samples), len(data))
+    assert (writer.groups, writer.bytes) == (len(samples), len(data))
     with tarfile.open(path) as tar:
         members = tar.getmembers()
         read = [(m.name, tar.extractfile(m).read()) for m in members]  # type: ignore[union-attr]
     assert read == [member for sample in samples for member in sample]
     lengths = iter(members)
     starts = [[next(lengths).offset for _ in sample][0] for sample in samples]
-    assert writer.idx_bytes() == struct.pack(f"<{len(starts) + 1}Q", *starts, len(data) - 1024)
+    assert tar_idx(writer.offsets) == struct.pack(f"<{len(starts) + 1}Q", *starts, len(data) - 1024)
 
 
 def test_idx_of_a_known_tar(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_idx_of_a_known_tar(tmp_path: Path) -> None:
         512 + 1024 + 512 + 512 + 512,
         2560 + 512 + 1024 + 512 + 1024 + 512 + 1024,
     ]
-    assert writer.idx_bytes() == b"".join(n.to_bytes(8, "little") for n in offsets)
+    assert tar_idx(writer.offsets) == b"".join(n.to_bytes(8, "little") for n in offsets)
     assert os.path.getsize(tmp_path / "t.tar") == offsets[-1] + 1024
 
 
@@ -94,7 +95,7 @@ def test_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
 def test_an_empty_tar_is_two_blocks(tmp_path: Path) -> None:
     writer = write(tmp_path / "t.tar", [])
     assert (tmp_path / "t.tar").read_bytes() == bytes(1024)
-    assert writer.idx_bytes() == bytes(8)
+    assert tar_idx(writer.offsets) == bytes(8)
 
 
 def test_arrow_buffers_are_written_from_where_they_lie(tmp_path: Path) -> None:
@@ -102,7 +103,7 @@ def test_arrow_buffers_are_written_from_where_they_lie(tmp_path: Path) -> None:
     buffer = array.buffers()[2]
     views = [memoryview(buffer)[:3], buffer.slice(3, 3000), pa.py_buffer(b"q"), bytearray(b"r")]
     with TarWriter(tmp_path / "t.tar") as writer:
-        writer.write_sample([(f"k.{i}.jpg", view) for i, view in enumerate(views)])
+        writer.write_group([(f"k.{i}.jpg", view) for i, view in enumerate(views)])
     with tarfile.open(tmp_path / "t.tar") as tar:
         read = [tar.extractfile(m).read() for m in tar]  # type: ignore[union-attr]
     assert read == [b"one", b"two" * 1000, b"q", b"r"]
@@ -123,17 +124,17 @@ BAD = {
 def test_a_refused_sample_leaves_no_trace(case: str, tmp_path: Path) -> None:
     members, match = BAD[case]
     with TarWriter(tmp_path / "t.tar") as writer:
-        writer.write_sample(SAMPLES[0])
+        writer.write_group(SAMPLES[0])
         with pytest.raises(ValueError, match=match):
-            writer.write_sample(members)
-        writer.write_sample(SAMPLES[1])
+            writer.write_group(members)
+        writer.write_group(SAMPLES[1])
     assert (tmp_path / "t.tar").read_bytes() == reference(SAMPLES[:2])
 
 
 def test_members_of_8_gib_are_refused(tmp_path: Path) -> None:
     huge = memoryview(pa.foreign_buffer(1, 8 << 30))  # never read: sizes are checked first
     with TarWriter(tmp_path / "t.tar") as writer, pytest.raises(ValueError, match="smaller than 8589934592"):
-        writer.write_sample([("a.0.jpg", huge)])
+        writer.write_group([("a.0.jpg", huge)])
     assert tar_writer._header("a", (8 << 30) - 1)[124:136] == b"77777777777\0"
 
 
@@ -152,22 +153,22 @@ def test_partial_writes_and_many_members(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "writev", stingy)
     writer = write(tmp_path / "t.tar", [sample, SAMPLES[0]])
     assert (tmp_path / "t.tar").read_bytes() == reference([sample, SAMPLES[0]])
-    assert len(calls) > 1000 and writer.samples == 2
+    assert len(calls) > 1000 and writer.groups == 2
 
 
 def test_an_exception_leaves_a_tar_that_reads_as_damaged(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="given up"), TarWriter(tmp_path / "t.tar") as writer:
-        writer.write_sample(SAMPLES[0])
+        writer.write_group(SAMPLES[0])
         raise RuntimeError("given up")
     with open(tmp_path / "t.tar", "rb") as file, pytest.raises(TarDamage, match="end blocks are missing"):
         scan(file.fileno(), "t.tar")
     with pytest.raises(ValueError, match="closed"):
-        writer.write_sample(SAMPLES[0])
+        writer.write_group(SAMPLES[0])
 
 
 def test_a_failed_write_cannot_be_closed_as_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = TarWriter(tmp_path / "t.tar")
-    writer.write_sample(SAMPLES[0])
+    writer.write_group(SAMPLES[0])
 
     def full(fd: int, buffers: list[bytes]) -> int:
         raise OSError(28, "No space left on device")
@@ -175,9 +176,9 @@ def test_a_failed_write_cannot_be_closed_as_complete(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "writev", full)
         with pytest.raises(OSError, match="No space"):
-            writer.write_sample(SAMPLES[1])
+            writer.write_group(SAMPLES[1])
     with pytest.raises(ValueError, match="failed"):
-        writer.write_sample(SAMPLES[1])
+        writer.write_group(SAMPLES[1])
     with pytest.raises(ValueError, match="not complete"):
         writer.close()
     assert os.path.getsize(tmp_path / "t.tar") == 2560
@@ -185,7 +186,7 @@ def test_a_failed_write_cannot_be_closed_as_complete(tmp_path: Path, monkeypatch
 
 def test_a_full_device_is_an_error() -> None:
     with pytest.raises(OSError, match="No space"), TarWriter("/dev/full") as writer:
-        writer.write_sample(SAMPLES[0])
+        writer.write_group(SAMPLES[0])
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command on this machine")

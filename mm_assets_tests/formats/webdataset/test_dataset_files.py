@@ -27,6 +27,7 @@ from mm_assets.formats.webdataset.client_indexes import (
     hf_type,
     parse_pairs,
     parse_wids_index,
+    tar_idx,
     union_columns,
     wids_index,
 )
@@ -385,9 +386,9 @@ class Staged:
         with TarWriter(self.path) as writer:
             for i in range(samples):
                 pair = pairs[i % len(pairs)]
-                writer.write_sample([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
+                writer.write_group([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
         self.data = self.path.read_bytes()
-        self.idx = writer.idx_bytes()
+        self.idx = tar_idx(writer.offsets)
         self.facts = TarPartitionStats(
             file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns
         ).with_idx(self.idx)

@@ -169,7 +169,7 @@ def test_each_byte_is_a_members_an_end_blocks_or_in_a_stretch(tmp_path: Path) ->
 
 
 def test_the_number_of_stretches_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mm_assets.formats.tar.scan.MAX_STRETCHES", 10)
+    monkeypatch.setattr("mm_assets.formats.tar.scan.MAX_DAMAGED_RANGES", 10)
     data = bytearray(
         make_tar(
             tmp_path / "x.tar", [(f"{n}.json", {}) for n in range(40)], kind=tarfile.USTAR_FORMAT

@@ -1,3 +1,4 @@
-"""Raw shards whose modalities are separate tars: merged into one tar when they are opened, as the file system
-``paired://``.
+"""Paired raw shards: tars of one modality each, merged into one tar when they are opened.
+
+They are a file system, ``paired://``.
 """

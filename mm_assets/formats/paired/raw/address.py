@@ -1,4 +1,4 @@
-"""Addresses of paired shards: one URL for tars of the same name in several folders, one folder a modality."""
+"""Addresses of paired shards: one URL for equally named tars in several folders, one per modality."""
 
 from __future__ import annotations
 
@@ -24,15 +24,18 @@ MISSING_KEY_POLICIES = ("skip", "partial", "error")
 _MODALITY = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<location>.+)", re.DOTALL)
 _PATTERN = re.compile(r"[*?\[{]")
 _GLOB = re.compile(r"[*?\[]")
-_POLICY = "missing key policy"  # no name of a modality: it has spaces
+_POLICY = "missing key policy"  # cannot be the name of a modality: it has spaces
 
 
 @dataclass(frozen=True)
 class PairedAddress:
-    """Where each modality's tars lie, and what becomes of a key that some of them lack.
+    """Locations of each modality's tars, and the policy for keys that some of them lack.
 
     A location is a folder or URL prefix, or a pattern of file names (``*``, braces) in one. Tars are paired
     by their names without suffix.
+
+    Raises:
+        ValueError: There are fewer than two modalities, the policy is unknown, or a folder is a pattern.
     """
 
     locations: Mapping[str, str]
@@ -41,7 +44,8 @@ class PairedAddress:
     def __post_init__(self) -> None:
         if self.missing_key_policy not in MISSING_KEY_POLICIES:
             raise ValueError(
-                f"the policy for missing keys is one of {', '.join(MISSING_KEY_POLICIES)}, not {self.missing_key_policy!r}"
+                f"the policy for missing keys is one of {', '.join(MISSING_KEY_POLICIES)}, "
+                f"not {self.missing_key_policy!r}"
             )
         if len(self.locations) < 2:
             raise ValueError(
@@ -56,19 +60,20 @@ class PairedAddress:
 
     @property
     def url(self) -> str:
-        """The address as a URL: a folder that holds one tar for each name."""
+        """The address as a URL: a folder with one tar per name."""
         return f"{PROTOCOL}://{urlencode([*self.locations.items(), (_POLICY, self.missing_key_policy)])}"
 
     @classmethod
     def parse(cls, token: str) -> PairedAddress:
-        """The address whose `url` has ``token`` behind its scheme."""
+        """Return the address whose `url` has ``token`` after its scheme."""
         pairs = parse_qsl(token, strict_parsing=True)
         return cls(dict(pairs[:-1]), pairs[-1][1])
 
     def names(self) -> dict[str, dict[str, list[str]]]:
-        """By name without suffix, the tars of each modality that has some, sorted.
+        """Return the tars of each modality that has any, by name without suffix, sorted.
 
-        Raises ``FileNotFoundError`` for a folder that is gone.
+        Raises:
+            FileNotFoundError: A folder does not exist.
         """
         found: dict[str, dict[str, list[str]]] = {}
         for modality, location in self.locations.items():
@@ -79,34 +84,35 @@ class PairedAddress:
         return dict(sorted(found.items()))
 
     def passed_over(self) -> list[str]:
-        """A line for each modality with tars that are packed in a way that is not read, and for each folder
-        in which nobody looks.
+        """Return a line for everything that is not read.
+
+        That is each modality with tars in an unsupported compression, and each subfolder.
         """
         lines: list[str] = []
         for modality, location in self.locations.items():
-            folder, chosen = _split(location)
+            folder, selection = _split(location)
             entries = _entries(folder)
             lines += packed_line(
                 location,
-                [join(folder, name) for name, is_folder in entries if name in chosen and not is_folder],
+                [join(folder, name) for name, is_folder in entries if name in selection and not is_folder],
             )
-            if chosen == _ALL:
-                below = [name for name, is_folder in entries if is_folder and not is_beside(name)]
+            if selection == _ALL:
+                subfolders = [name for name, is_folder in entries if is_folder and not is_beside(name)]
                 hint = f"not read: below the folder of modality {modality!r}; move its tars up into that"
-                lines += [f"{join(folder, name)}: {hint}" for name in below]
+                lines += [f"{join(folder, name)}: {hint}" for name in subfolders]
         return lines
 
     def parts(self, stem: str) -> dict[str, list[str]]:
-        """The tars of one name by modality, without a look at all others."""
+        """Return the tars of one name by modality, without listing all others."""
         return {
             modality: files
             for modality, location in self.locations.items()
-            if (files := _tars_called(stem, location))
+            if (files := _tars_of_stem(stem, location))
         }
 
 
 def modality_of(item: str) -> tuple[str, str] | None:
-    """Name and location of an item ``images=/data/images``; None for any other item, such as a path."""
+    """Return name and location of an item ``images=/data/images``; None for any other item (a path)."""
     match = _MODALITY.fullmatch(item)
     if match is None:
         return None
@@ -115,23 +121,25 @@ def modality_of(item: str) -> tuple[str, str] | None:
 
 
 def parts_of(url: str) -> dict[str, str]:
-    """What locators call the tars that a merged one was made of, and their URLs; none for any other URL."""
+    """Return the URLs of the tars that a merged tar is made of, by their names in locators."""
     root, _, name = url.rpartition("/")
     if not root.startswith(f"{PROTOCOL}://"):
         return {}
     parts = PairedAddress.parse(root.removeprefix(f"{PROTOCOL}://")).parts(name.removesuffix(".tar"))
-    called = [f"{modality}/{os.path.basename(file)}" for modality, files in parts.items() for file in files]
-    return {name: f"{root}/{name}" for name in called}
+    part_names = [
+        f"{modality}/{os.path.basename(file)}" for modality, files in parts.items() for file in files
+    ]
+    return {name: f"{root}/{name}" for name in part_names}
 
 
 def stem_of(name: str) -> str:
-    """A tar's name without its suffix; empty for a file that is no tar."""
+    """Return a tar's name without its suffix; empty for a file that is no tar."""
     return next((name[: -len(suffix)] for suffix in TAR_SUFFIXES if name.lower().endswith(suffix)), "")
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """The file names that a location stands for: those written out, and patterns."""
+class _Selection:
+    """The file names that a location selects: literal names, and patterns."""
 
     names: frozenset[str] = frozenset()
     patterns: tuple[str, ...] = ()
@@ -142,54 +150,55 @@ class _Chosen:
         )
 
 
-_ALL = _Chosen(patterns=("*",))
+_ALL = _Selection(patterns=("*",))
 
 
-@functools.lru_cache(maxsize=16)  # a brace list may be long, and each tar of it is asked for by its location
-def _split(location: str) -> tuple[str, _Chosen]:
-    """The folder of a location, and what is chosen of it."""
+@functools.lru_cache(maxsize=16)  # a brace list may be long, and it is expanded again for each of its tars
+def _split(location: str) -> tuple[str, _Selection]:
+    """Return the folder of a location, and the selection of files in it."""
     head, _, last = location.rstrip("/").rpartition("/")
     if not _PATTERN.search(last) and not last.lower().endswith(TAR_SUFFIXES):
         return location.rstrip("/"), _ALL
     names = expand_braces(last)
     patterns = tuple(name for name in names if _GLOB.search(name))
-    return head, _Chosen(frozenset(names).difference(patterns), patterns)
+    return head, _Selection(frozenset(names).difference(patterns), patterns)
 
 
 def _tars(location: str) -> dict[str, list[str]]:
-    """By stem, the tars of a location as they are now."""
-    folder, chosen = _split(location)
-    # Named one by one, a tar is a partition whether it is there or not.
-    tars: dict[str, list[str]] = {stem_of(name): [] for name in chosen.names if stem_of(name)}
+    """Return the tars of a location as they are now, by stem."""
+    folder, selection = _split(location)
+    # A tar named literally is a partition even if it does not exist.
+    tars: dict[str, list[str]] = {stem_of(name): [] for name in selection.names if stem_of(name)}
     for name, is_folder in _entries(folder):
-        if stem_of(name) and name in chosen and not is_folder:
+        if stem_of(name) and name in selection and not is_folder:
             tars.setdefault(stem_of(name), []).append(join(folder, name))
     return tars
 
 
 def _entries(folder: str) -> list[tuple[str, bool]]:
-    """Names in a folder or below a URL prefix as they are now, sorted, and whether each is a folder.
+    """Return the names in a folder or URL prefix as they are now, sorted, each with a flag for folders.
 
-    Raises ``FileNotFoundError``.
+    Raises:
+        FileNotFoundError: The folder does not exist.
     """
     fs, path = filesystem(folder)
-    fs.invalidate_cache()  # an object store's listing is remembered for the life of a process
+    fs.invalidate_cache()  # fsspec caches listings of object stores for the life of a process
     try:
         with located(folder):
             found = fs.ls(path, detail=True)
     except FileNotFoundError as error:
         raise absent(folder, fs, path, "folder") from error
-    below = [
-        info for info in found if info["name"].rstrip("/") != path.rstrip("/")
-    ]  # a store may list the prefix itself
+    # A store may list the prefix itself.
+    inside = [info for info in found if info["name"].rstrip("/") != path.rstrip("/")]
     return sorted(
-        (info["name"].rstrip("/").rpartition("/")[2], info["type"] == "directory") for info in below
+        (info["name"].rstrip("/").rpartition("/")[2], info["type"] == "directory") for info in inside
     )
 
 
-def _tars_called(stem: str, location: str) -> list[str]:
-    """The tars of one stem."""
-    folder, chosen = _split(location)
+def _tars_of_stem(stem: str, location: str) -> list[str]:
+    """Return the tars of one stem."""
+    folder, selection = _split(location)
     names = [f"{stem}{suffix}" for suffix in TAR_SUFFIXES]
-    found = [name for name in names if name in chosen and exists(join(folder, name))]
-    return [join(folder, name) for name in found] or _tars(location).get(stem, [])  # a suffix in capitals
+    found = [name for name in names if name in selection and exists(join(folder, name))]
+    # The full listing finds suffixes in upper case as well.
+    return [join(folder, name) for name in found] or _tars(location).get(stem, [])

@@ -1,4 +1,4 @@
-"""The passthrough columns of paired shards: one type each for all samples of a shard."""
+"""Passthrough columns of paired shards: one type per column for all samples of a shard."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from mm_assets.interleaved.schema_text import schema_to_text
 
 
 class Columns:
-    """JSON fields get the type that holds the values of all samples. Arrays have their own; of several the
-    widest of one kind that holds all, else the column is JSON text.
+    """Type inference for the columns of one shard.
+
+    JSON fields get the type that holds the values of all samples. Arrays keep their own type; arrays of
+    several types of one kind get the widest type that holds all. Otherwise the column is JSON text.
     """
 
     def __init__(self) -> None:
@@ -27,7 +29,7 @@ class Columns:
         self._declared: tuple[pa.Schema, str] | None = None
 
     def observe(self, content: KeyContent) -> None:
-        """Take in the columns of one sample."""
+        """Add the columns of one sample."""
         for name, value in content.fields.items():
             self._tallies.setdefault(name, FieldTally()).observe(value)
         for name, value in content.typed.items():
@@ -36,7 +38,7 @@ class Columns:
                 types.append(value.type)
 
     def declared(self) -> tuple[pa.Schema, str]:
-        """The schema, and as text; it is made when first asked for."""
+        """Return the schema, and the same as text. It is fixed by the first call."""
         if self._declared is None:
             fields = [
                 json_field(name) if name == SOURCE else tally.field(name)
@@ -49,14 +51,17 @@ class Columns:
         return self._declared
 
     def _field(self, name: str, types: list[pa.DataType]) -> pa.Field:
-        beside = self._tallies[name].field(name).type if name in self._tallies else pa.null()
+        json_type = self._tallies[name].field(name).type if name in self._tallies else pa.null()
         widest = functools.reduce(_widest, types)
-        return json_field(name) if widest is None or not pa.types.is_null(beside) else pa.field(name, widest)
+        return (
+            json_field(name) if widest is None or not pa.types.is_null(json_type) else pa.field(name, widest)
+        )
 
     def encoded(self, content: KeyContent, key: str) -> dict[str, Any]:
-        """The values of a sample as its json has them.
+        """Return the values of a sample as its json has them.
 
-        Raises `SampleError` for bytes where other samples have other values.
+        Raises:
+            SampleError: A value is bytes where other samples have other values.
         """
         schema, _ = self.declared()
         values: dict[str, Any] = {}
@@ -78,7 +83,7 @@ class Columns:
 
 
 def _widest(one: pa.DataType | None, other: pa.DataType) -> pa.DataType | None:
-    """The type of nested lists that holds the numbers of both exactly; None where there is none."""
+    """Return the type of nested lists that holds the numbers of both exactly; None if there is none."""
     if one is None or one == other:
         return one
     if pa.types.is_list(one) and pa.types.is_list(other):

@@ -1,4 +1,4 @@
-"""What the members of one key are: items of a sample, and values of its columns."""
+"""Content of one key: its members as items of a sample and as values of its columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mm_assets.formats.paired.raw.parts import Found
+from mm_assets.formats.paired.raw.parts import SampleMember
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     MAX_JSON_BYTES,
@@ -28,8 +28,8 @@ from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 _POSITION = re.compile(r"(\d{1,18})\.\w+", re.ASCII)
 _TEXT_EXTENSIONS = ("txt", "text")
-# Of a member that becomes a column's value: it travels inside the sample's json, an array as a list of
-# numbers.
+# Limits for a member that becomes the value of a column: it travels inside the sample's json, an array as a
+# list of numbers.
 _MAX_COLUMN_BYTES = 16 << 20
 _MAX_ARRAY_BYTES = 4 << 20
 _MAX_AXES = 8
@@ -37,15 +37,15 @@ _MAX_AXES = 8
 
 @dataclass
 class KeyContent:
-    """Items by position, and the values of passthrough columns: ``fields`` as JSON has them, ``typed`` as
-    arrays of one value.
+    """Items by position, and the values of passthrough columns.
 
-    ``ref`` is the locator of the json, or of another member that became a column; ``sample_id`` what the json
-    says. ``refs`` are the locators of all these members, by the name of the column.
+    ``fields`` has values as JSON has them, ``typed`` has arrays of one value. ``ref`` is the locator of the
+    json, or of another member that became a column; ``sample_id`` is the id in the json, if any. ``refs`` has
+    the locators of all members that became columns, by column name.
     """
 
-    texts: dict[int, tuple[str, Found]] = field(default_factory=dict)
-    images: dict[int, Found] = field(default_factory=dict)
+    texts: dict[int, tuple[str, SampleMember]] = field(default_factory=dict)
+    images: dict[int, SampleMember] = field(default_factory=dict)
     fields: dict[str, Any] = field(default_factory=dict)
     typed: dict[str, pa.Array] = field(default_factory=dict)
     ref: str | None = None
@@ -53,20 +53,23 @@ class KeyContent:
     sample_id: str | None = None
     _names: set[str] = field(default_factory=set)
 
-    def add_field(self, name: str, value: Any, member: Found) -> None:
-        """Raises `SampleError` for a second value of a name, and for an array or bytes under a name that
-        every sample has.
+    def add_field(self, name: str, value: Any, member: SampleMember) -> None:
+        """Add the value of a column.
+
+        Raises:
+            SampleError: The name has a value already, or an array or bytes would take a column that every
+                sample has.
         """
-        where = member.where
+        place = member.where
         if name in self._names:
             raise SampleError(
-                BAD_LAYOUT, f"{where}: another member of the sample has the field {name!r}, too"
+                BAD_LAYOUT, f"{place}: another member of the sample has the field {name!r}, too"
             )
         self._names.add(name)
         is_reserved = name in RESERVED_COLUMNS or name == SOURCE
         if is_reserved and isinstance(value, pa.Array):
             raise SampleError(
-                BAD_LAYOUT, f"{where}: it would be column {name!r}, which is a column of its own"
+                BAD_LAYOUT, f"{place}: it would be column {name!r}, which is a column of its own"
             )
         if name == SAMPLE_ID and isinstance(value, str):
             self.sample_id = value
@@ -80,21 +83,26 @@ class KeyContent:
             self.fields[name] = value
 
     def keep_refs(self) -> None:
-        """Keep, in the column for what rows cannot say, where columns come from that are not of the member
-        which the metadata row names.
+        """Keep the locators of columns whose member is not the one that the metadata row names.
+
+        They go to the ``_source`` column, which has what rows cannot express.
         """
         if others := {name: json.loads(ref) for name, ref in self.refs.items() if ref != self.ref}:
             self.fields.setdefault(SOURCE, {})["members"] = others
 
 
-def content_of(found: Sequence[Found]) -> KeyContent:
-    """Raises `SampleError` for members that cannot be read or contradict each other."""
+def content_of(members: Sequence[SampleMember]) -> KeyContent:
+    """Return the content of the members of one key.
+
+    Raises:
+        SampleError: Members cannot be read, or contradict each other.
+    """
     content = KeyContent()
     seen: set[tuple[str, str]] = set()
-    items: list[Found] = []
-    for one in found:
-        with _located(one):
-            _take(content, one, seen, items)
+    items: list[SampleMember] = []
+    for member in members:
+        with _located(member):
+            _add_member(content, member, seen, items)
     content.keep_refs()
     for position, item in zip(_positions(items), items, strict=True):
         if item.suffix in DEFAULT_IMAGE_EXTENSIONS:
@@ -105,84 +113,88 @@ def content_of(found: Sequence[Found]) -> KeyContent:
     return content
 
 
-def _take(content: KeyContent, one: Found, seen: set[tuple[str, str]], items: list[Found]) -> None:
-    if one.member.broken is not None:
-        raise SampleError(UNREADABLE_MEMBER, f"{one.where}: {one.member.broken}")
-    if (one.part.modality, one.extension) in seen:
+def _add_member(
+    content: KeyContent, found: SampleMember, seen: set[tuple[str, str]], items: list[SampleMember]
+) -> None:
+    if found.member.broken is not None:
+        raise SampleError(UNREADABLE_MEMBER, f"{found.where}: {found.member.broken}")
+    if (found.part.modality, found.extension) in seen:
         raise SampleError(
-            DANGLING_REFERENCE, f"ambiguous: {one.where}: the tar has this extension of the key twice"
+            DANGLING_REFERENCE, f"ambiguous: {found.where}: the tar has this extension of the key twice"
         )
-    seen.add((one.part.modality, one.extension))
-    if one.suffix in (*DEFAULT_IMAGE_EXTENSIONS, *_TEXT_EXTENSIONS):
-        items.append(one)
+    seen.add((found.part.modality, found.extension))
+    if found.suffix in (*DEFAULT_IMAGE_EXTENSIONS, *_TEXT_EXTENSIONS):
+        items.append(found)
     else:
-        _add_column(content, one)
+        _add_column(content, found)
 
 
 @contextmanager
-def _located(one: Found) -> Iterator[None]:
-    """Errors of the block are about this member."""
+def _located(member: SampleMember) -> Iterator[None]:
+    """Name this member in errors of the block."""
     try:
         yield
     except SampleError as error:
-        error.source_ref = one.ref
+        error.source_ref = member.ref
         raise
 
 
-def _add_column(content: KeyContent, one: Found) -> None:
-    suffix = one.suffix
-    name = one.extension[: -len(suffix)].rstrip(".") or (one.part.modality if suffix == "npy" else suffix)
+def _add_column(content: KeyContent, found: SampleMember) -> None:
+    suffix = found.suffix
+    name = found.extension[: -len(suffix)].rstrip(".") or (found.part.modality if suffix == "npy" else suffix)
     if suffix == "json":
-        content.ref = one.ref
-        for field_name, value in parse_payload(one.read(MAX_JSON_BYTES), one.where).items():
-            content.add_field(field_name, value, one)
+        content.ref = found.ref
+        for field_name, value in parse_payload(found.read(MAX_JSON_BYTES), found.where).items():
+            content.add_field(field_name, value, found)
         return
-    content.ref = content.ref or one.ref
-    data = one.read(_MAX_ARRAY_BYTES if suffix == "npy" else _MAX_COLUMN_BYTES)
+    content.ref = content.ref or found.ref
+    data = found.read(_MAX_ARRAY_BYTES if suffix == "npy" else _MAX_COLUMN_BYTES)
     if suffix == "npy":
-        content.add_field(name, _array(data, one.where), one)
+        content.add_field(name, _array(data, found.where), found)
     elif suffix == "cls":
         try:
-            content.add_field(name, int(data), one)
+            content.add_field(name, int(data), found)
         except ValueError as error:
-            raise SampleError(BAD_LAYOUT, f"{one.where}: no class number: {data!r:.100}") from error
+            raise SampleError(BAD_LAYOUT, f"{found.where}: no class number: {data!r:.100}") from error
     else:
-        content.add_field(one.extension, pa.array([data], pa.large_binary()), one)
+        content.add_field(found.extension, pa.array([data], pa.large_binary()), found)
 
 
-def _array(data: bytes, where: str) -> pa.Array:
-    """One value: the array as nested lists of its own number type.
+def _array(data: bytes, place: str) -> pa.Array:
+    """Return an array as one value: nested lists of its own number type.
 
-    Raises `SampleError` for pickled objects, for a shape that its bytes do not fill or go beyond, and for
-    more axes than formats take.
+    Raises:
+        SampleError: The array has pickled objects, a shape that its bytes do not fill or go beyond, or more
+            axes than formats support.
     """
     file = io.BytesIO(data)
     try:
         values = np.lib.format.read_array(file, allow_pickle=False)
         is_half = values.dtype == np.float16  # not all formats take these
         flat = pa.array(values.astype(np.float32 if is_half else values.dtype.newbyteorder("=")).ravel())
-    except Exception as error:  # NumPy parses the header as Python: it raises what it likes
-        raise SampleError(BAD_LAYOUT, f"{where}: no array that can be read: {error}") from error
-    if left := len(data) - file.tell():
-        raise SampleError(BAD_LAYOUT, f"{where}: {left} bytes behind the array")
+    except Exception as error:  # NumPy parses the header as Python, so any exception may come
+        raise SampleError(BAD_LAYOUT, f"{place}: no array that can be read: {error}") from error
+    if excess := len(data) - file.tell():
+        raise SampleError(BAD_LAYOUT, f"{place}: {excess} bytes behind the array")
     if values.ndim > _MAX_AXES:
-        raise SampleError(BAD_LAYOUT, f"{where}: an array of {values.ndim} axes, at most {_MAX_AXES}")
+        raise SampleError(BAD_LAYOUT, f"{place}: an array of {values.ndim} axes, at most {_MAX_AXES}")
     for level, length in reversed(list(enumerate(values.shape))):
         lists = math.prod(values.shape[:level])
-        if lists > len(data):  # of a shape with a zero in it
-            raise SampleError(BAD_LAYOUT, f"{where}: an array of shape {values.shape} in {len(data)} bytes")
+        if lists > len(data):  # for a shape with a zero in it
+            raise SampleError(BAD_LAYOUT, f"{place}: an array of shape {values.shape} in {len(data)} bytes")
         flat = pa.ListArray.from_arrays(pa.array([length * at for at in range(lists + 1)], pa.int32()), flat)
     return flat
 
 
-def _positions(items: Sequence[Found]) -> list[int]:
-    """The positions that extensions state; items without one follow behind all of those, in their order.
+def _positions(items: Sequence[SampleMember]) -> list[int]:
+    """Return the positions that extensions state; items without one follow after those, in their order.
 
-    Raises `SampleError` for a position beyond the longest list, and for a second image or text at one.
+    Raises:
+        SampleError: A position is beyond the longest list, or has a second image or text.
     """
     stated = [match and int(match[1]) for match in (_POSITION.fullmatch(item.extension) for item in items)]
     free = max((number for number in stated if number is not None), default=-1) + 1
-    taken: set[tuple[bool, int]] = set()
+    occupied: set[tuple[bool, int]] = set()
     positions: list[int] = []
     for number, item in zip(stated, items, strict=True):
         with _located(item):
@@ -193,17 +205,17 @@ def _positions(items: Sequence[Found]) -> list[int]:
                     BAD_LAYOUT, f"{item.where}: position {number}, of at most {MAX_POSITION - 1}"
                 )
             place = item.suffix in DEFAULT_IMAGE_EXTENSIONS, number
-            if place in taken:
+            if place in occupied:
                 raise SampleError(
                     BAD_LAYOUT,
                     f"{item.where}: a second {'image' if place[0] else 'text'} at position {number}",
                 )
-        taken.add(place)
+        occupied.add(place)
         positions.append(number)
     return positions
 
 
-def _text(item: Found) -> str:
+def _text(item: SampleMember) -> str:
     try:
         return item.read(MAX_JSON_BYTES).decode()
     except UnicodeDecodeError as error:

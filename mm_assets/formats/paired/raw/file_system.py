@@ -1,4 +1,4 @@
-"""Paired shards as files: a read-only fsspec file system in which tars of one modality each are one tar."""
+"""The read-only fsspec file system ``paired://``: tars of one modality each appear as one merged tar."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 
 _SUFFIX = ".tar"
-_REVISION = "2"  # of what a merged tar says of its parts: what was made of an older one is made anew
+_REVISION = "2"  # of the content of merged tars: part of their identity, so a new one makes outputs again
 
 
 class PairedFileSystem(AbstractFileSystem):
-    """``paired://ADDRESS`` is a folder with ``NAME.tar`` for each name that a modality has: the merged tar,
-    made when it is opened.
+    """``paired://ADDRESS``: a folder with a merged tar ``NAME.tar`` for each name that a modality has.
 
-    ``paired://ADDRESS/MODALITY/FILE`` is a modality's own tar, which locators name. See `PairedAddress` and
-    `merge`.
+    A merged tar is made when it is opened. ``paired://ADDRESS/MODALITY/FILE`` is a modality's original tar,
+    as named by locators. See `PairedAddress` and `merge`.
     """
 
     protocol = PROTOCOL
@@ -50,35 +49,37 @@ class PairedFileSystem(AbstractFileSystem):
         address, name = self._parsed(path)
         if not name:
             return {"name": path, "size": 0, "type": "directory"}
-        if (own := self._own_tar(address, name)) is not None:
-            return {"name": path, "size": size_of(own), "type": "file"}
+        if (tar := self._member_tar(address, name)) is not None:
+            return {"name": path, "size": size_of(tar), "type": "file"}
         return self._merged_info(path, address, self._tars(address, name))
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> IO[bytes]:
         if mode != "rb":
             raise ValueError(f"paired shards can only be read, not opened in mode {mode!r}")
         address, name = self._parsed(path)
-        if (own := self._own_tar(address, name)) is not None:
-            return open_binary(own)
+        if (tar := self._member_tar(address, name)) is not None:
+            return open_binary(tar)
         return _merged(name, address, self._parts(address, name))
 
     def _parsed(self, path: str) -> tuple[PairedAddress, str]:
         token, _, name = self._strip_protocol(path).partition("/")
         return PairedAddress.parse(token), name
 
-    def _own_tar(self, address: PairedAddress, name: str) -> str | None:
+    def _member_tar(self, address: PairedAddress, name: str) -> str | None:
         modality, slash, file = name.partition("/")
         if not slash:
             return None
-        for own in address.parts(stem_of(file)).get(modality, []):
-            if os.path.basename(own) == file:
-                return own
+        for tar in address.parts(stem_of(file)).get(modality, []):
+            if os.path.basename(tar) == file:
+                return tar
         raise FileNotFoundError(f"{name}: no tar of this name")
 
     def _parts(self, address: PairedAddress, name: str) -> dict[str, str]:
-        """The one tar of each modality.
+        """Return the one tar of each modality.
 
-        Raises ``FileNotFoundError`` where there is none, ``ValueError`` where there are several.
+        Raises:
+            FileNotFoundError: A modality has none.
+            ValueError: A modality has several.
         """
         parts = self._tars(address, name)
         for modality, files in parts.items():
@@ -104,36 +105,37 @@ class PairedFileSystem(AbstractFileSystem):
         files = [file for of_modality in parts.values() for file in of_modality]
         stamps = remote_stamps([file for file in files if is_remote(file)])
         stamps |= {file: local_stamp(local_path(file)) for file in files if not is_remote(file)}
-        said = [
+        identity = [
             _REVISION,
             address.missing_key_policy,
-            *(f"{modality}:{stamps[file]}" for modality, some in parts.items() for file in some),
+            *(f"{modality}:{stamps[file]}" for modality, tars in parts.items() for file in tars),
         ]
-        # About: the merged tar has other headers, and json of its own. What is gone is missed when the tar is
-        # opened, alone.
+        # Approximate: the merged tar has other headers, and json of its own. A missing tar only fails
+        # when it is opened.
         size = sum(size_of(file) for file in files if stamps[file] != MISSING)
         return {
             "name": path,
             "size": size,
             "type": "file",
-            "ETag": hashlib.sha256("\n".join(said).encode()).hexdigest()[:32],
+            "ETag": hashlib.sha256("\n".join(identity).encode()).hexdigest()[:32],
         }
 
 
 def _merged(name: str, address: PairedAddress, files: Mapping[str, str]) -> IO[bytes]:
-    """The merged tar as an open temporary file without a name.
+    """Return the merged tar as an open, unlinked temporary file.
 
-    Raises `TarDamage` for a packed tar that is damaged.
+    Raises:
+        TarDamage: A compressed tar is damaged.
     """
     with ExitStack() as stack:
         parts = []
-        for modality in address.locations:  # in the order in which they were given
+        for modality in address.locations:  # in the order given
             file = files[modality]
-            called = f"{modality}/{os.path.basename(file)}"
+            part_name = f"{modality}/{os.path.basename(file)}"
             limit = unpacked_limit(size_of(file))
             source = stack.enter_context(open_binary(file)) if is_remote(file) else local_path(file)
-            descriptor = stack.enter_context(local_tar(source, called, max_bytes=limit))
-            parts.append(ModalityTar(modality, called, descriptor, scan_tolerant(descriptor, called)))
+            descriptor = stack.enter_context(local_tar(source, part_name, max_bytes=limit))
+            parts.append(ModalityTar(modality, part_name, descriptor, scan_tolerant(descriptor, part_name)))
         with tempfile.TemporaryDirectory(prefix="mm-assets-") as folder:
             target = os.path.join(folder, "merged.tar")
             merge(parts, target, address.missing_key_policy)

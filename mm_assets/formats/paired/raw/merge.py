@@ -1,4 +1,4 @@
-"""Tars of one modality each, merged into one tar of interleaved samples, in the project's own layout."""
+"""Merge of tars of one modality each into one tar of interleaved samples, in the native layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.paired.raw.columns import Columns
 from mm_assets.formats.paired.raw.content import KeyContent, content_of
-from mm_assets.formats.paired.raw.parts import Found, ModalityTar, members_by_key, members_without_key
+from mm_assets.formats.paired.raw.parts import ModalityTar, SampleMember, members_by_key, members_without_key
 from mm_assets.formats.tar.writer import FileRange, TarWriter
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
@@ -24,6 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     UNPAIRED,
 )
 from mm_assets.formats.webdataset.payload import SampleError
+from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.faults import MISSING_MODALITY
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -32,20 +33,29 @@ from mm_assets.interleaved.source_ref import build_source_ref
 def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_key_policy: str) -> None:
     """Write one sample for each key of any part, in the order of the first part.
 
-    Image members become image items, ``.txt`` text items, at the positions that their extensions state
-    (``0.jpg``), or in the order of the parts. The fields of ``.json`` and the values of ``.npy``, ``.cls``
-    and all other members become columns of the metadata row. A key that a part lacks: ``skip`` gives a sample
-    that readers refuse and account for (as does what cannot be read), ``partial`` gives what there is,
-    ``error`` raises ``ValueError``. A stretch of a part that is damaged gives such a sample, too. Members
-    without a key are told by members of no sample. Memory: one sample's json and arrays; images go from file
-    to file.
+    Image members become image items, ``.txt`` members text items. Their positions are those in their
+    extensions (``0.jpg``), else they follow in the order of the parts. The fields of ``.json`` and the values
+    of ``.npy``, ``.cls`` and all other members become columns of the metadata row. A damaged range of a part,
+    and a sample that cannot be read, each give a sample that readers refuse and account for. Members without
+    a key become unreferenced members.
+
+    Memory: the json and arrays of one sample. Images are copied from file to file.
+
+    Args:
+        parts: The tars, one per modality.
+        target: Path of the merged tar.
+        missing_key_policy: What to do with a key that a part lacks. ``skip`` gives a sample that readers
+            refuse and account for, ``partial`` gives what there is, ``error`` raises.
+
+    Raises:
+        DataError: The policy is ``error`` and a part lacks a key.
     """
     keys = members_by_key(parts)
     if missing_key_policy == "error":
         _refuse_mismatch(parts, keys)
     columns = Columns()
     for key, found in keys.items():
-        with suppress(SampleError):  # told below
+        with suppress(SampleError):  # reported below
             columns.observe(_content(key, parts, found, missing_key_policy))
     with TarWriter(target) as tar:
         for key, found in keys.items():
@@ -61,7 +71,7 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
             except SampleError as error:
                 reason = f"{error} (its members: {', '.join(one.where for one in found)})"
                 payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
-            tar.write_sample([*members, (f"{stem}.json", dumps(payload).encode())])
+            tar.write_group([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
             for damaged_range in part.index.damaged_ranges:
                 damage = damaged_range.damage
@@ -70,20 +80,20 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
                     part.name, None, damaged_range.start, damaged_range.end - damaged_range.start
                 )
                 payload = _refusal(place, damage.kind, str(damage), ref)
-                tar.write_sample([(f"{sample_key(place)}.json", dumps(payload).encode())])
-            for unpaired in members_without_key(part):
-                told = {
-                    "where": f"{part.name}: {unpaired.name}",
-                    "ref": unpaired.ref,
-                    "reason": unpaired.reason,
+                tar.write_group([(f"{sample_key(place)}.json", dumps(payload).encode())])
+            for member in members_without_key(part):
+                report = {
+                    "where": f"{part.name}: {member.name}",
+                    "ref": member.ref,
+                    "reason": member.reason,
                 }
-                tar.write_sample(
-                    [(f"{sample_key(f'{part.modality}/{unpaired.name}')}.{UNPAIRED}", dumps(told).encode())]
+                tar.write_group(
+                    [(f"{sample_key(f'{part.modality}/{member.name}')}.{UNPAIRED}", dumps(report).encode())]
                 )
 
 
 def _content(
-    key: str, parts: Sequence[ModalityTar], found: Sequence[Found], missing_key_policy: str
+    key: str, parts: Sequence[ModalityTar], found: Sequence[SampleMember], missing_key_policy: str
 ) -> KeyContent:
     if missing_key_policy == "skip":
         _refuse_missing(key, parts, found)
@@ -94,22 +104,23 @@ def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]
     return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
-def _missing(parts: Sequence[ModalityTar], found: Sequence[Found]) -> list[ModalityTar]:
-    there = {some.part.modality for some in found}
-    return [part for part in parts if part.modality not in there]
+def _missing(parts: Sequence[ModalityTar], found: Sequence[SampleMember]) -> list[ModalityTar]:
+    present = {member.part.modality for member in found}
+    return [part for part in parts if part.modality not in present]
 
 
-def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[Found]]) -> None:
+def _refuse_mismatch(parts: Sequence[ModalityTar], keys: Mapping[str, Sequence[SampleMember]]) -> None:
     for key, found in keys.items():
-        if lacking := _missing(parts, found):
-            raise ValueError(
-                f"key mismatch across modalities: {key!r} is in {found[0].part.name}, not in {lacking[0].name}"
+        if missing := _missing(parts, found):
+            raise DataError(
+                f"key mismatch across modalities: {key!r} is in {found[0].part.name}, "
+                f"not in {missing[0].name}"
             )
 
 
-def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[Found]) -> None:
-    if lacking := _missing(parts, found):
-        names = ", ".join(part.name for part in lacking)
+def _refuse_missing(key: str, parts: Sequence[ModalityTar], found: Sequence[SampleMember]) -> None:
+    if missing := _missing(parts, found):
+        names = ", ".join(part.name for part in missing)
         raise SampleError(MISSING_MODALITY, f"{found[0].where}: no member of key {key!r} in {names}")
 
 

@@ -1,4 +1,4 @@
-"""The tars of one name, one of each modality, and their members by key."""
+"""Parts of a paired shard: the tars of one name, one per modality, and their members by key."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved.faults import OVERSIZED_MEMBER
 from mm_assets.interleaved.source_ref import build_source_ref
 
-# webdataset's rule, up to the first dot of the file's name; but a hidden file has no key (there "a/.b" is of
-# key "a/").
+# webdataset's rule: the key ends at the first dot of the file name. Unlike there, a hidden file has no key
+# (webdataset gives "a/.b" the key "a/").
 _KEY = re.compile(r"((?:.*/|)[^./]+)\.([^/]+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ModalityTar:
-    """One modality's tar, opened: ``name`` is what locators call it."""
+    """The open tar of one modality; ``name`` is its name in locators."""
 
     modality: str
     name: str
@@ -28,8 +28,8 @@ class ModalityTar:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A member of a sample: of which part, and its extension (lower case, all that follows the key's dot)."""
+class SampleMember:
+    """A member of a sample: its part, and its extension (lower case, all that follows the key's dot)."""
 
     part: ModalityTar
     extension: str
@@ -37,7 +37,7 @@ class Found:
 
     @property
     def suffix(self) -> str:
-        """What follows the extension's last dot."""
+        """The extension after its last dot."""
         return self.extension.rpartition(".")[2]
 
     @property
@@ -47,16 +47,20 @@ class Found:
 
     @property
     def ref(self) -> str:
-        """Its locator."""
+        """The member's locator."""
         return build_source_ref(self.part.name, self.member.name, self.member.offset, self.member.size)
 
     @property
     def range(self) -> FileRange:
-        """Where its payload lies."""
+        """Place of the payload."""
         return FileRange(self.part.descriptor, self.member.offset, self.member.size)
 
     def read(self, limit: int) -> bytes:
-        """Its payload. Raises `SampleError` for one of more than ``limit`` bytes."""
+        """Return the payload.
+
+        Raises:
+            SampleError: It has more than ``limit`` bytes.
+        """
         if self.member.size > limit:
             raise SampleError(OVERSIZED_MEMBER, f"{self.where}: {self.member.size} bytes, at most {limit}")
         data = bytearray(self.member.size)
@@ -65,36 +69,45 @@ class Found:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension of a member; None for one that has no key."""
+    """Return key and extension of a member; None for one that has no key."""
     match = _KEY.fullmatch(name)
     return (match[1], match[2].lower()) if match else None
 
 
-def members_by_key(parts: Sequence[ModalityTar]) -> dict[str, list[Found]]:
-    """The members of each key, keys in the order of the first part, then of the others."""
-    keys: dict[str, list[Found]] = {}
+def members_by_key(parts: Sequence[ModalityTar]) -> dict[str, list[SampleMember]]:
+    """Return the members of each key, keys in the order of the first part, then of the others."""
+    keys: dict[str, list[SampleMember]] = {}
     for part in parts:
         for member in part.index.members:
-            named = split_name(member.name)
-            if named is not None:
-                keys.setdefault(named[0], []).append(Found(part, named[1], member))
+            key_and_extension = split_name(member.name)
+            if key_and_extension is not None:
+                keys.setdefault(key_and_extension[0], []).append(
+                    SampleMember(part, key_and_extension[1], member)
+                )
     return keys
 
 
 @dataclass(frozen=True, slots=True)
-class Unpaired:
-    """A member of no sample: its name, its locator, and why it is none (None: it has no key)."""
+class UnkeyedMember:
+    """A member that belongs to no sample: its name, its locator, and the reason (None: it has no key)."""
 
     name: str
     ref: str
     reason: str | None = None
 
 
-def members_without_key(part: ModalityTar) -> list[Unpaired]:
-    """The members of no sample, those that are no files among them."""
-    unnamed = [Found(part, "", member) for member in part.index.members if split_name(member.name) is None]
-    no_files = [skipped for skipped in part.index.skipped if not skipped.has_lost_bytes]
+def members_without_key(part: ModalityTar) -> list[UnkeyedMember]:
+    """Return the members that belong to no sample, including those that are no files."""
+    unnamed = [
+        SampleMember(part, "", member) for member in part.index.members if split_name(member.name) is None
+    ]
+    special_members = [skipped for skipped in part.index.skipped if not skipped.has_lost_bytes]
     return [
-        *(Unpaired(found.member.name, found.ref) for found in unnamed),
-        *(Unpaired(s.name, build_source_ref(part.name, s.name, s.header_offset), s.reason) for s in no_files),
+        *(UnkeyedMember(entry.member.name, entry.ref) for entry in unnamed),
+        *(
+            UnkeyedMember(
+                special.name, build_source_ref(part.name, special.name, special.header_offset), special.reason
+            )
+            for special in special_members
+        ),
     ]
