@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from mm_assets.formats.arrow_cache.reader import ArrowCache as ArrowCache
     from mm_assets.formats.arrow_cache.reader import read_shard as read_shard
     from mm_assets.formats.arrow_cache.writer import write_sharded_arrow_cache as write_sharded_arrow_cache
+    from mm_assets.formats.jsonl.reader import InterleavedJsonlReader as InterleavedJsonlReader
+    from mm_assets.formats.jsonl.writer import InterleavedJsonlWriter as InterleavedJsonlWriter
     from mm_assets.formats.lance.reader import InterleavedLanceReader as InterleavedLanceReader
     from mm_assets.formats.lance.writer import InterleavedLanceWriter as InterleavedLanceWriter
     from mm_assets.formats.materialize import materialize as materialize
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from mm_assets.formats.parquet import InterleavedParquetWriter as InterleavedParquetWriter
     from mm_assets.formats.reader import InterleavedReader as InterleavedReader
     from mm_assets.formats.reader import ShardError as ShardError
+    from mm_assets.formats.registry import detect_format as detect_format
+    from mm_assets.formats.registry import other_formats as other_formats
+    from mm_assets.formats.registry import reader_for as reader_for
+    from mm_assets.formats.registry import writer_for as writer_for
     from mm_assets.formats.reports import PartitionReport as PartitionReport
     from mm_assets.formats.reports import WriteReport as WriteReport
     from mm_assets.formats.store_errors import StoreError as StoreError
@@ -77,6 +83,8 @@ MODULES = {
     "InterleavedArrowCacheWriter": "mm_assets.formats.arrow_cache.interleaved_writer",
     "InterleavedArrowDataset": "mm_assets.formats.arrow_cache.interleaved_dataset",
     "InterleavedBatch": "mm_assets.interleaved.batch",
+    "InterleavedJsonlReader": "mm_assets.formats.jsonl.reader",
+    "InterleavedJsonlWriter": "mm_assets.formats.jsonl.writer",
     "InterleavedLanceReader": "mm_assets.formats.lance.reader",
     "InterleavedLanceWriter": "mm_assets.formats.lance.writer",
     "InterleavedParquetReader": "mm_assets.formats.parquet",
@@ -107,13 +115,17 @@ MODULES = {
     "build_source_ref": "mm_assets.interleaved.source_ref",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.fingerprint",
     "decode_example": "mm_assets.formats.arrow_cache.features",
+    "detect_format": "mm_assets.formats.registry",
     "encode_example": "mm_assets.formats.arrow_cache.features",
     "materialize": "mm_assets.formats.materialize",
+    "other_formats": "mm_assets.formats.registry",
     "parse_source_ref": "mm_assets.interleaved.source_ref",
     "read_shard": "mm_assets.formats.arrow_cache.reader",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.metadata",
+    "reader_for": "mm_assets.formats.registry",
     "reconcile_schema": "mm_assets.interleaved.schema",
     "resolve_schema": "mm_assets.interleaved.schema",
     "validate_sharded_cache": "mm_assets.formats.arrow_cache.metadata",
     "write_sharded_arrow_cache": "mm_assets.formats.arrow_cache.writer",
+    "writer_for": "mm_assets.formats.registry",
 }

@@ -17,6 +17,7 @@ SLOW = (
     "cli",
     "demo",
     "docs",
+    "formats/conformance/test_commands.py",
     "formats/hostile/test_declared.py",
     "formats/hostile/test_pairs.py",
     "formats/test_memory.py",

@@ -16,7 +16,6 @@ from mm_assets.accounting.records import ShardRecords
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.storage import StorageOptions, filesystem, join
-from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
 # Below the root, each with a folder an asset and a file a shard; and what a file there tells.
 _TRACES = {
@@ -65,16 +64,14 @@ class Evidence:
         """Files in the folder of an output, as readers of the folder would find them, that are of none of
         these shards.
 
-        Paths are relative to the root. A Lance table has no files of single shards.
+        Paths are relative to the root. A table has no files of single shards.
         """
         output = BY_ASSET[asset]
-        if not output.suffix:
+        if output.format.is_table:
             return []
         folder = join(self._root, output.folder)
         try:
-            files = expand_paths(
-                folder, TAR_SUFFIXES if output.suffix in TAR_SUFFIXES else (output.suffix,), self._options
-            )
+            files = expand_paths(folder, output.format.suffixes, self._options)
         except FileNotFoundError:
             return []
         named = {output.uri(self._root, partition) for partition in known}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting.accounted_format import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
-from mm_assets.accounting.lookup import Rows, in_arrow_cache, in_lance, in_parquet, in_tar
-from mm_assets.accounting.outputs import CACHE, CURATED, FILTERED, LANCE, OUTPUTS, TARS, Output
+from mm_assets.accounting.lookup import find_sample, in_parquet
+from mm_assets.accounting.outputs import OUTPUTS, Output
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.storage import StorageOptions, exists, join
 from mm_assets.interleaved.schema import MODALITIES
@@ -74,24 +76,12 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
     found there, and the Lance table is asked by its index. No image is read.
     """
     ledger = Ledger(root, options)
-    kept: dict[str, Mapping[Any, Rows]] = {
-        output.asset: in_parquet(join(root, output.folder), sample_id, options)
-        for output in (CURATED, FILTERED)
-    }
     found = {
         output.asset: in_parquet(ledger.items_folder(output.asset), sample_id, options, ITEMS_SCHEMA.names)
         for output in OUTPUTS
     }
     lost = {asset: [row for rows in files.values() for row in rows] for asset, files in found.items()}
-    partitions = sorted(
-        {p for files in kept.values() for p in files}
-        | {row["partition"] for rows in lost.values() for row in rows}
-    )
-    kept[LANCE.asset] = in_lance(LANCE.uri(root, ""), sample_id, partitions, options)
-    partitions += [p for p in kept[LANCE.asset] if p is not None and p not in partitions]
-    kept[TARS.asset] = {p: in_tar(TARS.uri(root, p), sample_id, options) for p in partitions}
-    kept[CACHE.asset] = {p: in_arrow_cache(CACHE.uri(root, p), sample_id, options) for p in partitions}
-
+    kept = _kept(root, sample_id, {row["partition"] for rows in lost.values() for row in rows}, options)
     shards: dict[str | None, ShardHistory] = {}
     for asset, by_partition in kept.items():
         for partition, rows in by_partition.items():
@@ -111,6 +101,21 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
                 item.fates.setdefault(output.asset, fate)
         shard.items.sort(key=_order)
     return [shards[name] for name in sorted(shards, key=lambda name: (name is None, name))]
+
+
+def _kept(
+    root: str, sample_id: str, lost_in: Set[str], options: StorageOptions | None
+) -> dict[str, Mapping[str | None, Rows]]:
+    """Rows of the sample by asset and partition, first from formats that find partitions themselves."""
+    kept: dict[str, Mapping[str | None, Rows]] = {}
+    partitions = set(lost_in)
+    for output in sorted(OUTPUTS, key=lambda output: not accounted_format(output.kind).finds_partitions):
+        query = SampleQuery(
+            join(root, output.folder), partial(output.uri, root), sample_id, sorted(partitions), options
+        )
+        kept[output.asset] = find_sample(output.kind, query)
+        partitions |= {name for name in kept[output.asset] if name is not None}
+    return kept
 
 
 def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None) -> list[str]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.accounted_format import Rows, SampleQuery, accounted_format
 from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.keys import sample_key
@@ -21,6 +22,7 @@ from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
+from mm_assets.formats.registry import reader_for
 from mm_assets.formats.storage import (
     StorageOptions,
     exists,
@@ -34,8 +36,6 @@ from mm_assets.formats.tar.header import BLOCK
 from mm_assets.formats.tar.writer import END_BLOCKS
 from mm_assets.interleaved.faults import Fault
 
-Rows = list[dict[str, Any]]
-
 COLUMNS = ["sample_id", "position", "modality", "source_ref", "materialize_error"]
 _THREADS = 16  # object stores answer in ~50 ms
 _OFFSET = np.dtype("<u8")
@@ -44,7 +44,7 @@ _COPIED = 16 << 20  # bytes of a sample in memory at a time
 
 def in_parquet(
     folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS
-) -> dict[str, Rows]:
+) -> dict[str | None, Rows]:
     """Rows of a sample by partition, from all Parquet files below a folder (none when there is no such
     folder).
 
@@ -76,15 +76,24 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
         )
 
 
-def in_arrow_cache(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
-    """Rows of a sample in one cache, by the URI of its metadata; none when there is no cache. No image is
-    read.
-    """
-    from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
+def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
+    """Rows of a sample in an output of a format, by partition."""
+    find = accounted_format(kind).find_sample
+    if find is not None:
+        return find(query)
+    return {
+        name: in_output(kind, query.uri_of(name), query.sample_id, query.options) for name in query.partitions
+    }
 
+
+def in_output(kind: str, uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
+    """Rows of a sample in one output, by the reader of its format; none when it does not exist.
+
+    No image is read.
+    """
     if not exists(uri, options):
         return []
-    return _projected(InterleavedArrowCacheReader(uri, storage_options=options), uri, sample_id)
+    return _projected(reader_for(kind, uri, storage_options=options), uri, sample_id)
 
 
 def in_lance(
@@ -169,8 +178,8 @@ def _possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]
             yield number
 
 
-def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str, Rows]:
-    merged: dict[str, Rows] = {}
+def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:
+    merged: dict[str | None, Rows] = {}
     for partition, rows in found:
         merged.setdefault(partition, []).extend(rows)
     return merged

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.format_table import Format, format_of
 from mm_assets.formats.storage import join
 
 
@@ -15,30 +15,34 @@ class Output:
     """One asset of interleaved rows. ``kind`` is its format, ``source`` the output that it is made from
     (None: raw shards).
 
-    It lies in a ``folder`` of one file a shard, each with ``suffix``, or (no suffix) in one table. Of a
-    cache, which is a folder itself, the suffix names the file in it that tells of the others.
+    It lies in ``folder`` below the storage root: as the format has it, a file or folder of each shard in it,
+    or the one table that it is.
     """
 
     asset: str
     kind: str
     folder: str
-    suffix: str = ""
     source: str | None = None
 
+    @property
+    def format(self) -> Format:
+        """The record of its format."""
+        return format_of(self.kind)
+
     def uri(self, root: str, partition: str) -> str:
-        """The file of a shard, or the one table."""
-        return (
-            join(root, self.folder, f"{partition_filename(partition)}{self.suffix}")
-            if self.suffix
-            else join(root, self.folder)
-        )
+        """The file of a shard (of a cache its metadata), or the one table."""
+        return self.format.uri(join(root, self.folder), partition)
+
+    def place(self, root: str, partition: str) -> str:
+        """Where the output of a shard lies: the file or the folder, or the one table."""
+        return self.format.output(self.uri(root, partition))
 
 
-CURATED = Output("curated_parquet", "parquet", "curated", ".parquet")
-FILTERED = Output("filtered_parquet", "parquet", "filtered", ".parquet", CURATED.asset)
-TARS = Output("final_tars", "webdataset", "webdataset", ".tar", FILTERED.asset)
-LANCE = Output("lance_table", "lance", "lance/items.lance", source=FILTERED.asset)
-CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", "/_metadata.json", FILTERED.asset)
+CURATED = Output("curated_parquet", "parquet", "curated")
+FILTERED = Output("filtered_parquet", "parquet", "filtered", CURATED.asset)
+TARS = Output("final_tars", "webdataset", "webdataset", FILTERED.asset)
+LANCE = Output("lance_table", "lance", "lance/items.lance", FILTERED.asset)
+CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
 # Assets without samples, by the output that they are made from: what they wrote is proven with its shards.

@@ -13,6 +13,7 @@ from mm_assets.cli import filter_flags, losses, raw_layout
 from mm_assets.cli.arguments import byte_size, location, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
+from mm_assets.formats.format_table import FORMATS, TITLES, format_of, output_of
 from mm_assets.terminal import fail
 
 if TYPE_CHECKING:  # commands start faster without pyarrow
@@ -27,13 +28,13 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "src",
         type=location,
-        help="file, folder, glob, brace list or URL of tar, Parquet, Lance or Arrow cache data",
+        help=f"file, folder, glob, brace list or URL of {TITLES} data",
     )
     parser.add_argument("dst", type=location, help="folder for the output")
     parser.add_argument(
         "--to",
         required=True,
-        choices=("parquet", "webdataset", "lance", "arrow_cache"),
+        choices=FORMATS,
         help="format of the output",
     )
     parser.add_argument(
@@ -142,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
 def _named(conversion: Any, message: str) -> str:
     """Why a partition failed, with its first file unless the message names that or the output."""
     file = conversion.partition.files[0]
-    place = file.removesuffix("/_metadata.json")
+    place = output_of(file)
     return message if place in message or conversion.writer.path in message else f"{place}: {message}"
 
 
@@ -169,9 +170,8 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "materialize": True,
     }
     if layout := raw_layout.layout_of(options, kind, source):
-        is_sound = kind == "parquet" and raw_layout.is_ours(
-            kind, source
-        )  # to look at all rows first would cost time for nothing
+        # To look at all rows of what is sound first would cost time for nothing.
+        is_sound = format_of(kind).quarantine_rereads and raw_layout.is_ours(kind, source)
         quarantine_errors = options.on_materialize_error != "error" and not is_sound
         arguments |= {
             "relative_to": None if is_remote(source) else root,
@@ -232,9 +232,7 @@ def _refuse_nested(source: str, target: str) -> None:
 
 def _refuse_overwriting(conversions: list[Any]) -> None:
     files = {file for conversion in conversions for file in conversion.partition.files}
-    inputs = {
-        os.path.realpath(file.removesuffix("/_metadata.json")) for file in files
-    }  # of a cache the whole folder
+    inputs = {os.path.realpath(output_of(file)) for file in files}
     for conversion in conversions:
         output = conversion.writer.uri_of(conversion.partition.name)
         if os.path.realpath(output) in inputs:

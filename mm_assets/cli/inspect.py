@@ -8,6 +8,7 @@ from typing import Any
 
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import location
+from mm_assets.formats.format_table import TITLES
 from mm_assets.terminal import fail
 
 
@@ -16,9 +17,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "inspect", help="show format, counts, columns and the first sample of a dataset"
     )
-    parser.add_argument(
-        "path", type=location, help="file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
-    )
+    parser.add_argument("path", type=location, help=f"file, folder, glob or URL of {TITLES} data")
     raw_layout.add_flags(parser)
     parser.set_defaults(run=run)
 

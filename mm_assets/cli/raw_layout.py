@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mm_assets.formats.format_table import FORMAT_TABLE, format_of, listed
+
 _PREFIX = "sample_id_prefix"
-_OF_ROWS = (_PREFIX, "sample_id_field", "texts_field", "images_field")  # of Parquet with a row a document
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    layout = parser.add_argument_group(
-        "documents in tars, and in Parquet of others", "not given, MM_<NAME> of the environment holds"
-    )
+    layout = parser.add_argument_group("documents of others", "not given, MM_<NAME> of the environment holds")
     layout.add_argument("--sample-id-field", help="json field, or column, that holds the sample id")
     layout.add_argument(
         "--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id"
@@ -54,38 +53,41 @@ def layout_of(
         and is_ours(kind, source)
     ):
         layout[_PREFIX] = None
-    taken = {"webdataset": tuple(layout), "parquet": _OF_ROWS}.get(kind, ())
-    return {name: layout[name] for name in taken}
+    return {name: layout[name] for name in format_of(kind).raw_options}
 
 
 def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) -> None:
     """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
-    from mm_assets.formats.parquet_source import DOCUMENTS, rows_of
+    from mm_assets.accounting.accounted_format import accounted_format
     from mm_assets.settings import Settings
 
     given = [name for name in Settings.from_environment().raw_layout() if getattr(options, name) is not None]
-    if not given or kind == "webdataset":
+    if not given:
         return
-    if kind != "parquet":
-        raise ValueError(f"{_flag(given[0])} is for tars and for Parquet of others, not for {kind}")
+    if not format_of(kind).raw_options:
+        able = listed(entry.title for entry in FORMAT_TABLE if entry.raw_options)
+        raise ValueError(f"{_flag(given[0])} is for documents of others in {able}, not for {kind}")
+    options_for = accounted_format(kind).options_for
+    if options_for is None:
+        return
     file = _files(kind, source)[0]
-    rows = rows_of(file)
-    if strange := [name for name in given if name not in (_OF_ROWS if rows == DOCUMENTS else (_PREFIX,))]:
-        raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {rows}")
+    known, what = options_for(file)
+    if strange := [name for name in given if name not in known]:
+        raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {what}")
 
 
 def is_ours(kind: str, source: str) -> bool:
-    """Whether this project wrote the first readable one of the tars or Parquet files at ``source``."""
-    from mm_assets.accounting.canonical import webdataset
-    from mm_assets.formats.parquet_source import OURS, rows_of
+    """Whether this project wrote the first readable file at ``source``, of a format in which others write
+    documents, too.
+    """
+    from mm_assets.accounting.accounted_format import accounted_format
     from mm_assets.formats.storage import is_remote, regular_file
 
-    if kind not in ("parquet", "webdataset"):
+    if not format_of(kind).raw_options:
         return False
     for file in _files(kind, source):
         try:
-            file = file if is_remote(file) else regular_file(file)
-            return rows_of(file) == OURS if kind == "parquet" else webdataset.is_ours(file)
+            return accounted_format(kind).is_ours(file if is_remote(file) else regular_file(file))
         except (OSError, ValueError):  # it fails alone when it is converted
             continue
     return False
@@ -93,10 +95,8 @@ def is_ours(kind: str, source: str) -> bool:
 
 def _files(kind: str, source: str) -> list[str]:
     from mm_assets.formats.listing import expand_paths
-    from mm_assets.formats.raw_files import PARQUET_SUFFIXES
-    from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
-    return expand_paths(source, PARQUET_SUFFIXES if kind == "parquet" else TAR_SUFFIXES)
+    return expand_paths(source, format_of(kind).suffixes)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import location
+from mm_assets.formats.format_table import TITLES
 
 
 def add_to(commands: Any) -> None:
@@ -17,7 +18,7 @@ def add_to(commands: Any) -> None:
         "verify", help="prove that datasets hold the same items, or name what differs"
     )
     for name in ("a", "b"):
-        kinds = "file, folder, glob or URL of tar, Parquet, Lance or Arrow cache data"
+        kinds = f"file, folder, glob or URL of {TITLES} data"
         parser.add_argument(name, metavar=name.upper(), type=location, help=kinds)
     parser.add_argument("more", metavar="C", nargs="*", type=location, help="further datasets")
     raw_layout.add_flags(parser)

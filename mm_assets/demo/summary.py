@@ -11,6 +11,7 @@ import dagster as dg
 
 from mm_assets.accounting.outputs import CURATED, OUTPUTS
 from mm_assets.demo.problems import problem_lines
+from mm_assets.formats.format_table import format_by_suffix
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
@@ -54,7 +55,7 @@ def print_summary(
         line.quarantined += _total(values, "quarantined")
         line.bytes += _number(values, "bytes")
         if uri := values.get(URI):
-            line.places.add(str(uri) if str(uri).endswith(".lance") else str(uri).rpartition("/")[0])
+            line.places.add(_folder(str(uri)))
     seconds = _seconds(instance, result.run_id)
     header = (
         "asset",
@@ -139,6 +140,12 @@ def _failed_shards(result: dg.ExecuteInProcessResult) -> dict[str, str]:
         for key in getattr(evaluation.metadata.get("shards"), "value", None) or []:
             failed.setdefault(str(key), evaluation.asset_key.to_user_string())
     return failed
+
+
+def _folder(uri: str) -> str:
+    """The folder of an output, or the table that it shares with all others."""
+    found = format_by_suffix(uri)
+    return uri if found is not None and found.is_table else uri.rpartition("/")[0]
 
 
 def _total(values: dict[str, Any], name: str) -> int:

@@ -13,6 +13,7 @@ from fsspec.utils import glob_translate
 from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
+from mm_assets.formats.format_table import TABLE_SUFFIXES
 from mm_assets.formats.local_tree import LocalTree, is_beside
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
@@ -74,12 +75,12 @@ def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
     """The files below a folder or URL prefix, and its Lance tables."""
     if not is_remote(folder):
         tree = LocalTree(_absolute(folder))
-        return tree.files + [name for name in tree.folders if name.endswith(".lance")]
+        return tree.files + [name for name in tree.folders if name.endswith(TABLE_SUFFIXES)]
     fs, path = filesystem(folder, options)
     names: list[str] = []
     for _, folders, files in fs.walk(path):
-        names += [*files, *(name for name in folders if name.endswith(".lance"))]
-        for name in [name for name in folders if name.endswith(".lance") or is_beside(name)]:
+        names += [*files, *(name for name in folders if name.endswith(TABLE_SUFFIXES))]
+        for name in [name for name in folders if name.endswith(TABLE_SUFFIXES) or is_beside(name)]:
             folders.pop(name) if isinstance(folders, dict) else folders.remove(name)
     return names
 

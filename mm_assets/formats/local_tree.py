@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections import deque
 
+from mm_assets.formats.format_table import TABLE_SUFFIXES
+
 # Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an
 # underscore are the user's.
 LEDGER_BESIDE = "_ledger"
@@ -49,7 +51,7 @@ class LocalTree:
                     self.files.append(entry.path)
             elif not is_beside(entry.name):
                 self.folders.append(entry.path)
-                if entry.name.endswith(".lance"):
+                if entry.name.endswith(TABLE_SUFFIXES):
                     continue
                 if is_link:
                     self._links.append(entry.path)

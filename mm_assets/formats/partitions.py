@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from mm_assets.formats.format_table import SUFFIXES, format_by_suffix
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import StorageOptions, is_remote, size_of
 
@@ -24,7 +25,6 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
-_SUFFIXES = (".tar.gz", ".tgz", ".tar", ".parquet", ".lance", "/_metadata.json")
 
 
 @dataclass(frozen=True)
@@ -47,21 +47,12 @@ def partition_name(file: str, root: str) -> str:
     the next.
     """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
-    for suffix in _SUFFIXES:
+    for suffix in SUFFIXES:
         if relative.lower().endswith(suffix):
             name = relative[: -len(suffix)] or "part"
-            return _unescaped(name) if "%" in name and _is_ours(file, suffix) else name
+            found = format_by_suffix(file)
+            return _unescaped(name) if "%" in name and found and found.is_named_by_us(file) else name
     return relative
-
-
-def _is_ours(file: str, suffix: str) -> bool:
-    """Tars are told by the statistics beside them: a raw shard may have any name, and another may have that
-    unescaped.
-    """
-    folder, name = posixpath.split(file)
-    return suffix in (".parquet", "/_metadata.json") or (
-        not is_remote(file) and os.path.exists(f"{folder}/.mm_assets/{name}.json")
-    )
 
 
 def _unescaped(path: str) -> str:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 from mm_assets.formats.absent_paths import absent
+from mm_assets.formats.format_table import (
+    FORMATS,
+    SHOWN,
+    SUFFIXES,
+    format_by_suffix,
+    format_of,
+    without_sidecars,
+)
 from mm_assets.formats.listing import expand_paths, names_in, packed_line
 from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
@@ -13,16 +23,7 @@ from mm_assets.formats.storage import StorageOptions, filesystem
 from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.interleaved.notices import warn_user
 
-FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
-_SUFFIXES = {
-    ".parquet": "parquet",
-    ".tar": "webdataset",
-    ".tar.gz": "webdataset",
-    ".tgz": "webdataset",
-    ".lance": "lance",
-    "/_metadata.json": "arrow_cache",
-}
-SUFFIXES = tuple(_SUFFIXES)
+__all__ = ["FORMATS", "SUFFIXES", "detect_format", "other_formats", "reader_for", "writer_for"]
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
@@ -32,29 +33,26 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
     there and for a folder without data, ``ValueError`` for one with several others and for a file of another
     kind.
     """
-    named = _by_suffix(source)
+    named = format_by_suffix(os.fspath(source))
     if named is not None:
-        return named
+        return named.name
     fs, path = filesystem(source, options)
     if not fs.isdir(path):
         if fs.exists(path):
-            raise ValueError(
-                "".join(packed_line(source, [source]))
-                or f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache"
-            )
+            raise ValueError("".join(packed_line(source, [source])) or f"{source}: no {SHOWN}")
         if not any(c in source for c in "*?[{"):
             raise absent(source, fs, path, "file or folder")
-        names = expand_paths(source, tuple(_SUFFIXES), options)
+        names = expand_paths(source, SUFFIXES, options)
     else:
         names = names_in(source, options)
-    names, passed_over = tars_first(names)
-    found = {kind for name in names if (kind := _by_suffix(name)) is not None}
-    if passed_over and found == {"webdataset"}:
+    names, passed_over = tars_first(without_sidecars(names))
+    found = _formats_of(names)
+    if passed_over and len(found) == 1:
         warn_user(passed_over_line(source, passed_over))
     elif passed_over:
-        found.add("parquet")
+        found |= _formats_of(passed_over)
     if not found:
-        nothing = f"{source}: no .tar, .parquet, .lance or _metadata.json of a cache here"
+        nothing = f"{source}: no {SHOWN} here"
         raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
     if len(found) > 1:
         raise ValueError(
@@ -70,53 +68,25 @@ def other_formats(folder: str, kind: str, options: StorageOptions | None = None)
     fs, path = filesystem(folder, options)
     if not fs.isdir(path):
         return []
-    return sorted(
-        {found for name in names_in(folder, options) if (found := _by_suffix(name)) is not None} - {kind}
-    )
+    return sorted(_formats_of(without_sidecars(names_in(folder, options))) - {kind})
 
 
 def reader_for(kind: str, source: str | list[str], **arguments: Any) -> InterleavedReader:
     """A reader of the named format."""
-    if kind == "parquet":
-        from mm_assets.formats.parquet import InterleavedParquetReader
-
-        return InterleavedParquetReader(source, **arguments)
-    if kind == "webdataset":
-        from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
-
-        return InterleavedWebdatasetReader(source, **arguments)
-    if kind == "lance":
-        from mm_assets.formats.lance.reader import InterleavedLanceReader
-
-        return InterleavedLanceReader(source, **arguments)
-    if kind == "arrow_cache":
-        from mm_assets.formats.arrow_cache.interleaved_reader import InterleavedArrowCacheReader
-
-        return InterleavedArrowCacheReader(source, **arguments)
-    raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {kind!r}")
+    reader: InterleavedReader = _imported(format_of(kind).reader)(source, **arguments)
+    return reader
 
 
 def writer_for(kind: str, path: str, **arguments: Any) -> InterleavedWriter:
     """A writer of the named format."""
-    if kind == "parquet":
-        from mm_assets.formats.parquet import InterleavedParquetWriter
-
-        return InterleavedParquetWriter(path, **arguments)
-    if kind == "webdataset":
-        from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter
-
-        return InterleavedWebdatasetWriter(path, **arguments)
-    if kind == "lance":
-        from mm_assets.formats.lance.writer import InterleavedLanceWriter
-
-        return InterleavedLanceWriter(path, **arguments)
-    if kind == "arrow_cache":
-        from mm_assets.formats.arrow_cache.interleaved_writer import InterleavedArrowCacheWriter
-
-        return InterleavedArrowCacheWriter(path, **arguments)
-    raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {kind!r}")
+    writer: InterleavedWriter = _imported(format_of(kind).writer)(path, **arguments)
+    return writer
 
 
-def _by_suffix(name: str) -> str | None:
-    lowered = f"/{os.fspath(name).rstrip('/').lower()}"
-    return next((kind for suffix, kind in _SUFFIXES.items() if lowered.endswith(suffix)), None)
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _formats_of(names: Iterable[str]) -> set[str]:
+    return {found.name for name in names if (found := format_by_suffix(name)) is not None}

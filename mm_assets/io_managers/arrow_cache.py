@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mm_assets.formats.keys import partition_filename
+from mm_assets.accounting.outputs import BY_ASSET, CACHE
 from mm_assets.formats.storage import is_remote, join, local_path
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.planned_jobs import PlannedJob
@@ -29,13 +29,12 @@ def cache_shard(job: ShardJob) -> ShardResult:
 class ArrowCacheIOManager(ShardIOManager):
     """Writes a cache per shard, each in a folder of its own."""
 
-    folder: str = Field(default="arrow_cache", description="Folder of the caches below the storage root.")
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
 
     run_job = staticmethod(cache_shard)
 
     def locate(self, asset: str, key: str) -> str:
-        return join(self.root, self.folder, partition_filename(key))
+        return BY_ASSET[asset].place(self.root, key)
 
     def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Also what killed builders left: in the caches, and beside them."""
@@ -44,8 +43,11 @@ class ArrowCacheIOManager(ShardIOManager):
             return
         from mm_assets.formats.arrow_cache.generation import sweep_cache, sweep_folders
 
-        folder = Path(local_path(join(self.root, self.folder)))
+        folder = Path(local_path(join(self.root, CACHE.folder)))
         if folder.is_dir():
             sweep_folders(folder)
         for job in planned.values():
             sweep_cache(Path(local_path(job.job.dest)))
+
+
+IO_MANAGER = ArrowCacheIOManager

@@ -8,9 +8,9 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.file_digests import FILES
+from mm_assets.accounting.outputs import BY_ASSET, LANCE
 from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.planned_jobs import PlannedJob
@@ -46,13 +46,12 @@ def fragment_shard(job: ShardJob) -> ShardResult:
 class LanceIOManager(ShardIOManager):
     """Writes all shards into one table with scalar indexes; replacing a chunk of shards is one commit."""
 
-    folder: str = Field(default="lance", description="Folder of the table below the storage root.")
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
 
     run_job = staticmethod(fragment_shard)
 
     def locate(self, asset: str, key: str) -> str:
-        return join(self.root, self.folder, "items.lance")
+        return BY_ASSET[asset].place(self.root, key)
 
     def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
         """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
@@ -115,4 +114,7 @@ class LanceIOManager(ShardIOManager):
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter
 
-        return InterleavedLanceWriter(join(self.root, self.folder))
+        return InterleavedLanceWriter(LANCE.place(self.root, ""))
+
+
+IO_MANAGER = LanceIOManager

@@ -7,11 +7,10 @@ import dagster as dg
 import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
+from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.records import ShardRecord, ShardRecords
-from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
-from mm_assets.formats.storage import join
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.check_log import CheckLog
@@ -78,22 +77,20 @@ def rewrite_shard(job: ShardJob) -> ShardResult:
     return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
-class _ParquetFolder(ShardIOManager):
-    folder: str = Field(description="Folder of the Parquet files below the storage root.")
+class _ParquetOutput(ShardIOManager):
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
     max_batch_bytes: str = Field(default="16MiB", description="Bytes of one batch in a worker's memory.")
 
     def locate(self, asset: str, key: str) -> str:
-        return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
+        return BY_ASSET[asset].place(self.root, key)
 
     def options(self) -> dict[str, object]:
         return {**super().options(), "max_batch_bytes": parse_bytes(self.max_batch_bytes)}
 
 
-class IngestIOManager(RawInput, _ParquetFolder):
+class IngestIOManager(RawInput, _ParquetOutput):
     """Writes curated Parquet from raw shards that passed the gate."""
 
-    folder: str = "curated"
     gate: dg.ResourceDependency[RawGate]
 
     run_job = staticmethod(ingest_shard)
@@ -196,9 +193,10 @@ def _wipe_out(found: ShardInspection | str, before: ShardRecord | None) -> str |
     return f"{damage[0]}. No sample can be read: the {kept} published before stay (an empty tar would remove them)"
 
 
-class ParquetIOManager(_ParquetFolder):
+class ParquetIOManager(_ParquetOutput):
     """Writes Parquet from Parquet."""
 
-    folder: str = "filtered"
-
     run_job = staticmethod(rewrite_shard)
+
+
+IO_MANAGER = ParquetIOManager

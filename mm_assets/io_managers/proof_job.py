@@ -9,25 +9,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.canonical import READERS, Derived, derive
-from mm_assets.accounting.canonical.cache_files import cache_problems
-from mm_assets.accounting.canonical.index_files import folder_problems, has_index
-from mm_assets.accounting.canonical.webdataset import tar_offsets
+from mm_assets.accounting.accounted_format import Found, accounted_format
+from mm_assets.accounting.canonical import Derived, derive
 from mm_assets.accounting.comparison import CanonicalSource, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof_store import ShardProof
 from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.format_table import format_of
 from mm_assets.formats.storage import size_of
 from mm_assets.interleaved.schema_text import schema_from_text
 
-_END_BLOCKS = 1024  # bytes; of a tar
 _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 
 @dataclass(frozen=True)
 class ProofTarget:
-    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the Lance table or the folder
-    of the cache.
+    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the table or the folder of the
+    cache.
     """
 
     asset: str
@@ -37,9 +35,11 @@ class ProofTarget:
 
 @dataclass(frozen=True)
 class ProofJob:
-    """One shard of one output to examine. `account` is what its writer said of it, `table_schema` (Lance) the
-    columns that all shards share (`schema_to_text`); when something differs, it is compared with what it was
-    made from and with what was made from it. `orphan_rows` are rows of the table beyond those of its shards.
+    """One shard of one output to examine.
+
+    `account` is what its writer said of it, `table_schema` (of a table) the columns that all shards share
+    (`schema_to_text`); when something differs, it is compared with what it was made from and with what was
+    made from it. `orphan_rows` are rows of the table beyond those of its shards.
     """
 
     key: str
@@ -63,7 +63,7 @@ def prove_shard(job: ProofJob) -> ShardProof:
         found = derive(output.kind, output.uri, job.key)
     except (OSError, ValueError, TypeError, LookupError) as error:
         return _proof(job, Derived(), (f"{output.uri}: cannot be read: {error_line(error)}",))
-    if output.kind == "lance" and job.table_schema and found.digest != written["digest"]:
+    if job.table_schema and found.digest != written["digest"]:
         # Columns that other shards widened since: the rows must be the same in the types they were written
         # in.
         planned = schema_from_text(job.table_schema)
@@ -72,32 +72,20 @@ def prove_shard(job: ProofJob) -> ShardProof:
     resized = _resized(job)
     orphan_rows = (f"{output.uri}: {job.orphan_rows} rows belong to no shard",) if job.orphan_rows else ()
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
-    if not differing and output.kind == "webdataset" and output.uri and not resized:
-        return _tar_proof(job, found)
-    if not differing and output.kind == "arrow_cache":
-        return _proof(job, found, tuple(cache_problems(output.uri)))
     if not differing:
-        return _proof(job, found, (*resized, *orphan_rows))
+        sound = (
+            Found() if resized or not output.uri else accounted_format(output.kind).examine(output.uri, found)
+        )
+        return _proof(job, found, (*resized, *orphan_rows, *sound.problems), sound.beside)
     problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
     return _proof(job, found, (*_named(job), *problems, *resized, *orphan_rows))
-
-
-def _tar_proof(job: ProofJob, found: Derived) -> ShardProof:
-    """The rows are those that were written: what clients know of the tar from beside it must be so, too."""
-    uri = job.output.uri
-    offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
-    if unknown := nbytes - offsets[-1] - _END_BLOCKS:
-        return _proof(job, found, (f"{uri}: {unknown} bytes belong to no sample",))
-    if not has_index(uri, offsets):  # nobody can tell here which of the two has changed
-        return _proof(job, found, (f"{uri}.idx: not where the samples of the tar begin and end",))
-    return _proof(job, found, beside=tuple(folder_problems(uri, found.samples, nbytes)))
 
 
 def _resized(job: ProofJob) -> tuple[str, ...]:
     """A file of another size than written: something may hang on it that readers pass over."""
     uri, written = job.output.uri, job.account.get("nbytes")
     if (
-        job.output.kind in ("lance", "arrow_cache")
+        not format_of(job.output.kind).is_file
         or not uri
         or written is None
         or (found := size_of(uri)) == written
@@ -161,7 +149,7 @@ def _proof(
     return ShardProof(
         job.output.asset,
         job.key,
-        READERS[job.output.kind],
+        accounted_format(job.output.kind).library,
         job.account["written"],
         derived,
         job.account["lost"],

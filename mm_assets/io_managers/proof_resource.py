@@ -9,15 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
-import pyarrow as pa
 from pydantic import Field
 
+from mm_assets.accounting.accounted_format import TableAccount, accounted_format
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from
 from mm_assets.accounting.proof_store import ProofStore, ShardProof
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
-from mm_assets.accounting.shard_columns import is_same_type
 from mm_assets.formats.storage import exists
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.interleaved.unify import unify_schemas
@@ -69,7 +68,8 @@ class Prover(dg.ConfigurableResource[Any]):
         records = {each.asset: ShardRecords(self.root).read(each.asset, keys) for each in OUTPUTS}
         proofs = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
-        suspects = self._suspects(records[asset]) if output.kind == "lance" else {}
+        table = accounted_format(output.kind).table
+        suspects = self._suspects(table, records[asset]) if table is not None else {}
         beside = self._problems_beside(asset, records[asset]) if question.again else {}
         jobs: list[ProofJob] = []
         examined: list[ShardProof] = []
@@ -91,7 +91,7 @@ class Prover(dg.ConfigurableResource[Any]):
                 yield key, _check(known)
                 continue
             jobs.append(self._job(asset, key, records))
-        if output.kind == "lance" and jobs:
+        if table is not None and jobs:
             schema = self._table_schema(asset)
             jobs = [
                 replace(job, table_schema=schema, orphan_rows=sum(suspects.get(job.key, {}).values()))
@@ -124,13 +124,12 @@ class Prover(dg.ConfigurableResource[Any]):
 
     def _evidence(self, asset: str) -> dict[str, list[str]]:
         found = Evidence(self.root).of(asset)
-        if BY_ASSET[asset].kind == "lance":
-            from mm_assets.formats.lance.writer import InterleavedLanceWriter
-
+        output = BY_ASSET[asset]
+        if (table := accounted_format(output.kind).table) is not None:
             try:
-                committed = InterleavedLanceWriter(BY_ASSET[asset].uri(self.root, "")).partition_stats() or {}
+                committed = table.partitions(output.uri(self.root, ""))
             except (OSError, ValueError):  # whoever reads the shards will say why
-                committed = {}
+                committed = ()
             for key in committed:
                 found.setdefault(key, []).append("the table")
         return found
@@ -193,9 +192,8 @@ class Prover(dg.ConfigurableResource[Any]):
         return ProofJob(key, output(asset), record.account, self.root, before, after)
 
     def _stats(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
-        if (
-            BY_ASSET[asset].kind == "lance"
-        ):  # the table has no file of a shard's own; the commit that its rows came with is in the record
+        if BY_ASSET[asset].format.is_table:
+            # It has no file of a shard's own; the commit that its rows came with is in the record.
             return {key: record.stat for key, record in records.items() if record.stat is not None}
         found = stat_outputs({record.uri for record in records.values() if record.uri})
         return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
@@ -208,12 +206,8 @@ class Prover(dg.ConfigurableResource[Any]):
             unify_schemas([schema_from_text(record.account["schema"]) for record in records])
         )
 
-    def _suspects(self, records: Mapping[str, ShardRecord]) -> dict[str, Counter[str]]:
-        """Shards of a Lance table with which something is wrong, found without reading their rows: one of
-        their columns is gone or narrower, they have values in a column that is not theirs, or there are rows
-        that no shard has written. Those are counted, by sample id, with the shard that has the sample id,
-        else with the first.
-        """
+    def _suspects(self, table: TableAccount, records: Mapping[str, ShardRecord]) -> dict[str, Counter[str]]:
+        """Shards of a table with which something is wrong, and the rows that are no shard's, by sample id."""
         suspects: dict[str, Counter[str]] = {}
         for uri in {record.uri for record in records.values() if record.uri}:
             schemas = {
@@ -222,37 +216,10 @@ class Prover(dg.ConfigurableResource[Any]):
                 if record.uri == uri
             }
             try:
-                suspects |= _suspects_of_table(uri, schemas)
+                suspects |= table.suspects(uri, schemas)
             except (OSError, ValueError):  # whoever reads the shards will say why
                 suspects |= {key: Counter() for key in schemas}
         return suspects
-
-
-def _suspects_of_table(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Counter[str]]:
-    from mm_assets.formats.lance.writer import InterleavedLanceWriter
-
-    writer = InterleavedLanceWriter(uri)
-    columns = writer.table_columns()
-    if columns is None:
-        return {}
-    suspects: dict[str, Counter[str]] = {
-        key: Counter() for key, schema in schemas.items() if not _holds(columns, schema)
-    }
-    if foreign := sorted(set(columns.names).difference(*(schema.names for schema in schemas.values()))):
-        suspects |= {key: Counter() for key in writer.partitions_with_values(foreign, list(schemas))}
-    for stray in writer.orphan_rows():
-        key = stray.partition if stray.partition in schemas else min(schemas)
-        suspects.setdefault(key, Counter())[stray.sample_id] += stray.rows
-    return suspects
-
-
-def _holds(columns: pa.Schema, schema: pa.Schema) -> bool:
-    """Whether a table of these columns can hold a shard's: each is there, and in no narrower type."""
-    united = unify_schemas([columns, schema])
-    asked = [field.name for field in schema if not pa.types.is_null(field.type)]
-    return all(
-        name in columns.names and is_same_type(columns.field(name), united.field(name)) for name in asked
-    )
 
 
 def _of_no_shard(rows_by_sample: Mapping[str, int]) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.formats.keys import partition_filename
+from mm_assets.accounting.outputs import BY_ASSET, TARS
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.planned_jobs import PlannedJob
@@ -29,13 +29,12 @@ def pack_shard(job: ShardJob) -> ShardResult:
 class WebdatasetIOManager(ShardIOManager):
     """Writes a tar per shard; the dataset-level files are derived once a chunk."""
 
-    folder: str = Field(default="webdataset", description="Folder of the tars below the storage root.")
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
 
     run_job = staticmethod(pack_shard)
 
     def locate(self, asset: str, key: str) -> str:
-        return join(self.root, self.folder, f"{partition_filename(key)}.tar")
+        return BY_ASSET[asset].place(self.root, key)
 
     def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
         self._index()
@@ -53,9 +52,12 @@ class WebdatasetIOManager(ShardIOManager):
             ValueError,
             OSError,
         ) as error:  # a tar that nobody can index is for its own shard to answer for
-            dg.get_dagster_logger().warning("index files of %s stay as they are: %s", self.folder, error)
+            dg.get_dagster_logger().warning("index files of %s stay as they are: %s", TARS.folder, error)
 
     def _index(self) -> None:
         from mm_assets.formats.webdataset.tar_folder import TarFolder
 
-        TarFolder(join(self.root, self.folder)).finish()
+        TarFolder(join(self.root, TARS.folder)).finish()
+
+
+IO_MANAGER = WebdatasetIOManager

@@ -1,17 +1,16 @@
 """All resources of the code location, from the settings."""
 
+from importlib import import_module
 from typing import Any
 
+from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.formats.storage import absolute, lasting
-from mm_assets.io_managers.arrow_cache import ArrowCacheIOManager
-from mm_assets.io_managers.lance import LanceIOManager
-from mm_assets.io_managers.parquet import IngestIOManager, ParquetIOManager
+from mm_assets.io_managers.parquet import IngestIOManager
 from mm_assets.io_managers.proof_resource import Prover
 from mm_assets.io_managers.quarantine import QuarantineIOManager
 from mm_assets.io_managers.raw import RawShardIOManager
 from mm_assets.io_managers.raw_gate import RawGate
 from mm_assets.io_managers.scores import ScoresIOManager
-from mm_assets.io_managers.webdataset import WebdatasetIOManager
 from mm_assets.io_managers.workers import Workers
 from mm_assets.resources.filter_thresholds import filter_thresholds
 from mm_assets.resources.image_validation import ImageValidation
@@ -57,13 +56,16 @@ def resources_from_environment() -> dict[str, Any]:
         ),
         "quarantine_io_manager": QuarantineIOManager(raw=raw, workers=workers, root=root),
         "scores_io_manager": ScoresIOManager(workers=workers, root=root),
-        "parquet_io_manager": ParquetIOManager(workers=workers, root=root, on_materialize_error=policy),
-        "webdataset_io_manager": WebdatasetIOManager(workers=workers, root=root, on_materialize_error=policy),
-        "lance_io_manager": LanceIOManager(workers=workers, root=root, on_materialize_error=policy),
-        "arrow_cache_io_manager": ArrowCacheIOManager(
-            workers=workers, root=root, on_materialize_error=policy
-        ),
+        **{
+            f"{kind}_io_manager": _io_manager(kind)(workers=workers, root=root, on_materialize_error=policy)
+            for kind in {output.kind for output in OUTPUTS}
+        },
     }
+
+
+def _io_manager(kind: str) -> Any:
+    """The IO manager that makes outputs of a format from Parquet."""
+    return import_module(f"mm_assets.io_managers.{kind}").IO_MANAGER
 
 
 def _storage_root(location: str) -> str:

@@ -244,7 +244,7 @@ def test_options_for_tars_with_other_sources(tmp_path: Path) -> None:
     )
     write("lance", tmp_path / "in2", batch_of([item("a")]))
     message = refused("convert", tmp_path / "in2", tmp_path / "out", "--to", "parquet", "--texts-field", "x")
-    assert "--texts-field is for tars and for Parquet of others, not for lance" in message
+    assert "--texts-field is for documents of others in Parquet" in message and "not for lance" in message
 
 
 def test_a_missing_id_field_is_named(tmp_path: Path, raw: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mm_assets.formats.format_table import format_of
 from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.datasets import FORMATS, read
@@ -45,15 +46,10 @@ def test_a_special_file_fails_alone(
 def test_a_special_file_among_data_of_ours(tmp_path: Path, raw: Path, kind: str) -> None:
     out = tmp_path / "out"
     ok("convert", raw, out, "--to", kind)
-    odd = {
-        "parquet": "m.parquet",
-        "webdataset": "m.tar",
-        "lance": "m.lance",
-        "arrow_cache": "m/_metadata.json",
-    }[kind]
+    odd = f"m{format_of(kind).written}"
     (out / odd).parent.mkdir(exist_ok=True)
     os.mkfifo(out / odd)
-    if kind == "lance":  # a table is a folder, and nothing else is looked at
+    if format_of(kind).is_table:  # a table is a folder, and nothing else is looked at
         assert "d1" in ok("inspect", out)
         return
     for arguments in (("inspect", out), ("verify", out, raw)):

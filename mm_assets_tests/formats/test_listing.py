@@ -13,7 +13,7 @@ import pytest
 from mm_assets.formats.listing import expand, expand_paths
 from mm_assets.formats.paired.raw.address import PairedAddress
 from mm_assets.formats.raw_shards import RawLocations
-from mm_assets.formats.registry import detect_format, reader_for
+from mm_assets.formats.registry import detect_format, reader_for, writer_for
 from mm_assets.formats.storage import NoRegularFile, open_binary
 from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, write
@@ -269,12 +269,7 @@ def test_a_local_url_is_a_path(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
     folder = tmp_path / "a%20b c"
     write(kind, f"file://{folder}", batch_of([item("s", 0, text_content="t")], partition="x.y"))
     assert folder.is_dir() and os.listdir(tmp_path) == [folder.name]
-    file = {
-        "parquet": "x%2Ey.parquet",
-        "webdataset": "x%2Ey.tar",
-        "lance": "items.lance",
-        "arrow_cache": "x%2Ey/_metadata.json",
-    }[kind]
+    file = os.path.relpath(writer_for(kind, str(folder)).file_of("x.y"), folder)
     for place in (
         f"file://{folder}",
         f"file://localhost{folder}",

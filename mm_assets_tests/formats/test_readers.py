@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from mm_assets.interleaved import (
     InterleavedLanceReader,
     InterleavedParquetReader,
     InterleavedWebdatasetReader,
-    SchemaMismatch,
 )
-from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.any_tables import same
-from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, table_of, write
+from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.odd_samples import hostile
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -57,23 +55,6 @@ def uneven(number: int, samples: int = 30) -> list[dict[str, Any]]:
             item(name, 1, "image", binary_content=bytes(1 + (i * 977) % 9000), content_type="image/png"),
         ]
     return rows
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("limit", [1, 3000, 20_000, 100_000, 1 << 30])
-def test_batches_are_within_their_bytes(tmp_path: Path, kind: str, limit: int) -> None:
-    write(kind, tmp_path, batch_of(uneven(0), EXTRAS, partition="p"))
-    whole = read(kind, tmp_path)
-    batches = list(reader_for(kind, str(tmp_path), max_batch_bytes=limit))
-    same(as_table(batches), whole)
-    for batch in batches:
-        assert batch.nbytes <= limit or batch.num_samples == 1
-        assert batch.partition == "p"
-    ids = [sample for batch in batches for sample in batch.data["sample_id"].unique().to_pylist()]
-    assert len(ids) == len(set(ids)) == 30
-    assert limit > 1 or len(batches) == 30
-    if limit == 100_000:  # not needlessly small either
-        assert len(batches) < 4 * whole.nbytes / limit + 2
 
 
 @pytest.mark.parametrize("limit", [1, 2000, 50_000])
@@ -116,59 +97,6 @@ def test_row_bytes_bound_every_slice() -> None:
             assert part.nbytes <= sizes[start : start + length].sum()
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-def test_lineage_and_partitions(tmp_path: Path, kind: str) -> None:
-    parts = [batch_of(uneven(i, 4), EXTRAS, partition=f"p{i}") for i in range(5)]
-    write(kind, tmp_path, parts)
-    reader = reader_for(kind, str(tmp_path))
-    assert [p.name for p in reader.partitions()] == [f"p{i}" for i in range(5)]
-    for part, batch in zip(parts, reader, strict=True):
-        same(batch.data, part.data)
-        assert batch.partition == part.partition
-    if kind == "lance":
-        return  # its files are the table's own
-    files = [p.files[0] for p in reader.partitions()]
-    grouped = reader_for(kind, str(tmp_path), files_per_partition=2)
-    assert [(p.name, len(p.files)) for p in grouped.partitions()] == [("p0+1", 2), ("p2+1", 2), ("p4", 1)]
-    assert [list(batch.source_files) for batch in grouped] == [files[0:2], files[2:4], files[4:]]
-    split = list(reader_for(kind, str(tmp_path), files_per_partition=5, max_batch_bytes=1 << 20))
-    assert [list(batch.source_files) for batch in split] == [[file] for file in files]
-    if kind == "arrow_cache":  # many files each
-        with pytest.raises(ValueError, match="blocksize: a cache has many files"):
-            reader_for(kind, str(tmp_path), blocksize=5)
-        return
-    size = max(Path(file).stat().st_size for file in files)
-    assert len(reader_for(kind, str(tmp_path), blocksize=size * 3).partitions()) == 2
-    assert len(reader_for(kind, str(tmp_path), blocksize="1GiB").partitions()) == 1
-    with pytest.raises(ValueError, match="not both"):
-        reader_for(kind, str(tmp_path), blocksize=5, files_per_partition=2).partitions()
-    with pytest.raises(ValueError, match="at least 1"):
-        reader_for(kind, str(tmp_path), files_per_partition=0).partitions()
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_fields(tmp_path: Path, kind: str) -> None:
-    write(kind, tmp_path, batch_of(uneven(0, 3), EXTRAS))
-    reader = reader_for(kind, str(tmp_path), fields=["j", "gone", "n"])
-    (file,) = reader.partitions()[0].files
-    with pytest.warns(
-        UserWarning, match=f"^{re.escape(file)}: fields not found, filled with null: gone$"
-    ) as caught:
-        (batch,) = reader
-    assert caught[0].filename == __file__
-    with pytest.warns(UserWarning, match="gone") as caught:
-        reader.open(reader.partitions()[0])
-    assert caught[0].filename == __file__
-    assert batch.data.column_names == [*INTERLEAVED_SCHEMA.names, "j", "gone", "n"]
-    assert batch.data["gone"].null_count == batch.num_rows
-    assert is_json(batch.data.schema.field("j"))
-    assert read(kind, tmp_path, fields=()).column_names == INTERLEAVED_SCHEMA.names
-    with pytest.raises(ValueError, match="position, sample_id are always read"):
-        reader_for(kind, str(tmp_path), fields=["sample_id", "position", "x"])
-    with pytest.raises(TypeError, match="not one string"):
-        reader_for(kind, str(tmp_path), fields="name")
-
-
 def test_of_several_files_that_lack_a_field_the_first_is_named(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         make_tar(tmp_path / f"{name}.tar", [(f"{name}.json", {"texts": ["x"]})])
@@ -176,28 +104,6 @@ def test_of_several_files_that_lack_a_field_the_first_is_named(tmp_path: Path) -
         UserWarning, match=f"^{tmp_path}/a.tar and 2 more: fields not found, filled with null: gone$"
     ):
         list(reader_for("webdataset", str(tmp_path), files_per_partition=3, fields=["gone"]))
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_schema_and_overrides(tmp_path: Path, kind: str) -> None:
-    write(kind, tmp_path, batch_of([item("a", n=2**40, j='{"a":1}')], EXTRAS))
-    strict = pa.schema(
-        [pa.field("n", pa.float64()), pa.field("sample_id", pa.large_string()), pa.field("new", pa.int8())]
-    )
-    assert read(kind, tmp_path, schema=strict).equals(pa.table([[2.0**40], ["a"], [None]], schema=strict))
-    changed = read(
-        kind, tmp_path, schema_overrides={"n": pa.float64(), "position": pa.int64(), "new": pa.string()}
-    )
-    types = {field.name: field.type for field in changed.schema}
-    assert (types["n"], types["position"], types["new"], types["j"]) == (
-        pa.float64(),
-        pa.int64(),
-        pa.string(),
-        pa.string(),
-    )
-    with pytest.raises(ShardError, match="column 'n'") as caught:
-        read(kind, tmp_path, schema_overrides={"n": pa.int8()})
-    assert isinstance(caught.value.__cause__, SchemaMismatch)
 
 
 @pytest.mark.parametrize("limit", [None, 2000])
@@ -230,26 +136,6 @@ def test_only_the_columns_asked_for_are_read_from_parquet(
     assert asked[0] == [*INTERLEAVED_SCHEMA.names, "n"]
     assert asked[1] == ["sample_id", "position", "modality", "n"]
     assert set(asked[2]) == {"sample_id", "position", "modality", "text_content", "n"}
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_a_projection_reads_no_image_bytes(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(kind, tmp_path, batch_of(uneven(0, 6), EXTRAS))
-    monkeypatch.setattr("mm_assets.formats.webdataset.source.BlobBuilder", None)
-    reader = reader_for(kind, str(tmp_path), max_batch_bytes=2000)
-    _, tables = reader.project(reader.partitions()[0], ["position", "sample_id"])
-    found = pa.concat_tables(list(tables))
-    assert found.column_names == ["position", "sample_id"]
-    assert found.num_rows == 18
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_readers_can_be_iterated_again(tmp_path: Path, kind: str) -> None:
-    write(kind, tmp_path, batch_of(uneven(0, 3), EXTRAS))
-    reader = reader_for(kind, str(tmp_path), max_batch_bytes=1)
-    same(as_table(reader), as_table(reader))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,6 @@ A test holds the imports to this list.
 
 from mm_assets.accounting.canonical.derive import derive
 from mm_assets.accounting.canonical.derived import Derived
-from mm_assets.accounting.canonical.source import READERS, CanonicalSource
+from mm_assets.accounting.canonical.source import CanonicalSource
 
-__all__ = ["READERS", "CanonicalSource", "Derived", "derive"]
+__all__ = ["CanonicalSource", "Derived", "derive"]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.accounted_format import accounted_format
 from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.source import CanonicalSource
-from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.types import retyped
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.unify import unify_schemas
@@ -34,10 +34,9 @@ def derive(
     for a column that does not fit.
     """
     _keep_freed_memory()
-    if kind == "webdataset" and uri and schema is None:
-        found = derive_tar(uri, options)
-        if found is not None:
-            return found
+    digest = accounted_format(kind).digest
+    if digest is not None and uri and schema is None and (found := digest(uri, options)) is not None:
+        return found
     tally = DigestTally()
     for part in CanonicalSource(kind, uri, partition, options=options).parts():
         tally.add(part if schema is None else replace(part, table=retyped(part.table, schema)))

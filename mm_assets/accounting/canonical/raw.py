@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import RowPart
+from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.partitions import Partition, common_root, partition_name
-from mm_assets.formats.raw_reader import RawReader
-from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.registry import reader_for
 
 _BYTES_AT_ONCE = 8 << 20
 
 
-def raw_parts(
-    uri: str,
-    partition: str | None,
-    relative_to: str | None,
-    layout: Mapping[str, Any],
-    options: StorageOptions | None,
-) -> Iterator[RowPart]:
+def raw_parts(source: CanonicalSource) -> Iterator[RowPart]:
     """The rows of one file, in types that are told from its values, or those that it states."""
-    reader = RawReader(
-        (), max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options, **layout
+    uri = str(source.uri)
+    reader = reader_for(
+        source.kind,
+        [],
+        max_batch_bytes=_BYTES_AT_ONCE,
+        relative_to=source.relative_to,
+        storage_options=source.options,
+        **source.layout,
     )
-    name = partition_name(uri, common_root([uri])) if partition is None else partition
+    name = partition_name(uri, common_root([uri])) if source.partition is None else source.partition
     stream = reader.open(Partition(name, (uri,)))
     yield RowPart(pa.Table.from_batches([], stream.schema))
     for batch in stream:

@@ -8,25 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.accounting.accounted_format import accounted_format
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.types import normalized
-
-# What reads each format. Files of others, whose rows or members are documents, are read by `RawReader`: there
-# is no other reader.
-READERS = {
-    "parquet": "pyarrow.parquet.ParquetFile",
-    "webdataset": "webdataset.tariterators",
-    "lance": "lance.LanceDataset.scanner",
-    "arrow_cache": "pyarrow.ipc.RecordBatchFileReader",
-}
+from mm_assets.formats.format_table import format_of
 
 
 @dataclass(frozen=True)
 class CanonicalSource:
-    """Where rows lie: ``kind`` is a key of `READERS`, ``uri`` a file, a Lance table or the folder of a cache
+    """Where rows lie: ``kind`` is the name of a format, ``uri`` a file, a table or the folder of a cache
     (path or URL; empty: nothing was written).
 
-    ``partition`` narrows a Lance table to one partition (None: the whole table), and is the name of that of a
+    ``partition`` narrows a table to one partition (None: the whole table), and is the name of that of a
     file; files are read whole. Of files of others ``relative_to`` is the folder that locators are relative
     to, ``layout`` what their reader is to know of them. ``options`` are those of the file system.
     """
@@ -42,11 +35,12 @@ class CanonicalSource:
         """Whether each column has the type that was chosen for the rows here: not in a Lance table, whose
         other rows have a say in it, nor in a raw tar, whose types are told from its values.
         """
-        if self.kind != "webdataset" or not self.uri:
-            return self.kind != "lance"
-        from mm_assets.accounting.canonical.webdataset import is_ours
+        return accounted_format(self.kind).states_types(self)
 
-        return is_ours(self.uri, self.options)
+    @property
+    def is_part_of_table(self) -> bool:
+        """Whether this is one of the partitions that share a table."""
+        return format_of(self.kind).is_table and self.partition is not None
 
     def tables(self) -> Iterator[pa.Table]:
         """The rows in the types they were written in, some megabytes at a time; a table without rows where
@@ -63,31 +57,7 @@ class CanonicalSource:
 
         Raises as `tables` does, also while the blobs of a part are asked for.
         """
-        for part in self._read():
-            yield normalized(part, str(self.uri))
-
-    def _read(self) -> Iterator[RowPart]:
         if not self.uri:
-            return iter(())
-        if self.kind == "parquet":
-            from mm_assets.accounting.canonical.parquet import parquet_parts
-
-            return parquet_parts(self.uri, self._raw, bool(self.layout.get("sample_id_prefix")), self.options)
-        if self.kind == "webdataset":
-            from mm_assets.accounting.canonical.webdataset import tar_parts
-
-            return tar_parts(self.uri, self._raw, self.options)
-        if self.kind == "lance":
-            from mm_assets.accounting.canonical.lance import lance_parts
-
-            return lance_parts(self.uri, self.partition, self.options)
-        if self.kind == "arrow_cache":
-            from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
-
-            return arrow_cache_parts(self.uri, self.options)
-        raise ValueError(f"format must be one of {', '.join(READERS)}, not {self.kind!r}")
-
-    def _raw(self) -> Iterator[RowPart]:
-        from mm_assets.accounting.canonical.raw import raw_parts
-
-        return raw_parts(str(self.uri), self.partition, self.relative_to, self.layout, self.options)
+            return
+        for part in accounted_format(self.kind).parts(self):
+            yield normalized(part, self.uri)

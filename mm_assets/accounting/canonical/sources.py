@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mm_assets.accounting.canonical.source import CanonicalSource
+from mm_assets.formats.format_table import format_of
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
@@ -22,7 +23,8 @@ def canonical_sources(
     """
     source = absolute(source)
     kind = detect_format(source)
-    if kind == "lance":
+    entry = format_of(kind)
+    if entry.is_table:
         return [
             CanonicalSource(kind, uri)
             for uri in dict.fromkeys(part.files[0] for part in reader_for(kind, source).partitions())
@@ -30,5 +32,5 @@ def canonical_sources(
     root = root_of_locations([source], SUFFIXES)
     relative_to = None if is_remote(source) else root
     layout = layout_of(kind, source)
-    files = expand_paths(source, reader_for(kind, source).suffixes)
+    files = expand_paths(source, entry.suffixes)
     return [CanonicalSource(kind, file, partition_name(file, root), relative_to, layout) for file in files]

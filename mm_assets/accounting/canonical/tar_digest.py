@@ -13,8 +13,9 @@ import pyarrow as pa
 import xxhash
 
 from mm_assets.accounting.canonical.derived import Derived
+from mm_assets.accounting.canonical.document_tables import declared_columns
 from mm_assets.accounting.canonical.tar_json import Item
-from mm_assets.accounting.canonical.webdataset import declared_columns, tar_documents
+from mm_assets.accounting.canonical.webdataset import tar_documents
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.digest import BLOBS, TEXTS, ContentDigest, label

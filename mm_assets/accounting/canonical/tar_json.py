@@ -67,13 +67,23 @@ def decode_sample(sample: Mapping[str, Any], where: str) -> Document:
         raise ShardError(f"{where}: sample with key {sample['__key__']!r} has no json")
     try:
         payload = json.loads(sample["json"])
-        sample_id = payload["sample_id"]
-        if not isinstance(sample_id, str):
-            raise TypeError(f"sample_id is {sample_id!r:.100}")
+        check_sample_id(payload)
     except (*_NOT_AS_DOCUMENTED, RecursionError) as error:
         raise ShardError(
             f"{where}: json of the sample with key {sample['__key__']!r}: {error!r:.300}"
         ) from error
+    return decode_payload(payload, sample, where)
+
+
+def check_sample_id(payload: dict[str, Any]) -> None:
+    """Raise ``LookupError`` or ``TypeError`` for a json without the id of its sample."""
+    if not isinstance(payload["sample_id"], str):
+        raise TypeError(f"sample_id is {payload['sample_id']!r:.100}")
+
+
+def decode_payload(payload: dict[str, Any], sample: Mapping[str, Any], where: str) -> Document:
+    """The rows of a sample whose json is parsed, and known to have a sample id. Raises as `decode` does."""
+    sample_id: str = payload["sample_id"]
     if added := [name for name in payload if name not in _FIELDS]:
         raise ShardError(f"{where}: sample {sample_id!r}: field {added[0]!r} is not of the layout")
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
@@ -11,27 +10,17 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import IO, Any
 
-import pyarrow as pa
-
+from mm_assets.accounting.canonical.document_tables import document_parts
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.tar_json import Document, Item, decode_sample, has_bookkeeping
+from mm_assets.accounting.canonical.tar_json import Document, decode_sample, has_bookkeeping
 from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
-from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.digest import BLOBS
-from mm_assets.interleaved.json_values import FieldTally, build_column, is_json
-from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
-_BYTES_AT_ONCE = 8 << 20
 _READ_BUFFER = 1 << 18
 _MAX_JSON = 256 << 20
 _BLOCK = 512  # bytes; of a tar
-_RESERVED = [field for field in INTERLEAVED_SCHEMA if field.name != BLOBS]
-# What values that are not of their column's type may raise on their way into Arrow.
-_MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, pa.ArrowException)
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
@@ -46,16 +35,7 @@ def tar_parts(
         if not is_ours(path):
             yield from raw()
             return
-        group: list[Document] = []
-        filled = 0
-        for document in _documents(path, uri):
-            if group and (filled > _BYTES_AT_ONCE or document.schema != group[0].schema):
-                yield from _parts(group, uri)
-                group, filled = [], 0
-            group.append(document)
-            filled += document.nbytes
-        if group:
-            yield from _parts(group, uri)
+        yield from document_parts(_documents(path, uri), uri)
 
 
 def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[Document]:
@@ -166,100 +146,3 @@ def _local(uri: str, options: StorageOptions | None) -> Iterator[str]:
             shutil.copyfileobj(file, copy, 1 << 20)
         copy.flush()
         yield copy.name
-
-
-def _parts(group: list[Document], where: str) -> Iterator[RowPart]:
-    rows = [(document.sample_id, item) for document in group for item in document.items]
-    try:
-        declared = declared_columns(group[0].schema)
-    except (ValueError, TypeError, OSError) as error:
-        raise ShardError(
-            f"{where}: sample {group[0].sample_id!r}: its json states no column types: {error}"
-        ) from error
-    yield from _fitting(rows, declared, where)
-
-
-def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[RowPart]:
-    """The rows as one table if all values are of their types, else in as many tables as it takes."""
-    try:
-        table = _table(rows, declared, is_strict=len(rows) > 1)
-    except _MISFITS as error:
-        if len(rows) < 2:
-            raise ShardError(f"{where}: sample {rows[0][0]!r}: {error}") from error
-        middle = len(rows) // 2
-        yield from _fitting(rows[:middle], declared, where)
-        yield from _fitting(rows[middle:], declared, where)
-        return
-    yield RowPart(table, iter([[item.values.get(BLOBS) for _, item in rows]]))
-
-
-def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -> pa.Table:
-    """The columns but `BLOBS` in their types.
-
-    Where not ``is_strict``, one whose values do not fit gets the type of these.
-    """
-    fields: list[pa.Field] = []
-    arrays: list[pa.Array] = []
-    for field in [*_RESERVED, *declared, *_undeclared(rows, declared)]:
-        values: list[Any]
-        if field.name == "sample_id":
-            values = [sample_id for sample_id, _ in rows]
-        elif field.name in INTERLEAVED_SCHEMA.names:
-            values = [item.values.get(field.name) for _, item in rows]
-        else:
-            values = [item.extras.get(field.name) for _, item in rows]
-        try:
-            array = _array(values, field)
-        except _MISFITS:
-            if is_strict:
-                raise
-            field = _own_type(values, field.name)
-            array = build_column(values, field)
-        fields.append(field)
-        arrays.append(array)
-    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _array(values: list[Any], field: pa.Field) -> pa.Array:
-    expected = None if is_json(field) else _python_type(field.type)
-    if expected is not None and not all(value is None or type(value) is expected for value in values):
-        raise TypeError(
-            f"column {field.name!r}: not all values are {expected.__name__}"
-        )  # Arrow takes 5.0 for 5, true for 1.0
-    if field.name in INTERLEAVED_SCHEMA.names:
-        return pa.array(values, field.type)
-    return json_codec.decode(values, field)
-
-
-def _python_type(type_: pa.DataType) -> type | None:
-    if pa.types.is_boolean(type_):
-        return bool
-    if pa.types.is_integer(type_):
-        return int
-    if pa.types.is_floating(type_):
-        return float
-    return str if pa.types.is_string(type_) or pa.types.is_large_string(type_) else None
-
-
-def _undeclared(rows: list[tuple[str, Item]], declared: pa.Schema) -> list[pa.Field]:
-    known = set(declared.names)
-    names = dict.fromkeys(name for _, item in rows for name in item.extras if name not in known)
-    return [_own_type([item.extras.get(name) for _, item in rows], name) for name in names]
-
-
-def _own_type(values: list[Any], name: str) -> pa.Field:
-    tally = FieldTally()
-    for value in values:
-        tally.observe(value)
-    return tally.field(name)
-
-
-@lru_cache(maxsize=64)
-def declared_columns(text: str) -> pa.Schema:
-    """The columns beyond the reserved ones, as a json states them.
-
-    Raises ``ValueError``, ``TypeError`` or ``OSError``.
-    """
-    if not text:
-        return pa.schema([])
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

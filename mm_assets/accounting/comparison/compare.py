@@ -97,7 +97,7 @@ def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset)
     )
     if isinstance(left, CanonicalSource) and isinstance(right, CanonicalSource):
         for source, mine, other in ((left, first, second), (right, second, first)):
-            if source.kind == "lance" and source.partition is not None:
+            if source.is_part_of_table:
                 other.typed_as = mine
     return first, second
 

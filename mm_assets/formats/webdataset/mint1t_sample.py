@@ -32,9 +32,10 @@ _MIME = {**CONTENT_TYPES, "jpeg": CONTENT_TYPES["jpg"], "tif": CONTENT_TYPES["ti
 class Mint1tDecoder:
     """Decoder of the raw samples of one tar.
 
-    ``path`` is the tar's path in ``source_ref``; ``pairs`` has the pairs of a tar of image-text pairs.
-    ``spread`` collects the per-item fields that any sample had. ``referenced`` collects the names of members
-    that are images of any sample, or texts of pairs.
+    ``path`` is the tar's path in ``source_ref``, ``images_path`` that of the tar with the images, if it is
+    another; ``pairs`` has the pairs of a tar of image-text pairs. ``spread`` collects the per-item fields
+    that any sample had. ``referenced`` collects the names of members that are images of any sample, or texts
+    of pairs.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class Mint1tDecoder:
         layout: RawLayout,
         max_member_bytes: int,
         pairs: ImageTextPairs | None = None,
+        images_path: str | None = None,
     ) -> None:
         self.path = path
+        self.images_path = path if images_path is None else images_path
         self.index = index
         self.layout = layout
         self.pairs = pairs
@@ -53,14 +56,16 @@ class Mint1tDecoder:
         self.spread: set[str] = set()
         self.referenced: set[str] = set()
 
-    def decode(self, payload: dict[str, Any], member: Member) -> Sample:
+    def decode(self, payload: dict[str, Any], member: Member, key: str | None = None) -> Sample:
         """Return the sample of one json. A pair without a json has an empty payload.
+
+        ``key`` is the sample's; by default the member's name tells it.
 
         Raises:
             SampleError: There is no usable sample id, a per-item field is no list, or the text of a pair
                 cannot be read.
         """
-        key = sample_stem(member.name)
+        key = sample_stem(member.name) if key is None else key
         fields = dict(payload)
         residue: dict[str, Any] = {}
         sample_id = self._sample_id(fields, key, member, residue)
@@ -182,12 +187,12 @@ class Mint1tDecoder:
                     row.content = found
                 self.referenced.add(found.member.name)
                 row.content_type = _MIME.get(extension(found.member.name))
-                row.source_ref = member_ref(self.path, found.member, found.frame)
+                row.source_ref = member_ref(self.images_path, found.member, found.frame)
                 is_implied = found.frame is None and found.member.name == token
             else:
                 row.error = found
                 row.content_type = _MIME.get(extension(str(token)))
-                row.source_ref = build_source_ref(self.path, token if isinstance(token, str) else None)
+                row.source_ref = build_source_ref(self.images_path, token if isinstance(token, str) else None)
                 is_implied = isinstance(token, str)
             if not is_implied:
                 row.extras[SOURCE] = {"token": token}

@@ -32,19 +32,24 @@ from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, FAULTS, Faul
 from mm_assets.interleaved.schema import METADATA_POSITION, MODALITIES, RESERVED_COLUMNS
 
 
-def decode_native(payload: dict[str, Any], member: Member, raw: Mint1tDecoder) -> Sample:
+def decode_native(
+    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, key: str | None = None
+) -> Sample:
     """Return the sample of one json, whose references are WebDataset keys.
+
+    ``key`` is the sample's; by default the member's name tells it.
 
     Raises:
         SampleError: A field does not follow the layout; the message names it.
     """
     place = f"{raw.path}: {member.name}"
-    sample_id = payload.get(SAMPLE_ID, sample_stem(member.name))
+    key = sample_stem(member.name) if key is None else key
+    sample_id = payload.get(SAMPLE_ID, key)
     if not isinstance(sample_id, str):
         raise SampleError(BAD_SAMPLE_ID, f"{place}: field {SAMPLE_ID!r} is no string: {sample_id!r:.100}")
     with naming_sample(sample_id):
         _raise_recorded_refusal(payload, place)
-        return _decode(payload, member, raw, sample_id, place)
+        return _decode(payload, member, raw, sample_id, key, place)
 
 
 def _raise_recorded_refusal(payload: dict[str, Any], place: str) -> None:
@@ -68,13 +73,13 @@ def _raise_recorded_refusal(payload: dict[str, Any], place: str) -> None:
 
 
 def _decode(
-    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, sample_id: str, place: str
+    payload: dict[str, Any], member: Member, raw: Mint1tDecoder, sample_id: str, key: str, place: str
 ) -> Sample:
     texts, images = _list(payload, TEXTS, place), _list(payload, IMAGES, place)
     json_ref = member_ref(raw.path, member)
     metadata = Row(METADATA_POSITION, "metadata", METADATA_TYPE, source_ref=json_ref)
     text_rows = raw.text_rows(texts, json_ref)
-    image_rows = raw.image_rows(images, resolve_keys(images, sample_stem(member.name), raw.index))
+    image_rows = raw.image_rows(images, resolve_keys(images, key, raw.index))
     for row in image_rows:
         row.extras.pop(SOURCE, None)  # the layout implies "<position>.<ext>"
     extra = payload[ROW_EXTRA]

@@ -24,6 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     normal_extensions,
 )
 from mm_assets.formats.webdataset.source import WebdatasetSource
+from mm_assets.formats.webdataset.tar_samples import TarSamples
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 
 __all__ = ["InterleavedWebdatasetReader"]
@@ -123,6 +124,15 @@ class InterleavedWebdatasetReader(InterleavedReader):
         return self._opener(partition)(uri)
 
     def _source(self, uri: str, partition: Partition, ids: SampleIds | None) -> FileSource:
+        return self._opened(uri, partition, ids)
+
+    def _opened(
+        self,
+        uri: str,
+        partition: Partition,
+        ids: SampleIds | None,
+        samples: Callable[..., TarSamples] | None = None,
+    ) -> FileSource:
         return WebdatasetSource(
             uri,
             self.layout,
@@ -132,6 +142,7 @@ class InterleavedWebdatasetReader(InterleavedReader):
             self.max_member_bytes,
             ids,
             id_prefix(self.layout.sample_id_prefix, partition.name, partition.files, uri),
+            samples,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -32,7 +32,8 @@ _FRAME_OVERHEAD = 1024  # bytes of a split frame besides its strips: header, dir
 class WebdatasetSource(FileSource):
     """One tar. Headers are scanned and json fields typed when it is opened, payloads are read later.
 
-    With ``ids``, samples that cannot be used are quarantined instead of raising; see `TarSamples`.
+    With ``ids``, samples that cannot be used are quarantined instead of raising; see `TarSamples`, which
+    ``samples`` may take the place of.
     """
 
     def __init__(
@@ -45,8 +46,11 @@ class WebdatasetSource(FileSource):
         max_member_bytes: int,
         ids: SampleIds | None,
         id_prefix: str = "",
+        samples: Callable[..., TarSamples] | None = None,
     ) -> None:
-        self._samples = TarSamples(uri, ref_path, layout, max_member_bytes, ids, options, id_prefix)
+        self._samples = (samples or TarSamples)(
+            uri, ref_path, layout, max_member_bytes, ids, options, id_prefix
+        )
         try:
             self._materialize = materialize
             self._members: list[Member] = []
@@ -114,7 +118,7 @@ class WebdatasetSource(FileSource):
                     f"{member.name}: {frames - references} of {frames} frames"
                 )
                 self.notes.setdefault("unreferenced_losses", []).extend(
-                    _unreferenced_frame(self._samples.path, member, frame, frames)
+                    _unreferenced_frame(self._samples.images_path, member, frame, frames)
                     for frame in range(references, frames)
                 )
         self._frames.clear()
@@ -126,7 +130,7 @@ class WebdatasetSource(FileSource):
             declared = group[0].declared
             rows = [row for sample in group for row in sample.rows]
             if with_bytes:
-                builder = BlobBuilder(self._samples.descriptor, self._samples.name)
+                builder = BlobBuilder(self._samples.descriptor, self._samples.images_name)
                 blobs = builder.build(rows)
                 for name, (member, frames, references) in builder.frames.items():
                     earlier = self._frames.get(name)

@@ -85,13 +85,11 @@ class TarSamples:
         self._id_prefix = id_prefix
         self._is_merged = uri.startswith(f"{PROTOCOL}://")
         self._layout = layout
+        self.images_name, self.images_path = self.name, path  # of the file that has the images
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
+            self.decoder, self.members = self._documents(layout, max_member_bytes)
             self._stack = stack.pop_all()
-        pairs = find_pairs(self.index, layout, self._payload, self._read_text)
-        self.decoder = Mint1tDecoder(path, self.index, layout, max_member_bytes, pairs)
-        jsons = [member for member in self.index.members if layout.is_json(member.name)]
-        self.members = jsons if pairs is None else pairs.documents(jsons)
 
     def close(self) -> None:
         self._stack.close()
@@ -131,12 +129,7 @@ class TarSamples:
         Raises:
             SampleError: It cannot be used.
         """
-        payload = self._payload(member) if self._layout.is_json(member.name) else {}
-        sample = (
-            decode_native(payload, member, self.decoder)
-            if is_native_layout(payload)
-            else self.decoder.decode(payload, member)
-        )
+        sample = self._sample(member)
         sample.nbytes = member.size
         if self.decoder.pairs is not None:
             sample.nbytes += sum(len(row.text.encode()) for row in sample.rows if row.text is not None)
@@ -144,6 +137,19 @@ class TarSamples:
             _refuse_large(sample, member, f"{self.name}: {member.name}")
         sample.sample_id = self._id_prefix + sample.sample_id
         return sample
+
+    def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
+        """What decodes the samples, and the members that are samples."""
+        pairs = find_pairs(self.index, layout, self._payload, self._read_text)
+        decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes, pairs)
+        jsons = [member for member in self.index.members if layout.is_json(member.name)]
+        return decoder, jsons if pairs is None else pairs.documents(jsons)
+
+    def _sample(self, member: Member) -> Sample:
+        payload = self._payload(member) if self._layout.is_json(member.name) else {}
+        if is_native_layout(payload):
+            return decode_native(payload, member, self.decoder)
+        return self.decoder.decode(payload, member)
 
     def unreferenced(self) -> list[Member]:
         """Return members that are neither a json nor an image of any sample seen (nor the text of a pair)."""
@@ -168,7 +174,7 @@ class TarSamples:
         refs = [
             *(self._describe(member)[1:] for member in self.unreferenced()),
             *(
-                (build_source_ref(self.path, member.name, member.header_offset), member.reason)
+                (build_source_ref(self.images_path, member.name, member.header_offset), member.reason)
                 for member in self.skipped()
             ),
         ]
@@ -189,7 +195,8 @@ class TarSamples:
         if self._is_merged and extension(member.name) == UNPAIRED:
             original = json.loads(self._bytes_of(member))
             return original["where"], original["ref"], original["reason"] or _UNREFERENCED
-        ref = build_source_ref(self.path, member.name) if member.broken else member_ref(self.path, member)
+        path = self.images_path
+        ref = build_source_ref(path, member.name) if member.broken else member_ref(path, member)
         return member.name, ref, _UNREFERENCED
 
     def _bytes_of(self, member: Member) -> bytes:
@@ -201,11 +208,13 @@ class TarSamples:
         limit = unpacked_limit(size_of(uri, options))
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
         if self._ids is None:
-            descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit))
-            return descriptor, scan(descriptor, self.name)
+            descriptor = stack.enter_context(local_tar(source, self.images_name, max_bytes=limit))
+            return descriptor, scan(descriptor, self.images_name)
         damaged: list[TarDamage] = []
-        descriptor = stack.enter_context(local_tar(source, self.name, max_bytes=limit, damaged=damaged))
-        index = scan_tolerant(descriptor, self.name)
+        descriptor = stack.enter_context(
+            local_tar(source, self.images_name, max_bytes=limit, damaged=damaged)
+        )
+        index = scan_tolerant(descriptor, self.images_name)
         return descriptor, _with_packing(
             index, damaged[0], os.fstat(descriptor).st_size
         ) if damaged else index
@@ -293,7 +302,8 @@ class TarSamples:
 
     def _damaged_range(self, damaged_range: DamagedRange) -> Loss:
         damage = damaged_range.damage
-        ref = build_source_ref(self.path, None, damaged_range.start, damaged_range.end - damaged_range.start)
+        size = damaged_range.end - damaged_range.start
+        ref = build_source_ref(self.images_path, None, damaged_range.start, size)
         return Loss(None, None, None, "quarantined", damage.kind, str(damage), source_ref=ref)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,119 +9,20 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from mm_assets.accounting.canonical import READERS, CanonicalSource, Derived, derive
+from mm_assets.accounting.canonical import CanonicalSource, derive
 from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import SchemaMismatch
-from mm_assets_tests.accounting.mutations import PNG, rewrite
-from mm_assets_tests.formats.any_tables import same, tables
-from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, table_of, write
+from mm_assets_tests.accounting.mutations import rewrite
+from mm_assets_tests.formats.conformance.outputs import EXTRAS, PNG, ROWS, TABLE, place, rows_of
+from mm_assets_tests.formats.datasets import batch_of, item, table_of, write
 from mm_assets_tests.formats.raw_tars import make_tar
-
-EXTRAS = [pa.field("n", pa.int64()), json_field("j"), pa.field("when", pa.timestamp("s", "UTC"))]
-ROWS = [
-    item("a", n=5, j='{"k":[1,null]}', when=7, content_type="application/json", source_ref='{"path":"x"}'),
-    item("a", 0, text_content="ü", content_type="text/plain"),
-    item("a", 0, "image", binary_content=PNG, content_type="image/png", n=1),
-    item("a", 2, "image", binary_content=b"no image", content_type="image/odd", materialize_error="broken"),
-    item("b.c/d", 1, "image", materialize_error="gone", j="null"),
-]
-TABLE = table_of(ROWS, EXTRAS)
-
-
-def place(kind: str, folder: Path | str, partition: str = "part") -> CanonicalSource:
-    name = {
-        "parquet": f"{partition}.parquet",
-        "webdataset": f"{partition}.tar",
-        "lance": "items.lance",
-        "arrow_cache": partition,
-    }[kind]
-    return CanonicalSource(kind, f"{folder}/{name}", partition)
-
-
-def rows_of(source: CanonicalSource) -> pa.Table:
-    return pa.concat_tables(source.tables())
 
 
 def sorted_rows(table: pa.Table) -> pa.Table:
     return table.sort_by([("sample_id", "ascending"), ("position", "ascending"), ("modality", "descending")])
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_rows_types_and_digest_of_one_partition(kind: str, tmp_path: Path) -> None:
-    other = InterleavedBatch(table_of([item("z", 0, text_content="t")]), (), "other")
-    report = write(
-        kind,
-        tmp_path,
-        [InterleavedBatch(TABLE, (), "part"), other],
-        on_materialize_error="warn",
-        materialize=False,
-    )
-    source = place(kind, tmp_path)
-    same(sorted_rows(rows_of(source)), sorted_rows(TABLE))
-    found = derive(kind, source.uri, "part")
-    written = report.partitions[0]
-    assert found == Derived(5, 2, 3, 1, written.digest, found.schema)
-    assert found.schema.equals(TABLE.schema, check_metadata=True)
-    assert set(READERS) == set(FORMATS)
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_table(kind: str, data: st.DataObject) -> None:
-    table = data.draw(tables())
-    with tempfile.TemporaryDirectory() as folder:
-        report = write(
-            kind, folder, InterleavedBatch(table, (), "part"), on_materialize_error="warn", materialize=False
-        )
-        if table.num_rows:
-            same(rows_of(place(kind, folder)), table)
-        assert derive(kind, place(kind, folder).uri, "part").digest == report.partitions[0].digest
-
-
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-@given(table=tables())
-def test_every_format_has_the_same_digest(table: pa.Table) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        found = set()
-        for kind in FORMATS:
-            write(
-                kind,
-                f"{folder}/{kind}",
-                InterleavedBatch(table, (), "part"),
-                on_materialize_error="warn",
-                materialize=False,
-            )
-            found.add(derive(kind, place(kind, f"{folder}/{kind}").uri, "part").digest)
-        assert len(found) == 1
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_nothing_written(kind: str) -> None:
-    assert derive(kind, "", "part") == derive(kind, None, "part") == Derived()
-    assert Derived().digest == "0" * 32
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_what_is_not_there(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        derive(kind, place(kind, tmp_path).uri, "part")
-
-
-@pytest.mark.parametrize(
-    ("kind", "what"), [("parquet", "part.parquet"), ("webdataset", "part.tar"), ("lance", "items.lance")]
-)
-def test_what_cannot_be_read_is_named(kind: str, what: str, tmp_path: Path) -> None:
-    write(kind, tmp_path, batch_of(ROWS[:3], EXTRAS, partition="part"))
-    broken = next((tmp_path / what / "data").iterdir()) if kind == "lance" else tmp_path / what
-    broken.write_bytes(broken.read_bytes()[:900])
-    with pytest.raises(ValueError, match=what):
-        derive(kind, str(tmp_path / what), "part")
 
 
 def test_batches_are_small_whatever_the_row_group(tmp_path: Path) -> None:
@@ -157,26 +57,6 @@ def test_row_groups_of_much_else_than_images(rows: int, text: str, tmp_path: Pat
     assert all(part.blobs is None for part in one.parts())
     assert rows_of(one).equals(rows_of(many))
     assert max(part.table.nbytes for part in one.parts()) < 17 << 20
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_parts_have_the_same_rows_as_tables(kind: str, tmp_path: Path) -> None:
-    write(
-        kind,
-        tmp_path,
-        batch_of(ROWS, EXTRAS, partition="part"),
-        on_materialize_error="warn",
-        materialize=False,
-    )
-    whole = rows_of(place(kind, tmp_path))
-    tables, blobs = [], []
-    for part in place(kind, tmp_path).parts():
-        assert part.schema.equals(whole.schema, check_metadata=True)
-        if part.table.num_rows:
-            tables.append(part.table)
-            blobs += [None if blob is None else bytes(blob) for blob in part.values() or ()]
-    assert pa.concat_tables(tables).equals(whole.drop_columns(["binary_content"]))
-    assert blobs == whole.column("binary_content").to_pylist()
 
 
 def test_damage_among_the_images_is_named(tmp_path: Path) -> None:

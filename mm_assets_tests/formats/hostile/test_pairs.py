@@ -41,20 +41,20 @@ def plainly(kind: str, folder: Path, expected: pa.Table) -> pa.Table:
     """What a client that knows nothing of us finds; columns in the types ``expected``, where a client shows
     them in others.
     """
-    if kind == "webdataset":  # the layout is for training loops: as a table our reader alone has it
-        return read(kind, folder)
     if kind == "parquet":
         (file,) = folder.glob("*.parquet")
         found = pq.ParquetFile(file).read()
     elif kind == "arrow_cache":
         shards = sorted(folder.glob("*/shard-*.arrow"))
         found = pa.concat_tables([pa.ipc.open_file(shard.read_bytes()).read_all() for shard in shards])
-    else:
+    elif kind == "lance":
         import lance
 
         (name,) = folder.glob("*.lance")
         found = lance.dataset(str(name)).to_table()
         found = found.rename_columns([column.replace("%2E", ".") for column in found.column_names])
+    else:  # the layout is for training loops or exchange: as a table our reader alone has it
+        return read(kind, folder)
     for index, field in enumerate(expected.schema):
         column = found.column(index)
         if (

@@ -1,0 +1,1 @@
+"""What accounting knows of each format: a module of its name, which declares an `AccountedFormat`."""

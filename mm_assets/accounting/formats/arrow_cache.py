@@ -1,0 +1,22 @@
+"""What accounting knows of Arrow caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mm_assets.accounting.accounted_format import AccountedFormat, Found
+from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
+from mm_assets.accounting.canonical.cache_files import cache_problems
+from mm_assets.accounting.canonical.parts import RowPart
+from mm_assets.accounting.canonical.source import CanonicalSource
+
+
+def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+    return arrow_cache_parts(str(source.uri), source.options)
+
+
+ACCOUNTED = AccountedFormat(
+    library="pyarrow.ipc.RecordBatchFileReader",
+    parts=_parts,
+    examine=lambda uri, _: Found(tuple(cache_problems(uri))),
+)

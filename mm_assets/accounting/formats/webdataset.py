@@ -1,0 +1,52 @@
+"""What accounting knows of tars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mm_assets.accounting.accounted_format import AccountedFormat, Found, Rows, SampleQuery
+from mm_assets.accounting.canonical.derived import Derived
+from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.parts import RowPart
+from mm_assets.accounting.canonical.raw import raw_parts
+from mm_assets.accounting.canonical.source import CanonicalSource
+from mm_assets.accounting.canonical.tar_digest import derive_tar
+from mm_assets.accounting.canonical.webdataset import is_ours, tar_offsets, tar_parts
+from mm_assets.accounting.lookup import in_tar
+from mm_assets.formats.storage import size_of
+
+_END_BLOCKS = 1024  # bytes; of a tar
+
+
+def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+    return tar_parts(str(source.uri), lambda: raw_parts(source), source.options)
+
+
+def _states_types(source: CanonicalSource) -> bool:
+    """The types of a raw tar are told from its values."""
+    return not source.uri or is_ours(source.uri, source.options)
+
+
+def _examine(uri: str, found: Derived) -> Found:
+    """What clients know of the tar from beside it must be so."""
+    offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
+    if unknown := nbytes - offsets[-1] - _END_BLOCKS:
+        return Found((f"{uri}: {unknown} bytes belong to no sample",))
+    if not has_index(uri, offsets):  # nobody can tell here which of the two has changed
+        return Found((f"{uri}.idx: not where the samples of the tar begin and end",))
+    return Found(beside=tuple(folder_problems(uri, found.samples, nbytes)))
+
+
+def _find_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
+    return {name: in_tar(query.uri_of(name), query.sample_id, query.options) for name in query.partitions}
+
+
+ACCOUNTED = AccountedFormat(
+    library="webdataset.tariterators",
+    parts=_parts,
+    states_types=_states_types,
+    digest=derive_tar,
+    examine=_examine,
+    find_sample=_find_sample,
+    is_ours=is_ours,
+)

@@ -1,0 +1,186 @@
+"""The formats that datasets are in: one record each, in one table.
+
+The table holds names only. Readers and writers are named as ``module:class`` and imported when they are asked
+for, so that whoever looks at the table loads no format. What accounting knows of a format (its canonical
+reader, checks beside the rows, lookup of a sample) is declared in ``mm_assets/accounting/formats/<name>.py``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mm_assets.formats.keys import partition_filename
+
+_MARKER = "/"  # in front of a suffix: of a file in the folder that is the output
+
+# Arguments of a reader that say what documents of others look like: the fields of `RawLayout`.
+DOCUMENT_OPTIONS = ("sample_id_field", "sample_id_prefix", "texts_field", "images_field")
+MEMBER_OPTIONS = ("image_member_field", "per_image_fields", "per_text_fields", "image_extensions")
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format.
+
+    Args:
+        name: what commands, records and the graph call it.
+        title: what people call a dataset of it.
+        reader: ``module:class`` of its `InterleavedReader`.
+        writer: ``module:class`` of its `InterleavedWriter`.
+        suffixes: how names of its files end, in lower case; ``/name`` is the file that makes a folder an
+            output.
+        written: the suffix that the writer gives to the output of a partition.
+        shown: what a dataset of it is told by, for people.
+        is_table: whether all partitions lie in one table, a folder whose name ends in ``written``.
+        sidecars: suffixes of files that belong to files of this format, although another format has the
+            suffix, too.
+        raw_options: arguments of the reader that say what documents of others look like.
+        origin_record: where a file is that only outputs of ours have, with ``{folder}`` and ``{name}`` of the
+            output: names are unescaped only where it is. Empty: they always are.
+        quarantine_rereads: whether a reader that quarantines samples has to pass over all rows first, which a
+            file that this project wrote is spared.
+    """
+
+    name: str
+    title: str
+    reader: str
+    writer: str
+    suffixes: tuple[str, ...]
+    written: str
+    shown: str
+    is_table: bool = False
+    sidecars: tuple[str, ...] = ()
+    raw_options: tuple[str, ...] = ()
+    origin_record: str = ""
+    quarantine_rereads: bool = False
+
+    @property
+    def marker(self) -> str:
+        """The file that makes a folder an output, with a slash in front; empty where an output is a file."""
+        return self.written if self.written.startswith(_MARKER) else ""
+
+    @property
+    def is_file(self) -> bool:
+        """Whether each partition is one file, and nothing else."""
+        return not self.is_table and not self.marker and not self.sidecars
+
+    def uri(self, folder: str, partition: str) -> str:
+        """The file of a partition that makes its output one, or the table, which ``folder`` is then."""
+        return (
+            folder if self.is_table else f"{folder.rstrip('/')}/{partition_filename(partition)}{self.written}"
+        )
+
+    def output(self, uri: str) -> str:
+        """The output that has this file: the folder of a marker, else the file itself."""
+        return uri.removesuffix(self.marker) if self.marker else uri
+
+    def has(self, name: str) -> bool:
+        """Whether a file of this name is of this format."""
+        return f"/{name.rstrip('/').lower()}".endswith(self.suffixes)
+
+    def is_named_by_us(self, file: str) -> bool:
+        """Whether the name of a local file or URL may be an escaped name of a partition."""
+        if self.is_table:
+            return False
+        folder, _, name = file.rpartition("/")
+        return not self.origin_record or os.path.exists(self.origin_record.format(folder=folder, name=name))
+
+
+FORMAT_TABLE = (
+    Format(
+        name="parquet",
+        title="Parquet",
+        reader="mm_assets.formats.parquet:InterleavedParquetReader",
+        writer="mm_assets.formats.parquet:InterleavedParquetWriter",
+        suffixes=(".parquet",),
+        written=".parquet",
+        shown=".parquet",
+        raw_options=DOCUMENT_OPTIONS,
+        quarantine_rereads=True,
+    ),
+    Format(
+        name="webdataset",
+        title="tar",
+        reader="mm_assets.formats.webdataset.reader:InterleavedWebdatasetReader",
+        writer="mm_assets.formats.webdataset.writer:InterleavedWebdatasetWriter",
+        suffixes=(".tar", ".tar.gz", ".tgz"),
+        written=".tar",
+        shown=".tar",
+        raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS, "json_extensions"),
+        # A raw shard may have any name, and another shard the same name unescaped.
+        origin_record="{folder}/.mm_assets/{name}.json",
+    ),
+    Format(
+        name="lance",
+        title="Lance",
+        reader="mm_assets.formats.lance.reader:InterleavedLanceReader",
+        writer="mm_assets.formats.lance.writer:InterleavedLanceWriter",
+        suffixes=(".lance",),
+        written=".lance",
+        shown=".lance",
+        is_table=True,
+    ),
+    Format(
+        name="arrow_cache",
+        title="Arrow cache",
+        reader="mm_assets.formats.arrow_cache.interleaved_reader:InterleavedArrowCacheReader",
+        writer="mm_assets.formats.arrow_cache.interleaved_writer:InterleavedArrowCacheWriter",
+        suffixes=("/_metadata.json",),
+        written="/_metadata.json",
+        shown="_metadata.json of a cache",
+    ),
+    Format(
+        name="jsonl",
+        title="JSON lines",
+        reader="mm_assets.formats.jsonl.reader:InterleavedJsonlReader",
+        writer="mm_assets.formats.jsonl.writer:InterleavedJsonlWriter",
+        suffixes=(".jsonl.gz", ".jsonl"),
+        written=".jsonl.gz",
+        shown=".jsonl",
+        sidecars=(".images.tar",),
+        raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS),
+    ),
+)
+FORMATS = tuple(entry.name for entry in FORMAT_TABLE)
+_BY_NAME = {entry.name: entry for entry in FORMAT_TABLE}
+
+SUFFIXES = tuple(s for entry in FORMAT_TABLE for s in entry.suffixes)
+TABLE_SUFFIXES = tuple(s for entry in FORMAT_TABLE if entry.is_table for s in entry.suffixes)
+
+
+def format_of(name: str) -> Format:
+    """The format of a name. Raises ``ValueError``."""
+    if name not in _BY_NAME:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
+    return _BY_NAME[name]
+
+
+def format_by_suffix(name: str) -> Format | None:
+    """The format that a file, folder or URL of this name is in; None when the name does not tell."""
+    return next((entry for entry in FORMAT_TABLE if entry.has(name)), None)
+
+
+def output_of(file: str) -> str:
+    """The output that a file makes one: of a folder's marker the folder, else the file itself."""
+    found = format_by_suffix(file)
+    return file if found is None else found.output(file)
+
+
+def without_sidecars(names: Iterable[str]) -> list[str]:
+    """Some names without files that belong to others among them."""
+    names = list(names)
+    present = {found for name in names if (found := format_by_suffix(name)) is not None}
+    sidecars = tuple(suffix for found in present for suffix in found.sidecars)
+    return [name for name in names if not sidecars or not name.lower().endswith(sidecars)]
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as people list them: ``a, b or c``."""
+    *others, last = dict.fromkeys(words)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+TITLES = listed(entry.title for entry in FORMAT_TABLE)
+SHOWN = listed(entry.shown for entry in FORMAT_TABLE)

@@ -1,0 +1,1 @@
+"""JSON lines: one document a line, images in a tar beside the lines (docs/jsonl.md)."""
