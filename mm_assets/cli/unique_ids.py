@@ -1,6 +1,4 @@
-"""Sample ids are unique in the whole output: of partitions that have one id the first keeps it, the others
-set their sample aside.
-"""
+"""Unique sample ids in a whole output: the first partition keeps an id, others quarantine their sample."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 @dataclass(frozen=True)
 class QuarantineRepeatedIds:
-    """The step that takes out samples whose id another partition keeps (``keepers``: sample id -> partition)."""
+    """Step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
 
     owners: Mapping[str, str]
 
@@ -47,12 +45,12 @@ class QuarantineRepeatedIds:
         from mm_assets.interleaved.faults import DUPLICATE_ID, INCOMPLETE_SAMPLE
         from mm_assets.interleaved.losses import Loss
 
-        met: set[str] = set()
+        seen: set[str] = set()
         losses = []
         for row in removed.select(["sample_id", "position", "modality"]).to_pylist():
             sample_id = row["sample_id"]
-            is_cause = sample_id not in met  # the sample's first row, its metadata
-            met.add(sample_id)
+            is_cause = sample_id not in seen  # the sample's first row, its metadata
+            seen.add(sample_id)
             kind = DUPLICATE_ID if is_cause else INCOMPLETE_SAMPLE
             reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
             losses.append(Loss(**row, outcome="quarantined", kind=kind, reason=reason, is_cause=is_cause))
@@ -62,51 +60,56 @@ class QuarantineRepeatedIds:
 def resolve_duplicates(
     conversions: Sequence[Conversion], pool: WorkerPool
 ) -> tuple[list[Conversion], list[str]]:
-    """The conversions, in their order, that make an output without repeated sample ids, and why others are
-    left out.
+    """Resolve sample ids that several partitions share.
 
-    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it sets
-    those samples aside.
+    The first partition with an id owns it. Under the policy ``error`` a later partition with that id is left
+    out; under the others it quarantines those samples.
+
+    Returns:
+        The conversions that together make an output without duplicate ids, in order, and a message for each
+        one left out.
     """
     from mm_assets.workers import WorkerFailure
 
     if len(conversions) < 2:
         return list(conversions), []
     answers = pool.map(sample_ids, conversions)
-    # One that cannot be read fails when it is converted.
+    # A partition that cannot be read fails when it is converted.
     found = {
         conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)
     }
     repeated = _repeated(found)
     owners: dict[str, Partition] = {}
     resolved: list[Conversion] = []
-    complaints: list[str] = []
+    messages: list[str] = []
     for conversion in conversions:
         partition = conversion.partition
         shared = repeated.get(partition.name, [])
-        taken = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
-        if taken and conversion.writer.on_materialize_error == "error":
-            complaints.append(_complaint(partition, taken))
+        owned_elsewhere = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
+        if owned_elsewhere and conversion.writer.on_materialize_error == "error":
+            messages.append(_duplicate_message(partition, owned_elsewhere))
             continue
-        owners.update({sample_id: partition for sample_id in shared if sample_id not in taken})
-        if taken:
-            step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in taken.items()})
+        owners.update({sample_id: partition for sample_id in shared if sample_id not in owned_elsewhere})
+        if owned_elsewhere:
+            step = QuarantineRepeatedIds(
+                {sample_id: owner.name for sample_id, owner in owned_elsewhere.items()}
+            )
             conversion = replace(conversion, steps=(step, *conversion.steps))
         resolved.append(conversion)
-    return resolved, complaints
+    return resolved, messages
 
 
 def sample_ids(conversion: Conversion) -> pa.Array:
-    """The distinct ids of a partition, found without reading any image.
+    """Return the distinct ids of a partition, without reading any image.
 
-    Samples that the policy will drop, because an item comes with an error, have no claim on their id.
+    Samples that the policy will drop because an item has an error do not own their id.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     ids = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the conversion itself says the same
+        warnings.simplefilter("ignore")  # the conversion itself warns again
         _, tables = conversion.reader.project(conversion.partition, ["sample_id", "materialize_error"])
         for table in tables:
             column = table.column("sample_id")
@@ -118,7 +121,7 @@ def sample_ids(conversion: Conversion) -> pa.Array:
 
 
 def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
-    """Partition -> those of its ids that another has, too."""
+    """Return for each partition the ids that another one has too."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -129,12 +132,12 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
     return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
 
 
-def _complaint(partition: Partition, taken: Mapping[str, Partition]) -> str:
-    sample_id, owner = next(iter(taken.items()))
-    more = f" (and {len(taken) - 1} more ids that others have)" if len(taken) > 1 else ""
+def _duplicate_message(partition: Partition, owned_elsewhere: Mapping[str, Partition]) -> str:
+    sample_id, owner = next(iter(owned_elsewhere.items()))
+    more = f" (and {len(owned_elsewhere) - 1} more ids that others have)" if len(owned_elsewhere) > 1 else ""
     hint = (
         ""
-        if len(taken) == 1
+        if len(owned_elsewhere) == 1
         else "; ids that start anew in each tar are told apart by --sample-id-prefix shard"
     )
     return f"{_place(partition)}: sample id {sample_id!r:.200} is already in {_place(owner)}{more}{hint}"

@@ -1,5 +1,6 @@
-"""What trains from the outputs, by name; loaded on first use, so that importing this room loads no client
-library.
+"""Public classes and functions for training from the outputs: Arrow caches and paired tars.
+
+Each name is loaded on first use, so that importing this package loads no client library.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def _in_own_order(found: ShardInspection) -> pa.Schema:
     one's output.
     """
     fields = {field.name: field for field in found.admission.fields}
-    return pa.schema([fields[name] for name in found.survey.columns.needs()])
+    return pa.schema([fields[name] for name in found.survey.columns.required_types()])
 
 
 def _wipe_out(found: ShardInspection | str, before: ShardRecord | None) -> str | None:

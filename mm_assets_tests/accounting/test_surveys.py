@@ -208,7 +208,7 @@ def test_the_survey_of_real_tars_agrees_with_the_reader(tmp_path: Path) -> None:
     )
     (partition,) = reader.partitions()
     stream = reader.open(partition)
-    own = pa.schema([need.field for need in survey.columns.needs().values()])
+    own = pa.schema([need.field for need in survey.columns.required_types().values()])
     assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
     table = pa.concat_tables([batch.data for batch in stream])
     counts = {
@@ -279,7 +279,7 @@ def test_tars_and_parquet_of_one_shard_are_surveyed_as_they_are_read(tmp_path: P
     assert survey.members == 2 + 3 + 5
     reader = RawReader((), relative_to=str(tmp_path), quarantine_errors=True)
     stream = reader.open(Partition("p", tuple(files)))
-    own = pa.schema([need.field.with_nullable(True) for need in survey.columns.needs().values()])
+    own = pa.schema([need.field.with_nullable(True) for need in survey.columns.required_types().values()])
     assert own.equals(pa.schema(list(stream.schema)[len(INTERLEAVED_SCHEMA) :]), check_metadata=True)
     table = pa.concat_tables([batch.data for batch in stream])
     counts = {

@@ -134,7 +134,7 @@ class DocumentScan:
         return f"{self._row_prefix}{row}", fault
 
     def _claim(self, sample_id: str, row: int, items: Mapping[str, Items], known: int | None) -> bool:
-        why = None if self._claimed is None else self._claimed.claim(sample_id, row_name(row), self._path)
+        why = None if self._claimed is None else self._claimed.register(sample_id, row_name(row), self._path)
         if why is None:
             return True
         self._lose(sample_id, METADATA_POSITION, "metadata", DUPLICATE_ID, why, self._ref(row))

@@ -256,7 +256,7 @@ class TarSamples:
         )
         if why is not None:
             self._reject(sample, member, BAD_LAYOUT, f"{self.name}: sample {sample.sample_id!r:.200}: {why}")
-        elif (why := ids.claim(sample.sample_id, member.name, self.path)) is not None:
+        elif (why := ids.register(sample.sample_id, member.name, self.path)) is not None:
             self._reject(sample, member, DUPLICATE_ID, why)
         return why is None
 

@@ -159,9 +159,9 @@ def test_a_declared_column_that_some_samples_lack_can_be_null(tmp_path: Path, is
     reader = InterleavedWebdatasetReader(str(shard), quarantine_errors=True)
     columns = surveyed(shard, reader).columns
     assert (
-        columns.needs()["n"].field
+        columns.required_types()["n"].field
         == field.with_nullable(not is_everywhere)
         == reader.open(reader.partitions()[0]).schema.field("n")
     )
-    assert not columns.needs()["n"].is_exact
-    assert not is_json(columns.needs()["n"].field)
+    assert not columns.required_types()["n"].is_exact
+    assert not is_json(columns.required_types()["n"].field)
