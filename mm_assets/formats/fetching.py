@@ -24,7 +24,7 @@ _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} 
 
 
 class FetchError(MmAssetsError, ValueError):
-    """A locator that cannot be followed."""
+    """A locator that cannot be followed; ``kind`` is the kind of the fault."""
 
     def __init__(self, message: str, kind: str = FETCH_FAILED) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Fetcher(ABC):
         self._name = name
 
     def fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
-        """Return for each request its bytes, or the fault why they cannot be read."""
+        """Return for each request its bytes, or the fault for which they cannot be read."""
         is_row = [self._names_row(member) for member, _, _ in requests]
         found = iter(
             self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip])

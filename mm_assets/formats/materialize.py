@@ -178,8 +178,7 @@ def locator_of(text: str | None) -> SourceRef:
     The text may come from anywhere, so every value in it is checked.
 
     Raises:
-        TypeError: the text is no locator.
-        ValueError: as TypeError, or the locator cannot name anything.
+        TypeError, ValueError: the text is no locator, or names nothing.
     """
     ref = parse_source_ref(text)
     for key in ("path", "member"):

@@ -1,4 +1,4 @@
-"""Opening of Parquet files, and reading a few rows at a time."""
+"""Parquet files, opened for reading a few rows at a time, and small tables written and read as a whole."""
 
 from __future__ import annotations
 

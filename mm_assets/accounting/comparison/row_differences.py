@@ -54,7 +54,10 @@ def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
 def pair_differences(
     left: pa.Table, right: pa.Table, normalized: tuple[pa.Schema, pa.Schema] | None, names: Names
 ) -> list[Difference]:
-    """Return the columns of an item that differ, in their own types and in ``normalized`` ones if given."""
+    """Return the columns of an item that differ.
+
+    They differ in their own types and, if given, in ``normalized`` types: those of the two whole datasets.
+    """
     columns = dict.fromkeys([*left.column_names, *right.column_names])
     differing = [name for name in columns if _value(left, name) != _value(right, name)]
     if normalized is not None:
