@@ -1,6 +1,4 @@
-"""The outputs of the graph: where each lies below the storage root, in which format, and what it is made
-from.
-"""
+"""Outputs of the graph: location below the storage root, format and source of each."""
 
 from __future__ import annotations
 
@@ -12,11 +10,17 @@ from mm_assets.formats.storage import join
 
 @dataclass(frozen=True)
 class Output:
-    """One asset of interleaved rows. ``kind`` is its format, ``source`` the output that it is made from
-    (None: raw shards).
+    """One asset of interleaved rows.
 
-    It lies in a ``folder`` of one file a shard, each with ``suffix``, or (no suffix) in one table. Of a
-    cache, which is a folder itself, the suffix names the file in it that tells of the others.
+    An output is a ``folder`` with one file per shard, each with ``suffix``, or (without suffix) one table. A
+    shard of an Arrow cache is a folder itself: the suffix then names the metadata file in it.
+
+    Attributes:
+        asset: its name.
+        kind: its format.
+        folder: its folder below the storage root.
+        suffix: the end of the files' names.
+        source: the output that it is made from; None: raw shards.
     """
 
     asset: str
@@ -26,7 +30,7 @@ class Output:
     source: str | None = None
 
     def uri(self, root: str, partition: str) -> str:
-        """The file of a shard, or the one table."""
+        """Return the file of a shard, or the one table."""
         return (
             join(root, self.folder, f"{partition_filename(partition)}{self.suffix}")
             if self.suffix
@@ -41,10 +45,10 @@ LANCE = Output("lance_table", "lance", "lance/items.lance", source=FILTERED.asse
 CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", "/_metadata.json", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
-# Assets without samples, by the output that they are made from: what they wrote is proven with its shards.
+# Assets without samples, by the output they are made from: their files are proven with its shards.
 DERIVED = {CURATED.asset: ("image_scores", "quarantine")}
 
 
 def made_from(asset: str) -> tuple[Output, ...]:
-    """The outputs whose source an asset is."""
+    """Return the outputs that are made from an asset."""
     return tuple(output for output in OUTPUTS if output.source == asset)

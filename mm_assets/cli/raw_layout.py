@@ -1,4 +1,4 @@
-"""Flags that say what documents of others look like, and what holds without them."""
+"""Flags for the layout of documents in raw shards, with settings as defaults."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import argparse
 from typing import Any
 
 _PREFIX = "sample_id_prefix"
-_OF_ROWS = (_PREFIX, "sample_id_field", "texts_field", "images_field")  # of Parquet with a row a document
+# Flags that apply to Parquet with a row per document.
+_PARQUET_FLAGS = (_PREFIX, "sample_id_field", "texts_field", "images_field")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags."""
+    """Add the flags to the parser."""
     layout = parser.add_argument_group(
         "documents in tars, and in Parquet of others", "not given, MM_<NAME> of the environment holds"
     )
@@ -36,10 +37,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def layout_of(
     options: argparse.Namespace, kind: str, source: str, is_compared: bool = False
 ) -> dict[str, Any]:
-    """Arguments of the reader of a format; none where it reads no documents of others.
+    """Return reader arguments for a format; none where it has no documents of other tools.
 
-    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in
-    front, unless the data ``is_compared`` with the raw shards that the flag is about.
+    Sample ids in our own data already have their prefix, as the setting is about raw shards. So only the flag
+    adds another, unless the data ``is_compared`` with the raw shards that the flag is about.
     """
     from mm_assets.settings import Settings
 
@@ -54,12 +55,16 @@ def layout_of(
         and is_ours(kind, source)
     ):
         layout[_PREFIX] = None
-    taken = {"webdataset": tuple(layout), "parquet": _OF_ROWS}.get(kind, ())
-    return {name: layout[name] for name in taken}
+    accepted = {"webdataset": tuple(layout), "parquet": _PARQUET_FLAGS}.get(kind, ())
+    return {name: layout[name] for name in accepted}
 
 
-def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) -> None:
-    """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
+def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: str) -> None:
+    """Check that the flags given apply to the data at ``source``.
+
+    Raises:
+        ValueError: a flag says nothing about data of this format.
+    """
     from mm_assets.formats.parquet_source import DOCUMENTS, rows_of
     from mm_assets.settings import Settings
 
@@ -70,12 +75,14 @@ def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) ->
         raise ValueError(f"{_flag(given[0])} is for tars and for Parquet of others, not for {kind}")
     file = _files(kind, source)[0]
     rows = rows_of(file)
-    if strange := [name for name in given if name not in (_OF_ROWS if rows == DOCUMENTS else (_PREFIX,))]:
-        raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {rows}")
+    if inapplicable := [
+        name for name in given if name not in (_PARQUET_FLAGS if rows == DOCUMENTS else (_PREFIX,))
+    ]:
+        raise ValueError(f"{_flag(inapplicable[0])} says nothing of {file}: {rows}")
 
 
 def is_ours(kind: str, source: str) -> bool:
-    """Whether this project wrote the first readable one of the tars or Parquet files at ``source``."""
+    """Return whether the first readable tar or Parquet file at ``source`` was written by this project."""
     from mm_assets.accounting.canonical import webdataset
     from mm_assets.formats.parquet_source import OURS, rows_of
     from mm_assets.formats.storage import is_remote, regular_file
@@ -86,7 +93,7 @@ def is_ours(kind: str, source: str) -> bool:
         try:
             file = file if is_remote(file) else regular_file(file)
             return rows_of(file) == OURS if kind == "parquet" else webdataset.is_ours(file)
-        except (OSError, ValueError):  # it fails alone when it is converted
+        except (OSError, ValueError):  # this file alone fails when it is converted
             continue
     return False
 
@@ -100,7 +107,7 @@ def _files(kind: str, source: str) -> list[str]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Parse names separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -1,4 +1,4 @@
-"""Read files of others, whose rows or members are documents, with our own reader: there is no other."""
+"""Reader of raw shards of other tools for comparisons; it is our own reader, as no other exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def raw_parts(
     layout: Mapping[str, Any],
     options: StorageOptions | None,
 ) -> Iterator[RowPart]:
-    """The rows of one file, in types that are told from its values, or those that it states."""
+    """Yield the rows of one file, in types inferred from its values or declared in it."""
     reader = RawReader(
         (), max_batch_bytes=_BYTES_AT_ONCE, relative_to=relative_to, storage_options=options, **layout
     )

@@ -1,4 +1,4 @@
-"""Read our tars with `webdataset` alone: a dictionary of bytes per key, nothing decoded by it."""
+"""Canonical reader of our tars, with `webdataset` alone: a dictionary of bytes per key, nothing decoded."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 _BYTES_AT_ONCE = 8 << 20
 _READ_BUFFER = 1 << 18
 _MAX_JSON = 256 << 20
-_BLOCK = 512  # bytes; of a tar
+_BLOCK = 512  # bytes of a tar block
 _RESERVED = [field for field in INTERLEAVED_SCHEMA if field.name != BLOBS]
-# What values that are not of their column's type may raise on their way into Arrow.
+# What Arrow conversion may raise for values that are not of their column's type.
 _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, pa.ArrowException)
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
@@ -38,9 +38,9 @@ _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 def tar_parts(
     uri: str, raw: Callable[[], Iterator[RowPart]], options: StorageOptions | None = None
 ) -> Iterator[RowPart]:
-    """The rows of one tar, in the types its jsons state; what ``raw`` gives for one of another layout.
+    """Yield the rows of one tar, in the types its JSON declares; for another layout what ``raw`` yields.
 
-    A value that is not of its stated type has, in its row, its own.
+    A value that does not fit its declared type keeps its own type in its row.
     """
     with _local(uri, options) as path:
         if not is_ours(path):
@@ -59,14 +59,14 @@ def tar_parts(
 
 
 def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[Document]:
-    """The samples of a tar of ours; none of one in another layout."""
+    """Yield the samples of one of our tars; none for another layout."""
     with _local(uri, options) as path:
         if is_ours(path):
             yield from _documents(path, uri)
 
 
 def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, ...]:
-    """Where the samples of a tar of ours begin, and where the last one ends, in bytes.
+    """Return the byte offsets at which samples of our tar begin, and the end of the last one.
 
     Raises as `tar_documents` does.
     """
@@ -78,7 +78,11 @@ def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, .
 
 
 def is_ours(uri: str, options: StorageOptions | None = None) -> bool:
-    """Whether a tar is one of our own, which states the types of its columns. Raises ``FileNotFoundError``."""
+    """Return whether a tar is one of ours, which declares the types of its columns.
+
+    Raises:
+        FileNotFoundError: the tar does not exist.
+    """
     with open_binary(uri, options) as file:
         return _is_ours(file)
 
@@ -98,8 +102,8 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
         return True
 
     try:
-        # What `webdataset.WebDataset` does with a file that it has opened, with a buffer larger than the
-        # reads of `tarfile`.
+        # The same steps as `webdataset.WebDataset` on an open file, with a buffer larger than the reads of
+        # `tarfile`.
         with open(path, "rb", buffering=_READ_BUFFER) as stream:
             files = tar_file_expander([{"url": path, "stream": stream}], handler=keep_repeated)
             for sample in group_by_keys(_placed(files, spans, uri), handler=keep_repeated):
@@ -118,18 +122,15 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
 def _placed(
     files: Iterable[dict[str, Any]], spans: dict[str, tuple[int, int]], uri: str
 ) -> Iterator[dict[str, Any]]:
-    """The members; ``spans`` gets the bytes in which those of a key lie, in a tar that has nothing but what
-    is given here.
-    """
+    """Yield the members; ``spans`` gets the byte range of each key, for a tar with only these members."""
     begin = end = 0
     last = ""
     for file in files:
-        if file:  # else it is the end of the tar
+        if file:  # otherwise it is the end of the tar
             name = file["fname"]
             key, dot, suffix = name.partition(".")
-            if (
-                not dot or "/" in name or suffix != suffix.lower()
-            ):  # webdataset would pass over it, or not show what it is called
+            # webdataset would skip it, or change its name.
+            if not dot or "/" in name or suffix != suffix.lower():
                 raise ShardError(f"{uri}: member {name!r} has no name of the layout")
             if key != last:
                 begin, last = end, key
@@ -139,7 +140,7 @@ def _placed(
 
 
 def _is_ours(file: IO[bytes]) -> bool:
-    """Told by the first json of the tar; damage is for the readers to tell."""
+    """Decide by the first JSON member of the tar; damage is left for the readers to report."""
     try:
         with tarfile.open(fileobj=file) as tar:
             for member in tar:
@@ -158,8 +159,9 @@ def _is_ours(file: IO[bytes]) -> bool:
 @contextmanager
 def _local(uri: str, options: StorageOptions | None) -> Iterator[str]:
     if not is_remote(uri):
-        # A file that is not there, or no file, is no damage.
-        yield os.path.abspath(regular_file(uri))  # no name may be taken for a scheme, such as "pipe:"
+        # Raises for a missing file, or none, which is no damage. An absolute path cannot be mistaken for a
+        # scheme such as "pipe:".
+        yield os.path.abspath(regular_file(uri))
         return
     with tempfile.NamedTemporaryFile(prefix="mm-assets-", suffix=".tar") as copy:
         with open_binary(uri, options) as file:
@@ -168,54 +170,54 @@ def _local(uri: str, options: StorageOptions | None) -> Iterator[str]:
         yield copy.name
 
 
-def _parts(group: list[Document], where: str) -> Iterator[RowPart]:
+def _parts(group: list[Document], location: str) -> Iterator[RowPart]:
     rows = [(document.sample_id, item) for document in group for item in document.items]
     try:
         declared = declared_columns(group[0].schema)
     except (ValueError, TypeError, OSError) as error:
         raise ShardError(
-            f"{where}: sample {group[0].sample_id!r}: its json states no column types: {error}"
+            f"{location}: sample {group[0].sample_id!r}: its json states no column types: {error}"
         ) from error
-    yield from _fitting(rows, declared, where)
+    yield from _fitting(rows, declared, location)
 
 
-def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[RowPart]:
-    """The rows as one table if all values are of their types, else in as many tables as it takes."""
+def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, location: str) -> Iterator[RowPart]:
+    """Yield the rows as one table if all values have their types, else as several tables."""
     try:
         table = _table(rows, declared, is_strict=len(rows) > 1)
     except _MISFITS as error:
         if len(rows) < 2:
-            raise ShardError(f"{where}: sample {rows[0][0]!r}: {error}") from error
+            raise ShardError(f"{location}: sample {rows[0][0]!r}: {error}") from error
         middle = len(rows) // 2
-        yield from _fitting(rows[:middle], declared, where)
-        yield from _fitting(rows[middle:], declared, where)
+        yield from _fitting(rows[:middle], declared, location)
+        yield from _fitting(rows[middle:], declared, location)
         return
     yield RowPart(table, iter([[item.values.get(BLOBS) for _, item in rows]]))
 
 
 def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -> pa.Table:
-    """The columns but `BLOBS` in their types.
+    """Return the columns except `BLOBS` in their types.
 
-    Where not ``is_strict``, one whose values do not fit gets the type of these.
+    If not ``is_strict``, a column whose values do not fit gets a type that fits them.
     """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
-    for field in [*_RESERVED, *declared, *_undeclared(rows, declared)]:
+    for column in [*_RESERVED, *declared, *_undeclared(rows, declared)]:
         values: list[Any]
-        if field.name == "sample_id":
+        if column.name == "sample_id":
             values = [sample_id for sample_id, _ in rows]
-        elif field.name in INTERLEAVED_SCHEMA.names:
-            values = [item.values.get(field.name) for _, item in rows]
+        elif column.name in INTERLEAVED_SCHEMA.names:
+            values = [item.values.get(column.name) for _, item in rows]
         else:
-            values = [item.extras.get(field.name) for _, item in rows]
+            values = [item.extras.get(column.name) for _, item in rows]
         try:
-            array = _array(values, field)
+            array = _array(values, column)
         except _MISFITS:
             if is_strict:
                 raise
-            field = _own_type(values, field.name)
-            array = build_column(values, field)
-        fields.append(field)
+            column = _own_type(values, column.name)
+            array = build_column(values, column)
+        fields.append(column)
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
@@ -223,9 +225,8 @@ def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -
 def _array(values: list[Any], field: pa.Field) -> pa.Array:
     expected = None if is_json(field) else _python_type(field.type)
     if expected is not None and not all(value is None or type(value) is expected for value in values):
-        raise TypeError(
-            f"column {field.name!r}: not all values are {expected.__name__}"
-        )  # Arrow takes 5.0 for 5, true for 1.0
+        # Arrow would silently accept 5.0 as 5 and true as 1.0.
+        raise TypeError(f"column {field.name!r}: not all values are {expected.__name__}")
     if field.name in INTERLEAVED_SCHEMA.names:
         return pa.array(values, field.type)
     return json_codec.decode(values, field)
@@ -256,9 +257,10 @@ def _own_type(values: list[Any], name: str) -> pa.Field:
 
 @lru_cache(maxsize=64)
 def declared_columns(text: str) -> pa.Schema:
-    """The columns beyond the reserved ones, as a json states them.
+    """Return the passthrough columns that a JSON declares.
 
-    Raises ``ValueError``, ``TypeError`` or ``OSError``.
+    Raises:
+        ValueError, TypeError, OSError: the text is no schema.
     """
     if not text:
         return pa.schema([])
