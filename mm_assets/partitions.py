@@ -1,9 +1,9 @@
-"""The one partition dimension: a raw shard."""
+"""The one partition dimension of the graph: the raw shard."""
 
 import dagster as dg
 
-# Names are relative paths of raw shards; the sensor adds them. Ranges follow the order of addition, not the
-# alphabet.
+# Partition keys are relative paths of raw shards; the sensor adds them. Ranges follow the order of addition,
+# not the alphabet.
 SHARDS = dg.DynamicPartitionsDefinition(name="shards")
 
 # Shards per run of a backfill. A run costs about 10 s to launch, so one per shard is slow; each partitioned

@@ -1,4 +1,4 @@
-"""Find new raw shards."""
+"""Sensor for new raw shards."""
 
 import dagster as dg
 
@@ -13,6 +13,7 @@ from mm_assets.resources.raw_shards import RawShards
     description="Adds a partition for every raw shard that has none yet.",
 )
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
+    """Add a partition for every raw shard that has none yet."""
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
     try:
         listed = raw.listing()

@@ -1,6 +1,4 @@
-"""The settings of the graph: one table of names, defaults and meanings, read from variables of the
-environment.
-"""
+"""Settings of the graph: one table of names, defaults and meanings, read from environment variables."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def _one_of(*names: str) -> Callable[[str], str]:
 
 
 def _number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[[str], Any]:
-    """A number that is not negative, and at most ``most``."""
+    """Return a parser of numbers from 0 to ``most``."""
 
     def parse(text: str) -> Any:
         try:
@@ -59,7 +57,7 @@ def _number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[
 
 
 def _size(text: str) -> str:
-    """A size in bytes, as written."""
+    """Check a size in bytes, and return it as written."""
     parse_bytes(text)
     return text
 
@@ -105,10 +103,9 @@ def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[
 @_with_settings_of(FILTERS)
 @dataclass(frozen=True)
 class Settings:
-    """Every setting, with what holds where it is not set; ``MM_<NAME>`` is its variable. `describe` has what
-    each means.
+    """Every setting with its default; its variable is ``MM_<NAME>``, and `describe` has the meanings.
 
-    Those of the filters in ``filters`` are fields, too.
+    The settings of ``filters`` are fields, too.
     """
 
     filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
@@ -158,10 +155,10 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """The settings as the environment has them; an empty variable counts as unset.
+        """Read the settings from the environment; an empty variable counts as unset.
 
-        Raises ``ValueError`` in one line for a value that does not fit, and for a variable ``MM_…`` that is
-        no setting.
+        Raises:
+            ValueError: (one line) a value does not fit, or a variable ``MM_…`` is no setting.
         """
         given = {
             name: text
@@ -198,15 +195,15 @@ class Settings:
         return {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
 
     def raw_layout(self) -> dict[str, Any]:
-        """How documents of raw shards are read, as arguments of `RawReader`."""
+        """Return the settings on documents of raw shards, as arguments of `RawReader`."""
         return {f.name: getattr(self, f.name) for f in fields(RawLayout)}
 
 
 def variable(name: str) -> str:
-    """The variable of a setting."""
+    """Return the environment variable of a setting."""
     return PREFIX + name.upper()
 
 
 def describe() -> dict[str, str]:
-    """What each setting means, by its variable."""
+    """Return the meaning of each setting by its variable."""
     return {variable(f.name): f.metadata["meaning"] for f in fields(Settings)}

@@ -1,6 +1,4 @@
-"""What all commands do alike at a terminal: output in any encoding, one line for whatever goes wrong, an exit
-code.
-"""
+"""Terminal behaviour of all commands: output in any encoding, one line per error, exit codes."""
 
 from __future__ import annotations
 
@@ -16,17 +14,18 @@ from mm_assets.formats.store_errors import is_of_store
 from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1
-INTERRUPTED = 130  # as shells have it: 128 and the signal
+INTERRUPTED = 130  # as in shells: 128 plus the signal's number
 
-# Of a database, for one: classes that no standard exception stands for. By package, so that none is imported.
+# Packages whose errors derive from no standard exception, such as those of a database. Recognised by name, so
+# that none is imported.
 _EXPECTED_PACKAGES = frozenset({"pyarrow", "sqlalchemy"})
 
 
 def run_command(work: Callable[[], int]) -> int:
-    """Carry out a command and return its exit code.
+    """Run a command and return its exit code.
 
-    What data, paths, settings or the system do wrong is one line on stderr and exit code 1. An error of
-    another kind is a fault of the program, and is raised.
+    Errors of data, paths, settings or the system are one line on stderr and exit code 1. Any other error is a
+    bug of the program, and is raised.
     """
     try:
         prepare_streams()
@@ -37,48 +36,44 @@ def run_command(work: Callable[[], int]) -> int:
         return code
     except KeyboardInterrupt:
         return interrupted()
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        _give_up_output()
+    except BrokenPipeError:  # the reader of our output (head, less) has closed it
+        _discard_output()
         return FAILED
     except Exception as error:
         if not _is_expected(error):
             raise
         fail(error_line(error))
-        _give_up_output()
+        _discard_output()
         return FAILED
 
 
 def interrupted() -> int:
-    """Say that Ctrl-C has ended the command; its exit code."""
+    """Print that Ctrl-C has ended the command, and return its exit code."""
     fail("interrupted; nothing half-written was published")
     return INTERRUPTED
 
 
 def fail(line: str) -> None:
-    """Print what is wrong."""
+    """Print an error line on stderr."""
     print(f"mm-assets: {line}", file=sys.stderr)
 
 
 def prepare_streams() -> None:
-    """Output never fails for a letter that the terminal does not have: it is escaped. A stream that was
-    closed leads nowhere.
-    """
+    """Escape characters that the terminal cannot show, and replace closed streams by the null device."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
             if descriptor != number:
                 os.dup2(descriptor, number)
-            os.set_inheritable(number, True)  # else a worker's first file would be its stderr
+            os.set_inheritable(number, True)  # otherwise a worker's first file would become its stderr
             setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
-def _give_up_output() -> None:
-    """What is still to be printed on stdout goes nowhere, so that the interpreter's end does not fail at it
-    again.
-    """
+def _discard_output() -> None:
+    """Discard the rest of stdout, so that the interpreter's exit does not fail on it again."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,4 +1,4 @@
-"""One worker process of a `WorkerPool`: how it is started, and what it does until its parent is gone."""
+"""One worker process of a `WorkerPool`: its start, and its loop until the parent is gone."""
 
 import os
 import signal
@@ -20,18 +20,23 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.free_memory import FreeMemory
 from mm_assets.interleaved.notices import show_warnings_as_lines
 
-# Sent by a worker when it begins a job. Without it a worker killed while idle would cost the next job given
+# Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
 # to it.
 TAKEN = b"taken"
 
 _STDERR = 2
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # numpy's: one spins for each core when a process starts, and no worker multiplies matrices
+# By default numpy starts a spinning thread per core in each process, and no worker multiplies matrices.
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Why a job has no result: `type` of the exception, a `message` of one line that a user can act on, and
-    the `traceback` (empty for a killed worker).
+    """The reason why a job has no result.
+
+    Attributes:
+        type: class of the exception.
+        message: one line that a user can act on.
+        traceback: empty for a killed worker.
     """
 
     type: str
@@ -43,98 +48,101 @@ class WorkerFailure:
 
 
 def failure_of(error: BaseException) -> WorkerFailure:
-    """A job's failure by an exception."""
+    """Return the failure of a job that raised an exception."""
     return WorkerFailure(type(error).__name__, error_line(error), "".join(traceback.format_exception(error)))
 
 
 @dataclass(eq=False)
 class Worker:
-    """A started process, its pipe, and the jobs that it was given; `words` is the read end of its stderr
-    until its own code runs.
+    """A started process, its pipe, and the jobs sent to it.
+
+    `stderr` is the read end of its stderr until its own code runs.
     """
 
     process: BaseProcess
     pipe: Connection
-    words: int
+    stderr: int
     jobs: deque[Any] = field(default_factory=deque)
-    taken: bool = False  # the head of `jobs` is in work
+    taken: bool = False  # the first of `jobs` is running
     has_started: bool = False
 
-    def first_words(self) -> str:
-        """What it has said before its own code ran (64 KiB at most): a traceback, if it got no further."""
+    def startup_output(self) -> str:
+        """Return its output before its own code ran (64 KiB at most): a traceback if it got no further."""
         with suppress(BlockingIOError):
-            return os.read(self.words, 1 << 16).decode(errors="replace").strip()
+            return os.read(self.stderr, 1 << 16).decode(errors="replace").strip()
         return ""
 
     def close(self) -> None:
-        """Close what connects it with us."""
+        """Close the pipes to it."""
         self.pipe.close()
-        os.close(self.words)
+        os.close(self.stderr)
 
 
 def start() -> Worker:
-    """Start one worker without importing this program's `__main__` in it. Raises ``OSError`` where the system
-    allows none.
+    """Start one worker without importing this program's `__main__` in it.
 
     Spawn runs the main module again in every child: under a console script of Dagster that imports all of
-    Dagster (0.75 s CPU a worker, against 0.05 s). It looks at `__file__` and `__spec__`, which are taken away
-    for the moment of the start.
+    Dagster (0.75 s CPU per worker, against 0.05 s). Spawn looks at `__file__` and `__spec__`, which are
+    removed during the start.
+
+    Raises:
+        OSError: the system allows no further process.
     """
     context = get_context("spawn")
-    ours, theirs = context.Pipe()
+    parent_pipe, child_pipe = context.Pipe()
     main = sys.modules["__main__"].__dict__
     hidden: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if name in main}
     main.pop("__file__", None)
     main["__spec__"] = None
-    has_said = _BLAS_THREADS in os.environ
+    is_set = _BLAS_THREADS in os.environ
     os.environ.setdefault(_BLAS_THREADS, "1")
     try:
-        with _stderr_piped() as (stderr, words):
+        with _stderr_piped() as (stderr, stderr_end):
             process = context.Process(
-                target=_work, args=(theirs, _Descriptor(stderr)), daemon=True, name="mm-assets-worker"
+                target=_work, args=(child_pipe, _Descriptor(stderr)), daemon=True, name="mm-assets-worker"
             )
             process.start()
     except OSError:
-        ours.close()
+        parent_pipe.close()
         raise
     finally:
-        if not has_said:
+        if not is_set:
             del os.environ[_BLAS_THREADS]
         main.update(hidden)
-        theirs.close()  # else our copy would keep the pipe open after the worker's death
-    return Worker(process, ours, words)
+        child_pipe.close()  # otherwise our copy would keep the pipe open after the worker's death
+    return Worker(process, parent_pipe, stderr_end)
 
 
 @contextmanager
 def _stderr_piped() -> Iterator[tuple[int, int]]:
-    """A process started in the block has a pipe as its stderr; yields our stderr for it to take over, and the
-    end to read from.
+    """Give a process started in the block a pipe as its stderr.
 
-    The pipe blocks nobody: what does not fit is lost.
+    Yields our stderr for the process to take over, and the read end. The pipe never blocks: output that does
+    not fit is lost.
     """
-    words, end = os.pipe()
+    read_end, write_end = os.pipe()
     try:
         stderr = os.dup(_STDERR)
     except OSError:
-        os.close(words)
-        os.close(end)
+        os.close(read_end)
+        os.close(write_end)
         raise
     try:
-        os.set_blocking(words, False)
-        os.set_blocking(end, False)
-        os.dup2(end, _STDERR)
-        yield stderr, words
+        os.set_blocking(read_end, False)
+        os.set_blocking(write_end, False)
+        os.dup2(write_end, _STDERR)
+        yield stderr, read_end
     except BaseException:
-        os.close(words)
+        os.close(read_end)
         raise
     finally:
         os.dup2(stderr, _STDERR)
         os.close(stderr)
-        os.close(end)
+        os.close(write_end)
 
 
 class _Descriptor:
-    """A descriptor of this process among the arguments of one that is started; there it is a number again."""
+    """A file descriptor as an argument of a process to start, where it arrives as a number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -152,9 +160,9 @@ def _work(pipe: Connection, stderr: int) -> None:
     os.dup2(stderr, _STDERR)
     os.close(stderr)
     show_warnings_as_lines()
-    # Ctrl-C goes to the whole group; the parent alone decides what becomes of the work.
+    # Ctrl-C goes to the whole process group; only the parent decides what happens to the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whoever started us may ignore it, and that is inherited
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may ignore it, which is inherited
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     memory = FreeMemory()
@@ -164,19 +172,19 @@ def _work(pipe: Connection, stderr: int) -> None:
         try:
             fn, job = ForkingPickler.loads(message)
             answer = ForkingPickler.dumps(fn(job))
-        except BaseException as error:  # noqa: BLE001  (SystemExit too: a job must not end the worker under its follower)
+        # SystemExit too: a job must not end the worker that has the next job waiting.
+        except BaseException as error:  # noqa: BLE001
             answer = ForkingPickler.dumps(failure_of(error))
         pipe.send_bytes(answer)
         memory.release_to_os()
 
 
 def _listen(pipe: Connection, inbox: "SimpleQueue[bytes]") -> None:
-    """Take in jobs while the main thread works, and end the process as soon as the parent is gone.
+    """Receive jobs while the main thread works, and end the process as soon as the parent is gone.
 
     Reading at all times keeps the parent from blocking on a big job while this worker blocks on a big result.
-    The end of file comes even when the parent was killed by SIGKILL, so no worker outlives a run; `_exit`
-    because the main thread may be deep in C code. What it leaves behind is a temporary file, never a
-    published one.
+    The pipe closes even when the parent is killed by SIGKILL, so no worker outlives a run. `_exit` is needed
+    because the main thread may be deep in C code; at worst it leaves a temporary file, never a published one.
     """
     while True:
         try:

@@ -1,10 +1,9 @@
-"""A pool of worker processes in which one dead worker costs exactly one job.
+"""Pool of worker processes in which a dead worker costs exactly one job.
 
-`concurrent.futures.ProcessPoolExecutor` gives up as a whole when one of its processes is killed: jobs of
-innocent shards are blamed with it, and no further job is taken. Shards are big and hostile (an image decoder
-may crash, the kernel may kill for memory), so here every worker has a pipe of its own: when it closes, the
-job at its head is the culprit, the job waiting behind it goes back to the queue, and a new worker takes its
-place.
+`concurrent.futures.ProcessPoolExecutor` breaks as a whole when one of its processes is killed: unrelated jobs
+are blamed too, and no further job is accepted. Shards are large and may be hostile (an image decoder may
+crash, the kernel may kill for memory), so here every worker has its own pipe: when it closes, the job at its
+head is the culprit, the job waiting behind it goes back to the queue, and a new worker takes its place.
 
 No Dagster import: the command line uses the same pool.
 """
@@ -30,28 +29,32 @@ __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
 J = TypeVar("J")
 R = TypeVar("R")
 
-# One job in work and one waiting in the worker: it goes on while the parent logs the events of the one
-# before.
+# One job running and one waiting in the worker, so that it continues while the parent logs the events of the
+# finished one.
 AHEAD = 2
-# Workers that die one after the other without ever taking a job cannot start at all; further ones would fare
-# alike.
+# If this many workers in a row die before their first job, workers cannot start at all.
 START_ATTEMPTS = 3
 
 
 class WorkerStartError(MmAssetsError, ChildProcessError):
-    """No worker process gets as far as its first job (an import that fails, no memory): no job is to blame."""
+    """No worker process gets as far as its first job (a failing import, no memory); no job is to blame."""
 
 
 def available_cores() -> int:
-    """Cores this process may use; a container's CPU set counts, not the machine."""
+    """Return the cores this process may use: the CPU set of a container, not of the machine."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 class WorkerPool:
-    """`processes` spawned workers (0: one for every core), started when there is work and kept warm between
-    `map` calls.
+    """Pool of spawned workers, started when there is work and kept between `map` calls.
 
     Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
+
+    Args:
+        processes: number of workers; 0: one per core.
+
+    Raises:
+        ValueError: ``processes`` is negative.
     """
 
     def __init__(self, processes: int = 0) -> None:
@@ -68,11 +71,11 @@ class WorkerPool:
         self.close()
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that are up."""
+        """Return the process ids of running workers."""
         return [w.process.pid for w in self._workers if w.process.pid is not None]
 
     def close(self) -> None:
-        """End all workers at once; work in progress is lost. The next `map` starts new ones."""
+        """End all workers at once; running work is lost. The next `map` starts new ones."""
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.process.kill()
@@ -83,16 +86,23 @@ class WorkerPool:
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """Run `fn(job)` for every job in the workers; yield `(job, result)` in the order in which they
-        finish.
+        """Run `fn(job)` for every job in the workers.
 
-        `fn` is a function of a module (workers import it), `job` and result are picklable. `jobs` is read
-        only a few ahead of the work (at most 3 per worker), so it may be long or lazy. A job that raises,
-        kills its worker or cannot be pickled yields a `WorkerFailure` and disturbs no other. An exception in
-        this process, an interrupt, or a consumer that stops early kills every worker before it goes on.
+        A job that raises, kills its worker or cannot be pickled yields a `WorkerFailure` and disturbs no
+        other. An exception in this process, an interrupt, or a consumer that stops early kills every worker
+        first.
 
-        Raises `WorkerStartError` if workers die before they take a job, `RuntimeError` if another `map` is
-        under way.
+        Args:
+            fn: a function of a module (workers import it).
+            jobs: picklable; read only a few ahead of the work (at most 3 per worker), so it may be long or
+                lazy.
+
+        Yields:
+            Job and picklable result, in the order in which they finish.
+
+        Raises:
+            WorkerStartError: workers die before they take a job.
+            RuntimeError: another `map` is running.
         """
         if self._mapping:
             raise RuntimeError("this pool is in the middle of another map()")
@@ -137,18 +147,18 @@ class WorkerPool:
                         raise WorkerStartError(f"worker processes do not start: {died_of}")
                 elif answer == TAKEN:
                     worker.taken, starts_left = True, START_ATTEMPTS
-                    if not worker.has_started and (words := worker.first_words()):
-                        sys.stderr.write(f"{words}\n")
+                    if not worker.has_started and (startup_output := worker.startup_output()):
+                        sys.stderr.write(f"{startup_output}\n")
                     worker.has_started = True
                 else:
                     worker.taken = False
                     yield worker.jobs.popleft(), _loads(answer)
 
     def _free_worker(self, waiting: int) -> Worker | None:
-        """The worker to take the next job, or None if all have enough.
+        """Return the worker to take the next job, or None if all have enough.
 
-        The second job of a worker is sent only while enough others wait: the last jobs stay here for whoever
-        is free first.
+        A second job is sent to a worker only while enough others wait: the last jobs stay here for the first
+        free worker.
         """
         idle = min(self._workers, key=lambda w: len(w.jobs), default=None)
         if idle is not None and not idle.jobs:
@@ -165,31 +175,33 @@ class WorkerPool:
         return idle if idle is not None and len(idle.jobs) < AHEAD and waiting >= self.processes else None
 
     def _wait(self, busy: list[Worker]) -> list[Worker]:
-        """Workers with an answer, or dead.
+        """Return workers with an answer, or dead ones.
 
-        Asked once a second, too: a forked child of a dead worker may hold its pipe open.
+        Also checked once a second, because a forked child of a dead worker may hold its pipe open.
         """
-        of: dict[Any, Worker] = {w.pipe: w for w in busy}
+        by_pipe: dict[Any, Worker] = {w.pipe: w for w in busy}
         while True:
-            if ready := connection.wait(list(of), timeout=1.0):
-                return [of[pipe] for pipe in ready]
+            if ready := connection.wait(list(by_pipe), timeout=1.0):
+                return [by_pipe[pipe] for pipe in ready]
             if dead := [w for w in busy if not w.process.is_alive()]:
                 return dead
 
     def _bury(self, worker: Worker) -> str:
-        """Remove a worker whose pipe has closed; the cause of its death in words."""
+        """Remove a worker whose pipe has closed, and return the cause of its death."""
         self._workers.remove(worker)
         worker.process.join(timeout=5)  # closing the pipe comes a moment before the exit status
         worker.process.kill()
         worker.process.join()
-        first_words = "" if worker.has_started else worker.first_words()
+        startup_output = "" if worker.has_started else worker.startup_output()
         worker.close()
         code = worker.process.exitcode or 0
-        if code >= 0 and first_words:
-            return first_words.splitlines()[-1]  # of a traceback, the error
+        if code >= 0 and startup_output:
+            return startup_output.splitlines()[-1]  # the last line of a traceback is the error
         if code >= 0:
-            return f"worker ended with exit status {code}{' in the middle of its job' if worker.has_started else ''}"
-        return f"worker killed by signal {-code} ({_signal_name(-code)}){_OOM_HINT if -code == signal.SIGKILL else ''}"
+            during = " in the middle of its job" if worker.has_started else ""
+            return f"worker ended with exit status {code}{during}"
+        hint = _OOM_HINT if -code == signal.SIGKILL else ""
+        return f"worker killed by signal {-code} ({_signal_name(-code)}){hint}"
 
 
 _OOM_HINT = ", as the kernel does when memory runs out: fewer workers (MM_WORKERS, --workers) need less"
@@ -203,13 +215,13 @@ def _send(pipe: Connection, message: Any) -> None:
     try:
         pipe.send_bytes(message)
     except (BrokenPipeError, ConnectionResetError):
-        # The worker has died. Its end of file is handled where answers are read, so that a result it sent
-        # before still counts.
+        # The worker has died. This is handled where answers are read, so that a result it sent before still
+        # counts.
         return
 
 
 def _receive(worker: Worker) -> bytes | None:
-    """The next message of a worker; None at its end (also in the middle of a message)."""
+    """Return the next message of a worker; None at its end, also in the middle of a message."""
     try:
         return worker.pipe.recv_bytes() if worker.pipe.poll() else None
     except (EOFError, OSError):

@@ -1,0 +1,1 @@
+"""Accounting: records, ledger, quarantine, surveys, schema contract, proofs, comparison of datasets."""

@@ -1,6 +1,4 @@
-"""Which shards of an output should be there, by everything that the storage knows of them but the output
-itself.
-"""
+"""Evidence that shards of an output were published, from everything in storage but the output itself."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import expand_paths
 from mm_assets.formats.storage import StorageOptions, filesystem, join
 
-# Below the root, each with a folder an asset and a file a shard; and what a file there tells.
+# Folders below the root, each with a folder per asset and a file per shard: suffix, and name of the evidence.
 _TRACES = {
     "ledger": (".json", "its record"),
     "ledger/balance": (".parquet", "its balance in the ledger"),
@@ -27,18 +25,17 @@ _TRACES = {
 
 
 class Evidence:
-    """What lies below a storage root (folder or URL) and tells of shards."""
+    """Traces of shards below a storage root (folder or URL)."""
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
         self._root = root
         self._options = options
 
     def of(self, asset: str) -> dict[str, list[str]]:
-        """The shards of an asset that were landed once, by what tells so: records, ledger, proofs, and
-        records of what was made of them.
+        """Return the shards of an asset that were published once, with the kinds of evidence for each.
 
-        A file whose name does not say which shard it is of, and whose content cannot be read, stands under
-        its name.
+        Evidence are records, ledger, proofs, and records of outputs made from the asset. A file that tells
+        its shard neither by name nor by content is listed under its file name.
         """
         found: dict[str, list[str]] = {}
         for folder, (suffix, what) in _TRACES.items():
@@ -52,19 +49,17 @@ class Evidence:
         return found
 
     def unmade(self, asset: str) -> list[str]:
-        """Shards that landed in what the asset is made from and of which nothing tells in the asset itself:
-        they were never made.
-        """
+        """Return shards that were published in the source of an asset, but never made in the asset itself."""
         source = BY_ASSET[asset].source
         if source is None:
             return []
         return sorted(set(ShardRecords(self._root).keys(source)).difference(self.of(asset)))
 
     def unknown_files(self, asset: str, known: Iterable[str]) -> list[str]:
-        """Files in the folder of an output, as readers of the folder would find them, that are of none of
-        these shards.
+        """Return files in the folder of an output that belong to none of these shards.
 
-        Paths are relative to the root. A table has no files of single shards.
+        They are listed as readers of the folder find them, relative to the root. A table has no files of
+        single shards.
         """
         output = BY_ASSET[asset]
         if output.format.is_table:
@@ -90,7 +85,7 @@ class Evidence:
             for file, name in names.items()
             if name.endswith(suffix) and not name.startswith(".")
         }
-        # Names of more than 80 characters are digests: the file alone says which shard it is of.
+        # File names longer than 80 characters are digests: only the content tells the shard's name.
         return [
             _stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem)
             for file, stem in stems.items()
@@ -98,9 +93,7 @@ class Evidence:
 
 
 def _stated(data: bytes, suffix: str) -> str | None:
-    """The shard that a record, a proof or a table of the ledger says it is of; None for one that cannot be
-    read.
-    """
+    """Return the shard named inside a record, a proof or a ledger table; None if it cannot be read."""
     try:
         if suffix == ".parquet":
             return str(pq.read_table(pa.BufferReader(data), columns=["partition"]).column(0)[0].as_py())

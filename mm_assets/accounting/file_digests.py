@@ -1,8 +1,8 @@
-"""The small files that the making of a shard leaves beside the data, ledger, scores and quarantine: whether
-they are as they were written.
+"""Digests of the small files beside the data of a shard: ledger, scores and quarantine.
 
-What they held is in the shard's record, under ``files`` of its account: path below the storage root -> bytes
-and xxh3-128 of the file, or null where the shard had nothing to say and so has no file.
+The digests are in the shard's record, under ``files`` of its account: path below the storage root -> bytes
+and xxh3-128 of the file, or null where the shard has no such file. With them, missing or changed files are
+found.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ FileDigest = Mapping[str, Any]
 def digest_files(
     root: str, uris: Iterable[str], options: StorageOptions | None = None
 ) -> dict[str, FileDigest | None]:
-    """What files below ``root`` hold now, by their paths below it; None for one that is not there. Every byte
-    is read.
+    """Return the present digests of files below ``root``, by path below it; None for missing files.
+
+    Every byte is read.
     """
     uris = list(uris)
     if is_remote(root):
@@ -37,8 +38,9 @@ def digest_files(
 
 
 def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | None]:
-    """What the record of a shard says of its files, or of those among ``uris``; nothing, where an older
-    version wrote it.
+    """Return the digests in a shard's record, of all its files or of those among ``uris``.
+
+    Records of older versions have none.
     """
     files: Mapping[str, FileDigest | None] = record.account.get(FILES, {})
     return {
@@ -51,8 +53,12 @@ def recorded_files(record: ShardRecord, *uris: str) -> dict[str, FileDigest | No
 def file_problems(
     root: str, written: Mapping[str, FileDigest | None], options: StorageOptions | None = None
 ) -> list[str]:
-    """A line for each file below ``root`` that is not as it was written (`recorded_files`): missing, cut,
-    changed, or there without a reason.
+    """Return a line for each file below ``root`` that is not as written: missing, cut, changed or unexpected.
+
+    Args:
+        root: the storage root.
+        written: digests from the record, see `recorded_files`.
+        options: for the file system.
     """
     found = digest_files(root, [join(root, path) for path in written], options)
     return [line for path, digest in written.items() if (line := _problem(path, digest, found[path]))]
@@ -61,8 +67,9 @@ def file_problems(
 def shards_with_problems(
     root: str, records: Iterable[ShardRecord], options: StorageOptions | None = None
 ) -> dict[str, list[str]]:
-    """The `file_problems` of some shards of an asset, by key, without those that have none; all files are
-    asked for at once.
+    """Return the `file_problems` of some shards by key, without shards that have none.
+
+    The files of all shards are read in one go.
     """
     written = {record.key: recorded_files(record) for record in records}
     found = digest_files(root, [join(root, path) for files in written.values() for path in files], options)
@@ -70,7 +77,11 @@ def shards_with_problems(
         key: [_problem(path, digest, found[path]) for path, digest in files.items()]
         for key, files in written.items()
     }
-    return {key: told for key, some in lines.items() if (told := [line for line in some if line])}
+    return {
+        key: problems
+        for key, shard_lines in lines.items()
+        if (problems := [line for line in shard_lines if line])
+    }
 
 
 def _digest(uri: str, options: StorageOptions | None) -> FileDigest | None:

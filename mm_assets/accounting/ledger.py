@@ -1,6 +1,4 @@
-"""The ledger: of every asset and shard, what went in, what came out, and each item that did not, as tables
-that any SQL engine reads.
-"""
+"""Ledger: for every asset and shard the items in, the items out, and each lost item, as tables for SQL."""
 
 from __future__ import annotations
 
@@ -52,17 +50,26 @@ BALANCE_SCHEMA = pa.schema(
     ]
 )
 LEDGER_FOLDER = "ledger"
-_MODULUS = 1 << 128  # of `ContentDigest`
+_MODULUS = 1 << 128  # modulus of the sums in `ContentDigest`
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind. ``items_in`` is
-    None when the input does not say.
+    """Items in, and where they went; ``filtered`` and ``quarantined`` count them by kind.
 
-    A damaged range holds nobody knows how many: its kind is listed with the items that are known, be it
-    none. The digests are sums over rows, in hex; None where they are not known. ``source_digest`` is of the
-    rows that came out, in the types they came in with.
+    A damaged range holds an unknown number of items: its kind is listed with the count of the known ones,
+    even if that is 0. Digests are sums over rows, in hex; None if unknown.
+
+    Attributes:
+        items_in: None when the input does not state its number of items.
+        items_out: rows written.
+        filtered: items that filters took out, by kind.
+        quarantined: faulty items, by kind.
+        samples_out: samples written.
+        in_digest: of the rows of the input.
+        out_digest: of the rows written.
+        source_digest: of the rows written, in the types they came in with.
+        lost_digest: of the rows taken out.
     """
 
     items_in: int | None
@@ -77,7 +84,7 @@ class Balance:
 
     @classmethod
     def of(cls, report: PartitionReport, in_digest: str | None = None) -> Balance:
-        """What a report says; ``in_digest`` is that of the input's rows."""
+        """Return the balance of a writer's report; ``in_digest`` is that of the input's rows."""
         filtered, quarantined = _items_by_kind(report.filtered), _items_by_kind(report.quarantined)
         digests = (
             in_digest,
@@ -89,8 +96,9 @@ class Balance:
 
     @property
     def difference(self) -> int | None:
-        """Items in, less all that are accounted for: above 0 some vanished, below 0 some came from nowhere.
-        None: not known.
+        """Items in minus all items accounted for; None: unknown.
+
+        Above 0 some vanished, below 0 some are extra.
         """
         if self.items_in is None:
             return None
@@ -98,14 +106,12 @@ class Balance:
 
     @property
     def is_balanced(self) -> bool | None:
+        """True if every item is accounted for; None: unknown."""
         return None if self.difference is None else self.difference == 0
 
     @property
     def digests_agree(self) -> bool | None:
-        """Whether the rows that came out and those that were taken out are the very rows that went in.
-
-        None: not known.
-        """
+        """True if the rows written and those taken out are together the rows of the input; None: unknown."""
         if not self.in_digest or not self.source_digest:
             return None
         total = int(self.source_digest, 16) + int(self.lost_digest or "0", 16)
@@ -113,13 +119,13 @@ class Balance:
 
 
 class Ledger:
-    """The tables below a storage root (folder or URL).
+    """Ledger tables below a storage root (folder or URL).
 
-    ``ledger/items/<asset>/<partition>.parquet`` has one row per lost item (`ITEMS_SCHEMA`); there is no file
-    where none was lost. ``ledger/balance/<asset>/<partition>.parquet`` has one row per entry
+    ``ledger/items/<asset>/<partition>.parquet`` has one row per lost item (`ITEMS_SCHEMA`); a shard without
+    losses has no file. ``ledger/balance/<asset>/<partition>.parquet`` has one row per entry
     (`BALANCE_SCHEMA`): ``in``, ``out``, ``filtered`` and ``quarantined`` by kind. The entry ``lost`` has the
-    digest of all rows taken out, whose items the others count. All files of a table have the same columns and
-    types. A file that would not change is not touched.
+    digest of all rows taken out, whose items the other entries count. All files of a table have the same
+    columns and types. A file is only rewritten if it changes.
     """
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
@@ -128,12 +134,15 @@ class Ledger:
         self._options = options
 
     def items_folder(self, asset: str) -> str:
+        """Return the folder with the lost items of an asset, one file per shard."""
         return join(self._root, "items", partition_filename(asset))
 
     def items_uri(self, asset: str, partition: str) -> str:
+        """Return the location of the lost items of a shard."""
         return join(self.items_folder(asset), _file_name(partition))
 
     def balance_uri(self, asset: str, partition: str) -> str:
+        """Return the location of the balance of a shard."""
         return join(self._root, "balance", partition_filename(asset), _file_name(partition))
 
     def write(
@@ -143,10 +152,16 @@ class Ledger:
         account: PartitionReport | tuple[Balance, Sequence[Loss]],
         in_digest: str | None = None,
     ) -> Balance:
-        """Record what became of one shard in place of what was recorded before; each file appears whole.
+        """Write the ledger of one shard in place of the previous one; each file appears as a whole.
 
-        ``account`` is a writer's report (``in_digest`` as in `Balance.of`), or a balance with the losses that
-        it counts.
+        Args:
+            asset: the asset.
+            partition: the shard.
+            account: a writer's report, or a balance with the losses that it counts.
+            in_digest: for a report, the digest of the input's rows.
+
+        Returns:
+            The balance written.
         """
         balance, losses = (
             account if isinstance(account, tuple) else (Balance.of(account, in_digest), account.losses)
@@ -160,15 +175,18 @@ class Ledger:
         return balance
 
     def items(self, asset: str, partition: str) -> pa.Table:
-        """The lost items of a shard; no rows when it lost none, or was never recorded. Raises
-        `UnreadableFile`.
+        """Return the lost items of a shard; no rows if it lost none or has no ledger.
+
+        Raises:
+            UnreadableFile: the file is damaged.
         """
         return self._read(self.items_uri(asset, partition), ITEMS_SCHEMA)
 
     def recorded_items(self, asset: str, partition: str, record: ShardRecord | None) -> pa.Table:
-        """The `items` of a shard, if they are still those that its record knows of.
+        """Return the `items` of a shard if the file is the one that its record describes.
 
-        Raises `UnreadableFile` for any others.
+        Raises:
+            UnreadableFile: the file is damaged, missing or another.
         """
         uri = self.items_uri(asset, partition)
         if record is not None and (
@@ -178,11 +196,15 @@ class Ledger:
         return self.items(asset, partition)
 
     def balance(self, asset: str, partition: str) -> pa.Table:
-        """The entries of a shard; no rows when it was never recorded. Raises `UnreadableFile`."""
+        """Return the entries of a shard; no rows if it has no ledger.
+
+        Raises:
+            UnreadableFile: the file is damaged.
+        """
         return self._read(self.balance_uri(asset, partition), BALANCE_SCHEMA)
 
     def uris(self, asset: str, partition: str) -> list[str]:
-        """Where the two files of a shard are, or would be."""
+        """Return the locations of a shard's two files, existing or not."""
         return [self.items_uri(asset, partition), self.balance_uri(asset, partition)]
 
     def _read(self, uri: str, schema: pa.Schema) -> pa.Table:
@@ -196,7 +218,7 @@ def _file_name(partition: str) -> str:
 
 
 def publish_losses(uri: str, items: pa.Table, options: StorageOptions | None = None) -> None:
-    """Publish a table of lost items; without any, remove the file that an earlier time may have left."""
+    """Publish a table of lost items; without any, remove the file of an earlier run."""
     if items.num_rows:
         publish_table(uri, items, options)
     else:
@@ -204,7 +226,7 @@ def publish_losses(uri: str, items: pa.Table, options: StorageOptions | None = N
 
 
 def items_table(asset: str, partition: str, losses: Iterable[Loss]) -> pa.Table:
-    """One row per loss, in `ITEMS_SCHEMA`."""
+    """Return a table with one row per loss, in `ITEMS_SCHEMA`."""
     rows = [_row(asset, partition, loss) for loss in losses]
     return pa.Table.from_arrays(
         [_column([row[f.name] for row in rows], f.type) for f in ITEMS_SCHEMA], schema=ITEMS_SCHEMA
@@ -212,7 +234,7 @@ def items_table(asset: str, partition: str, losses: Iterable[Loss]) -> pa.Table:
 
 
 def balance_table(asset: str, partition: str, balance: Balance, losses: Iterable[Loss]) -> pa.Table:
-    """One row per entry, in `BALANCE_SCHEMA`."""
+    """Return a table with one row per entry, in `BALANCE_SCHEMA`."""
     samples = _samples_by_kind(losses)
     entries: list[dict[str, Any]] = [
         {"entry": "in", "items": balance.items_in, "digest": balance.in_digest},
@@ -243,9 +265,7 @@ def _items_by_kind(losses: Iterable[Loss]) -> dict[str, int]:
 
 
 def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None]:
-    """How many samples lost something, by outcome and kind; None where a damaged range holds an unknown
-    number of them.
-    """
+    """Count samples with losses by outcome and kind; None where a damaged range holds unknown ones."""
     ids: dict[tuple[str, str], set[str | None]] = {}
     for loss in losses:
         ids.setdefault((loss.outcome, loss.kind), set()).add(loss.sample_id if loss.is_item else None)
@@ -253,8 +273,9 @@ def _samples_by_kind(losses: Iterable[Loss]) -> dict[tuple[str, str], int | None
 
 
 def locator_columns(source_ref: str | None) -> dict[str, Any]:
-    """The columns ``source member byte_offset byte_size frame_index`` of a locator; what is not as it should
-    be is null.
+    """Return the columns ``source member byte_offset byte_size frame_index`` of a locator.
+
+    Invalid values are null.
     """
     try:
         ref: Mapping[str, Any] = parse_source_ref(source_ref)
@@ -279,7 +300,7 @@ def _text(value: object) -> str | None:
 
 
 def _number(value: object, bits: int) -> int | None:
-    """Locators come with the data: what is no number of bytes is none."""
+    """Return a byte or frame number, or None: locators come with the data and may hold anything."""
     return (
         value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << bits else None
     )
@@ -288,7 +309,7 @@ def _number(value: object, bits: int) -> int | None:
 def _column(values: list[Any], type_: pa.DataType) -> pa.Array:
     try:
         return pa.array(values, type_)
-    except UnicodeEncodeError:  # a lone surrogate in what bad data said of itself
+    except UnicodeEncodeError:  # a lone surrogate in text that comes from bad data
         return pa.array(
             [None if v is None else v.encode("utf-8", "backslashreplace").decode() for v in values], type_
         )

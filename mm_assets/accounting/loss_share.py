@@ -1,4 +1,4 @@
-"""How much of a raw shard does not reach its output, and why, in one line that says what to do."""
+"""Share of a raw shard that does not reach its output, and the causes in one line that says what to do."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
 from mm_assets.interleaved.source_ref import parse_source_ref
 
-_NAMED = 8  # fields, or classes of fault
-_LONGEST = 200  # characters of a reason
+_NAMED = 8  # limit of the fields, or kinds of faults, in a message
+_LONGEST = 200  # limit of characters of a reason
 _NO_ITEM, _NO_IMAGE, _NOTHING = (
     "no sample has a text or an image",
     "no sample has an image",
@@ -28,14 +28,20 @@ _NO_ITEM, _NO_IMAGE, _NOTHING = (
 
 @dataclass(frozen=True)
 class LossShare:
-    """What is lost of a shard: ``lost`` counts by class of fault items that are quarantined or kept with an
-    error, and members and frames that no sample names; ``kept`` are the other items, ``samples`` the samples
-    that can be read.
+    """Losses of a shard, and how much of it is left.
 
-    ``lack`` says what makes the shard one of which nothing is recognized: no sample has a text or an image,
-    there are images and none of them is a sample's, or nothing could be read of a damaged file.
-    ``unreadable_bytes`` of ``nbytes`` belong to no member of the tar. ``examples`` has a reason for each
-    class, ``images`` how many unreferenced members are images, ``fields`` the names that documents have.
+    Attributes:
+        lost: items that are quarantined or kept with an error, and members and frames that no sample
+            references, counted by kind of fault.
+        kept: the other items.
+        samples: the samples that can be read.
+        lack: why nothing in the shard is recognised: no sample has a text or an image, there are images but
+            none belongs to a sample, or nothing of a damaged file could be read. Empty otherwise.
+        unreadable_bytes: how many of ``nbytes`` belong to no member of the tar.
+        nbytes: bytes of the unpacked files.
+        images: how many unreferenced members are images.
+        fields: names of the fields in the documents.
+        examples: a reason for each kind of fault.
     """
 
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -50,7 +56,7 @@ class LossShare:
 
     @classmethod
     def of_report(cls, report: PartitionReport) -> LossShare:
-        """What a writer says of a shard that it is about to publish."""
+        """Return the losses in a writer's report, before the shard is published."""
         unreferenced = [
             loss for notes in report.notes.values() for loss in notes.get("unreferenced_losses", ())
         ]
@@ -64,14 +70,13 @@ class LossShare:
         images = report.images + sum(loss.modality == "image" for loss in (*items, *report.filtered))
         unused = sum(map(_is_image, unreferenced))
         lack = ""
-        is_of_others = any(
-            notes.get("of_others") for notes in report.notes.values()
-        )  # in data of ours nothing is to be recognized
+        # Our own shards need no field settings, so nothing in them can be misunderstood.
+        is_of_others = any(notes.get("of_others") for notes in report.notes.values())
         found = report.rows + len(report.filtered) + len(items) + len(unreferenced)
         if not report.samples:
             lack = _NOTHING if damaged_ranges and not found else ""
         elif is_of_others:
-            # Of a sample that cannot be read the images are referenced by nobody, too.
+            # The images of a sample that cannot be read are unreferenced too.
             lack = _NO_ITEM if not content else _NO_IMAGE if unused and not (images or items) else ""
         errors = [error for error in report.errors if error.outcome == "kept"]
         examples = _examples((*damaged_ranges, *items, *unreferenced))
@@ -96,13 +101,16 @@ class LossShare:
 
     @classmethod
     def of_survey(cls, survey: ShardSurvey, claimed_ids: Mapping[str, str]) -> LossShare:
-        """What is known before a shard is read. ``claimed_ids``: its sample ids that other shards have, with
-        the shard of each.
+        """Return the losses known before a shard is read.
 
-        References that lead nowhere, images that cannot be decoded and samples without content are known once
-        the shard was read.
+        References that lead nowhere, undecodable images and samples without content are only known after
+        reading.
+
+        Args:
+            survey: the survey of the shard.
+            claimed_ids: its sample ids that other shards keep, with the shard of each.
         """
-        others = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
+        unreadable = {kind: losses for kind, losses in survey.losses.items() if kind not in DAMAGE}
         damaged_ranges = [
             loss for kind, losses in survey.losses.items() if kind in DAMAGE for loss in losses.first
         ]
@@ -111,11 +119,11 @@ class LossShare:
             pc.is_in(survey.sample_ids, pa.array(list(claimed_ids), pa.string()))
         )
         duplicates = int(pc.sum(repeated.column("items")).as_py() or 0)
-        lost = Counter({kind: losses.count for kind, losses in others.items()})
+        lost = Counter({kind: losses.count for kind, losses in unreadable.items()})
         lost[DUPLICATE_ID] += duplicates
         lost[UNREFERENCED_MEMBER] += survey.unreferenced.count + survey.skipped.count
         examples = _examples(
-            (*damaged_ranges, *(loss for losses in others.values() for loss in losses.first))
+            (*damaged_ranges, *(loss for losses in unreadable.values() for loss in losses.first))
         )
         if duplicates:
             sample_id, shard = min(claimed_ids.items())
@@ -134,20 +142,21 @@ class LossShare:
 
     @property
     def total(self) -> int:
-        """Items and members, lost or kept."""
+        """Number of items and members, lost or kept."""
         return sum(self.lost.values()) + self.kept
 
     @property
     def share(self) -> float:
-        """Lost items and members of all, or unreadable bytes of all, whichever is more: 0..1. A shard without
-        any content is lost.
+        """The larger of the shares of lost items and of unreadable bytes, 0 to 1.
+
+        A shard without content counts as 1.
         """
         if self.lack:
             return 1.0
         return max(sum(self.lost.values()) / max(self.total, 1), self.unreadable_bytes / max(self.nbytes, 1))
 
     def refusal(self, most: float) -> str | None:
-        """Why a shard of which at most the share ``most`` may be lost is not taken; None for one that is."""
+        """Return why a shard is refused if at most the share ``most`` may be lost; None if it is accepted."""
         if self.share <= most:
             return None
         return (
@@ -159,7 +168,8 @@ class LossShare:
         if self.unreadable_bytes:
             reason = next(iter(self.examples.values()), "")
             causes.append(
-                f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: {reason}"
+                f"{self.unreadable_bytes} of {self.nbytes} bytes are of no tar member that can be read: "
+                f"{reason}"
             )
         elif self.lack == _NOTHING:
             causes.append(f"{_NOTHING}: {next(iter(self.examples.values()), '')}")
@@ -177,7 +187,7 @@ class LossShare:
         return causes
 
     def _unrecognized(self, unreferenced: int) -> str:
-        named = (
+        fields = (
             ", ".join(self.fields[:_NAMED]) + (", …" if self.fields[_NAMED:] else "")
             if self.fields
             else "none"
@@ -188,7 +198,7 @@ class LossShare:
             if unreferenced
             else ""
         )
-        return f"{found}{content}; fields seen: {named}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+        return f"{found}{content}; fields seen: {fields}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
 
 
 def _nbytes(loss: Loss) -> int:
@@ -200,7 +210,7 @@ def _is_image(loss: Loss) -> bool:
 
 
 def _examples(losses: Iterable[Loss]) -> dict[str, str]:
-    """The first reason of each class."""
+    """Return the first reason of each kind."""
     found: dict[str, str] = {}
     for loss in losses:
         found.setdefault(

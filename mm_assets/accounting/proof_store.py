@@ -1,9 +1,8 @@
-"""The proof of zero loss: what each output holds by a canonical reader's account, against what was written,
-rolled up over all shards.
+"""Store of the proofs of zero loss: what a canonical reader finds in each output, against what was written.
 
 proof/<asset>/<partition>.json   one shard of one output, as last examined
-proof/proof.json                 all of them: counts, digests, versions, configuration; derived, so it can
-always be made again
+proof/proof.json                 summary of all: counts, digests, versions, configuration; derived, so it
+                                 can always be rebuilt
 """
 
 from __future__ import annotations
@@ -32,11 +31,21 @@ _THREADS = 16
 
 @dataclass(frozen=True)
 class ShardProof:
-    """One shard of one output. ``written`` is what the writer said (rows, samples, images, texts, digest),
-    ``derived`` what a canonical reader (``reader``) finds there; ``problems`` has one line for each
-    difference. ``config`` identifies code and options, ``stat`` tells whether the output is still the one
-    that was examined, ``examined_at`` when that was (UTC, ISO 8601). Those problems that are ``beside`` the
-    output are of index files, ledger, scores and quarantine, which the next run mends by itself.
+    """Proof of one shard of one output.
+
+    Attributes:
+        asset: the asset.
+        partition: the shard.
+        reader: the canonical reader used.
+        written: rows, samples, images, texts and digest as the writer reported them.
+        derived: the same as the canonical reader finds them.
+        lost: number and digest of the rows taken out.
+        config: identifies code and options.
+        stat: tells whether the output is still the one that was examined.
+        problems: one line for each difference.
+        beside: those problems that concern only index files, ledger, scores and quarantine beside the output;
+            the next run repairs these by itself.
+        examined_at: time of the examination (UTC, ISO 8601).
     """
 
     asset: str
@@ -53,16 +62,17 @@ class ShardProof:
 
     @property
     def is_equal(self) -> bool:
+        """True if there are no problems."""
         return not self.problems
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the output itself is not as it was written."""
+        """True if the output itself differs from what was written."""
         return not set(self.problems) <= set(self.beside)
 
 
 class ProofStore:
-    """The proofs below a storage root (folder or URL)."""
+    """Proofs below a storage root (folder or URL)."""
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
         self._folder = join(root, "proof")
@@ -70,7 +80,7 @@ class ProofStore:
         self._fs, self._path = filesystem(self._folder, options)
 
     def read(self, asset: str, partition: str) -> ShardProof | None:
-        """The last proof of a shard, None without one (or with an unreadable one, which counts as none)."""
+        """Return the last proof of a shard; None without one, or with an unreadable one."""
         uri = self._uri(asset, partition)
         if not exists(uri, self._options):
             return None
@@ -79,7 +89,7 @@ class ProofStore:
         return proof if proof is not None and (proof.asset, proof.partition) == (asset, partition) else None
 
     def write(self, proof: ShardProof) -> None:
-        """Publish one shard's proof; an unchanged one is left alone."""
+        """Publish one shard's proof; an unchanged one is not rewritten."""
         self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
 
     def roll_up(
@@ -88,34 +98,38 @@ class ProofStore:
         unmade: Mapping[str, Sequence[str]] | None = None,
         unknown: Mapping[str, Sequence[str]] | None = None,
     ) -> dict[str, Any]:
-        """Bring ``proof.json`` up to date with these proofs, publish it, and return what it says.
+        """Update ``proof.json`` with these proofs, publish it, and return its content.
 
-        Entries of other shards, which say when they were examined, are taken from it, or, if it does not have
-        each shard that has a proof, made again from all proofs. ``unmade`` are shards that an asset does not
-        have though its source does, ``unknown`` files that no shard has written; assets that are not named
-        keep theirs, without the shards that were examined now.
+        Entries of other shards are taken from the previous file. If it does not cover every shard with a
+        proof, it is rebuilt from all proofs.
+
+        Args:
+            examined: proofs made now.
+            unmade: by asset, shards that its source has but the asset lacks.
+            unknown: by asset, files that belong to no shard. For both, assets that are not named keep their
+                previous entries, without the shards examined now.
         """
         paths = self._paths()
-        before = self._rolled_up()
-        shards = {partition: dict(entries) for partition, entries in before.get("shards", {}).items()}
+        previous = self._rolled_up()
+        shards = {partition: dict(entries) for partition, entries in previous.get("shards", {}).items()}
         for proof in examined:
             shards.setdefault(proof.partition, {})[proof.asset] = _entry(proof)
         if sum(map(len, shards.values())) != len(paths):
             with ThreadPoolExecutor(_THREADS) as threads:
                 found = [_parsed(data) for data in threads.map(self._fs.cat_file, paths)]
             shards = {}
-            for kept in found:
-                if kept is not None:
-                    shards.setdefault(kept.partition, {})[kept.asset] = _entry(kept)
-        made = {(proof.asset, proof.partition) for proof in examined}
+            for proof_read in found:
+                if proof_read is not None:
+                    shards.setdefault(proof_read.partition, {})[proof_read.asset] = _entry(proof_read)
+        examined_keys = {(proof.asset, proof.partition) for proof in examined}
         still_unmade = {
-            asset: [key for key in keys if (asset, key) not in made]
-            for asset, keys in before.get("unmade", {}).items()
+            asset: [key for key in keys if (asset, key) not in examined_keys]
+            for asset, keys in previous.get("unmade", {}).items()
         }
         summary = summarize(
-            shards, still_unmade | dict(unmade or {}), before.get("unknown_files", {}) | dict(unknown or {})
+            shards, still_unmade | dict(unmade or {}), previous.get("unknown_files", {}) | dict(unknown or {})
         )
-        if summary != before:
+        if summary != previous:
             self._publish(join(self._folder, SUMMARY), summary)
         return summary
 
@@ -126,12 +140,12 @@ class ProofStore:
         with open_binary(uri, self._options) as file:
             try:
                 summary = unseal(file.read())
-            except ValueError:  # torn, or not as it was written: it is made again from the proofs
+            except ValueError:  # torn or changed: rebuilt from the proofs
                 return {}
         return summary if summary.get("format") == FORMAT else {}
 
     def _paths(self) -> list[str]:
-        """Of the proofs of all shards: they are one folder deep, and hidden names are temporary."""
+        """Return the paths of all shards' proofs: one folder deep; hidden files are temporary."""
         self._fs.invalidate_cache()
         names = [path[len(self._path) :].strip("/") for path in self._fs.find(self._path, maxdepth=2)]
         return sorted(
@@ -153,9 +167,7 @@ class ProofStore:
 def damaged_shards(
     root: str, asset: str, partitions: Iterable[str], options: StorageOptions | None = None
 ) -> set[str]:
-    """Those partitions of an asset of which the last proof found that what lies there is not what was
-    written.
-    """
+    """Return the partitions of an asset whose last proof found an output other than was written."""
     proofs = ProofStore(root, options)
     partitions = list(partitions)
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -172,8 +184,12 @@ def summarize(
     unmade: Mapping[str, Sequence[str]],
     unknown: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """What ``proof.json`` says: the entries of ``shards`` (partition -> asset -> entry), and their sums per
-    asset.
+    """Return the content of ``proof.json``: all entries, and their sums per asset.
+
+    Args:
+        shards: partition -> asset -> entry.
+        unmade: see `ProofStore.roll_up`.
+        unknown: see `ProofStore.roll_up`.
     """
     assets: dict[str, dict[str, Any]] = {}
     for entries in shards.values():
@@ -203,7 +219,9 @@ def summarize(
         "format": FORMAT,
         "mm_assets": __version__,
         "packages": {name: version(name) for name in _PACKAGES},
-        "digest": "sum modulo 2^128 of one xxh3-128 per item over the name, type and value of each of its columns",
+        "digest": (
+            "sum modulo 2^128 of one xxh3-128 per item over the name, type and value of each of its columns"
+        ),
         "is_equal": all(total["is_equal"] for total in assets.values()) and not any(unknown.values()),
         "unmade": {asset: list(keys) for asset, keys in unmade.items() if keys},
         "unknown_files": {asset: list(files) for asset, files in unknown.items() if files},
@@ -225,7 +243,7 @@ def _entry(proof: ShardProof) -> dict[str, Any]:
 
 
 def _parsed(data: bytes) -> ShardProof | None:
-    """A shard's proof; None for one that is torn or of another format: its shard is examined again."""
+    """Return a shard's proof; None if the file is torn or of another format, so that it is examined again."""
     try:
         fields = unseal(data)
         if fields.pop("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""What a landed output tells of itself, for when the notes taken as it landed are lost."""
+"""Sample ids and columns read from published outputs, for when the notes made at publication are lost."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 _THREADS = 16  # object stores answer in ~50 ms
 
 
-class LandedOutputs:
-    """The Parquet files of an asset's landed shards, found by their records below ``root``.
+class PublishedOutputs:
+    """Parquet files of an asset's published shards, found by their records below ``root``.
 
-    One that is not there, or cannot be read, is logged and tells nothing: its shard is made again.
+    Files that are missing or unreadable are logged and skipped: their shards are made again.
     """
 
     def __init__(self, root: str, asset: str, options: StorageOptions | None = None) -> None:
@@ -39,25 +39,25 @@ class LandedOutputs:
         self._options = options
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """The sample ids of these shards, each as often as it has items."""
+        """Yield the sample ids of these shards, each id once per item."""
         return self._each(
             partitions,
             lambda file: file.read(columns=["sample_id"], use_threads=False).column(0).cast(pa.string()),
         )
 
     def published(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
-        """The columns of these shards, and whether the integers in them are exact as floats."""
+        """Yield the columns of these shards, and whether their integers are exact as floats."""
         return self._each(partitions, _published)
 
     def _each(
         self, partitions: Iterable[str], read: Callable[[pq.ParquetFile], T]
     ) -> Iterator[tuple[str, T]]:
-        wanted = sorted(partitions)
-        if not wanted:  # as it should be
+        keys = sorted(partitions)
+        if not keys:  # the usual case: no notes are lost
             return
-        records = ShardRecords(self._root).read(self._asset, wanted)
+        records = ShardRecords(self._root).read(self._asset, keys)
 
-        def told(record: ShardRecord) -> T | None:
+        def read_output(record: ShardRecord) -> T | None:
             try:
                 with open_parquet(record.uri, self._options) as file:
                     return read(file)
@@ -67,13 +67,13 @@ class LandedOutputs:
                     and error.errno is not None
                     and not isinstance(error, FileNotFoundError)
                 ):
-                    raise  # of the system, not of Arrow: what cannot be read now must not pass for damaged
+                    raise  # an error of the system, not of Arrow: the file need not be damaged
                 log.warning("%s tells nothing of shard %r: %s", record.uri, record.key, error)
                 return None
 
-        landed = [record for record in records.values() if record.uri]
+        published = [record for record in records.values() if record.uri]
         with ThreadPoolExecutor(_THREADS if is_remote(self._root) else 1) as threads:
-            for record, found in zip(landed, threads.map(told, landed), strict=True):
+            for record, found in zip(published, threads.map(read_output, published), strict=True):
                 if found is not None:
                     yield record.key, found
 

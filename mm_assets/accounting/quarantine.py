@@ -1,4 +1,4 @@
-"""Quarantine: the faulty items of a shard, each with its class, its message and its raw bytes, as one table."""
+"""Quarantine: a table of the faulty items of a shard, each with its kind of fault, message and raw bytes."""
 
 from __future__ import annotations
 
@@ -34,26 +34,30 @@ QUARANTINE_SCHEMA = pa.schema(
         pa.field("raw_note", pa.string()),
     ]
 )
-_NAME = ["sample_id", "position", "modality", "source_uri", "member"]
-_OF_RANGE = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
-_OF_SAMPLE = "the document of its sample: the item has no bytes of its own"
-_OF_ROW = "the values of its row, but for bytes"
-_OF_NOBODY = "it has no bytes of its own, and the document of its sample is not in quarantine"
+_KEY_COLUMNS = ["sample_id", "position", "modality", "source_uri", "member"]
+# Values of ``raw_note``.
+_DAMAGED_RANGE_NOTE = f"its first bytes, {MAX_DAMAGED_RANGE_BYTES} at most"
+_SAMPLE_NOTE = "the document of its sample: the item has no bytes of its own"
+_ROW_NOTE = "the values of its row, but for bytes"
+_NO_BYTES_NOTE = "it has no bytes of its own, and the document of its sample is not in quarantine"
 
 
 def quarantine_table(
     losses: pa.Table, raw_files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
 ) -> pa.Table:
-    """One record per quarantined item that is itself at fault, and per damaged range, in
-    `QUARANTINE_SCHEMA`.
+    """Return one record per faulty item in quarantine, and per damaged range, in `QUARANTINE_SCHEMA`.
 
-    ``losses`` are the ledger's items of one shard, ``raw_files`` the shard's files, ``roots`` the folders
-    that locators are relative to. ``raw`` is what lies at the item's place: the JSON text, the image (the
-    whole TIFF of a frame), the first bytes of a damaged range; for an item without a place of its own, such
-    as a missing member, the JSON of its sample, which ``byte_offset`` and ``byte_size`` then locate; of a row
-    of a Parquet file, and of its items, the values of the row as JSON. Where that cannot be had (see
-    `RawFiles.read` for the bounds) it is null, and ``raw_note`` says why. No other file is read, whatever a
-    locator names.
+    ``raw`` has the bytes at the item's location: the JSON text, the image (for a frame the whole TIFF), or
+    the first bytes of a damaged range. An item without bytes of its own, such as a missing member, gets the
+    JSON of its sample, which ``byte_offset`` and ``byte_size`` then locate. A row of a Parquet file, and its
+    items, get the values of the row as JSON. If the bytes cannot be read (see `RawFiles.read` for the
+    limits), ``raw`` is null and ``raw_note`` says why. No other file is read, whatever a locator names.
+
+    Args:
+        losses: the ledger's items of one shard.
+        raw_files: the files of the raw shard.
+        roots: folders that locators are relative to.
+        options: for the file systems.
     """
     quarantined = losses.filter(pc.equal(losses.column("outcome"), "quarantined"))
     records = quarantined.filter(quarantined.column("is_cause")).to_pylist()
@@ -61,24 +65,23 @@ def quarantine_table(
     for record in records:
         record["source"] = record["source"] or files.only_name
     documents = _documents(quarantined)
-    places: list[RawLocation | None] = []
-    first_of: dict[
-        RawLocation, int
-    ] = {}  # the position of the first faulty frame of a TIFF, or item of a row, whose record holds what all share
+    locations: list[RawLocation | None] = []
+    # The position of the first faulty frame of a TIFF, or item of a row: its record has the bytes of all.
+    first_of: dict[RawLocation, int] = {}
     for record in records:
-        place, record["raw_note"] = _place(record, documents, files)
-        if place is not None and place.row is not None:
-            if (first := first_of.setdefault(place, record["position"])) != record["position"]:
-                place, record["raw_note"] = None, f"the same row as of position {first}: see there"
-        elif place is not None and (record["frame_index"] is None or record["byte_offset"] is None):
-            record |= {"source": place.source, "byte_offset": place.offset, "byte_size": place.size}
+        location, record["raw_note"] = _location(record, documents, files)
+        if location is not None and location.row is not None:
+            if (first := first_of.setdefault(location, record["position"])) != record["position"]:
+                location, record["raw_note"] = None, f"the same row as of position {first}: see there"
+        elif location is not None and (record["frame_index"] is None or record["byte_offset"] is None):
+            record |= {"source": location.source, "byte_offset": location.offset, "byte_size": location.size}
         elif (
-            place is not None
-            and (first := first_of.setdefault(place, record["position"])) != record["position"]
+            location is not None
+            and (first := first_of.setdefault(location, record["position"])) != record["position"]
         ):
-            place, record["raw_note"] = None, f"a frame of the same file as position {first}: see there"
-        places.append(place)
-    found = files.read(places)
+            location, record["raw_note"] = None, f"a frame of the same file as position {first}: see there"
+        locations.append(location)
+    found = files.read(locations)
     for record, result in zip(records, found, strict=True):
         record |= {"message": record["reason"], "source_uri": record["source"]}
         if isinstance(result, str):
@@ -91,8 +94,10 @@ def quarantine_table(
 
 
 def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
-    """Publish the records of a shard in one atomic step and return the bytes of the file; without any, remove
-    it and return 0.
+    """Publish the records of a shard in one step; without any, remove the file.
+
+    Returns:
+        Bytes of the file; 0 without records.
     """
     if table.num_rows == 0:
         remove(uri, options)
@@ -108,50 +113,51 @@ def publish_quarantine(uri: str, table: pa.Table, options: StorageOptions | None
 
 
 def record_names(uri: str, options: StorageOptions | None = None) -> frozenset[tuple[Any, ...]]:
-    """What tells the published records of a shard from each other, whatever offsets a mended file has; none
-    without a file.
+    """Return the key columns of a shard's published records; none without a file.
 
-    A damaged file is logged and counts as none: it is made again from the ledger.
+    The keys stay the same when a repaired file has other offsets. A damaged file is logged and counts as
+    none: it is made again from the ledger.
     """
     if not exists(uri, options):
         return frozenset()
     try:
-        return frozenset(tuple(row.values()) for row in read_small_table(uri, _NAME, options).to_pylist())
+        return frozenset(
+            tuple(row.values()) for row in read_small_table(uri, _KEY_COLUMNS, options).to_pylist()
+        )
     except UnreadableFile as error:
         log.warning("%s; it is made again", error)
         return frozenset()
 
 
-def _place(
+def _location(
     record: Mapping[str, Any], documents: Mapping[str, RawLocation | None], files: RawFiles
 ) -> tuple[RawLocation | None, str | None]:
-    """Where the bytes of a record lie, and a remark on them."""
-    if (row := files.row_place(record["source"], record["member"])) is not None:
-        return row, _OF_ROW
+    """Return the location of a record's bytes, and a note on them."""
+    if (row := files.row_location(record["source"], record["member"])) is not None:
+        return row, _ROW_NOTE
     offset, size = record["byte_offset"], record["byte_size"]
     if record["position"] is None:
         return RawLocation(
             record["source"], offset or 0, size, is_member=False, is_damaged_range=True
-        ), _OF_RANGE
+        ), _DAMAGED_RANGE_NOTE
     if offset is not None and size is not None:
         return _of(record), None
     document = documents.get(record["sample_id"])
-    return document, _OF_NOBODY if document is None else _OF_SAMPLE
+    return document, _NO_BYTES_NOTE if document is None else _SAMPLE_NOTE
 
 
 def _documents(quarantined: pa.Table) -> dict[str, RawLocation | None]:
-    """Where the JSON of each sample lies that went into quarantine with an item of it; None for an id that
-    several such have.
-    """
+    """Return the location of each quarantined sample's JSON; None for an id that several of them have."""
     documents: dict[str, RawLocation | None] = {}
     for row in quarantined.filter(pc.equal(quarantined.column("position"), METADATA_POSITION)).to_pylist():
-        if (
-            row["is_cause"] and row["kind"] != FETCH_FAILED
-        ):  # no sample was made of it: who has its id is another
+        # A faulty document became no sample: any sample with its id is another one.
+        if row["is_cause"] and row["kind"] != FETCH_FAILED:
             continue
         if row["byte_offset"] is not None and row["byte_size"] is not None:
-            place = _of(row)
-            documents[row["sample_id"]] = place if documents.get(row["sample_id"], place) == place else None
+            location = _of(row)
+            documents[row["sample_id"]] = (
+                location if documents.get(row["sample_id"], location) == location else None
+            )
     return documents
 
 
@@ -162,7 +168,7 @@ def _of(row: Mapping[str, Any]) -> RawLocation:
 
 
 def _raw_array(found: memoryview | str | None) -> pa.Array:
-    """One value over the very bytes that were read: a copy of all would double the memory they take."""
+    """Return one value over the bytes that were read, without a copy, which would double their memory."""
     if not isinstance(found, memoryview):
         return pa.nulls(1, pa.large_binary())
     offsets = pa.array([0, len(found)], pa.int64()).buffers()[1]

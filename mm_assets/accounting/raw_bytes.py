@@ -1,6 +1,4 @@
-"""Bytes of raw shards at places that the data names: bounded, from the files of the shard only, and only
-where they still lie.
-"""
+"""Bytes of raw shards at locations that the data names: limited in size, and from the shard's files only."""
 
 from __future__ import annotations
 
@@ -24,8 +22,8 @@ from mm_assets.interleaved.faults import FETCH_FAILED, Fault
 Item = TypeVar("Item")
 
 MAX_PLACE_BYTES = 16 << 20
-MAX_SHARD_BYTES = 128 << 20  # they are held in memory, by a worker that may take 256 MiB in all
-MAX_DAMAGED_RANGE_BYTES = 1 << 20  # of a damaged range: enough to see what it is
+MAX_SHARD_BYTES = 128 << 20  # held in the memory of a worker that may take 256 MiB in all
+MAX_DAMAGED_RANGE_BYTES = 1 << 20  # enough to see what a damaged range contains
 BATCH_BYTES = 16 << 20
 
 Fetch = Callable[[Sequence[Request]], list[bytes | Fault]]
@@ -37,12 +35,15 @@ _NO_ROW = "the source has changed: it has no such row any more"
 
 @dataclass(frozen=True)
 class RawLocation:
-    """``size`` bytes at ``offset`` of the (unpacked) file that locators call ``source``; of a damaged range
-    only the first are wanted.
+    """A location in a raw file: ``size`` bytes at ``offset`` of the unpacked file ``source``.
 
-    ``size`` None is up to the end of the file. Where ``is_member``, the tar header before them must tell the
-    same size. ``row`` is the number of one of a Parquet file, whose values are wanted as JSON: it has no
-    place in bytes.
+    Attributes:
+        source: the file as locators call it.
+        offset: in bytes.
+        size: in bytes; None is up to the end of the file.
+        is_member: the tar header in front must state the same size.
+        is_damaged_range: only the first bytes are read.
+        row: number of a Parquet row, whose values are read as JSON; it has no bytes of its own.
     """
 
     source: str | None
@@ -54,9 +55,7 @@ class RawLocation:
 
 
 class RawFiles:
-    """The files of one raw shard, under every name that a locator may have for them: their own, or the path
-    below a root.
-    """
+    """The files of one raw shard, under every name a locator may use: their own, or the path below a root."""
 
     def __init__(
         self, files: Sequence[str], roots: Sequence[str], options: StorageOptions | None = None
@@ -69,115 +68,121 @@ class RawFiles:
         for file in files:
             self._by_name.update(parts_of(file))
 
-    def row_place(self, source: str | None, member: str | None) -> RawLocation | None:
-        """The row that a locator names, if it is one of a Parquet file of the shard."""
+    def row_location(self, source: str | None, member: str | None) -> RawLocation | None:
+        """Return the location of a Parquet row that a locator names, if the file belongs to the shard."""
         row = row_of(member)
         is_there = is_parquet(self._by_name.get(source or "", "")) and row is not None
         return RawLocation(source, 0, None, is_member=False, row=row) if is_there else None
 
-    def read(self, places: Sequence[RawLocation | None]) -> list[memoryview | str | None]:
-        """The bytes at each place, or why they cannot be had; None for None.
+    def read(self, locations: Sequence[RawLocation | None]) -> list[memoryview | str | None]:
+        """Return for each location its bytes, or why they cannot be read; None for None.
 
-        Takes at most `MAX_PLACE_BYTES` of a place and `MAX_SHARD_BYTES` in all: what is larger, or comes
+        At most `MAX_PLACE_BYTES` of a location and `MAX_SHARD_BYTES` in all are read: anything larger, or
         later, is refused.
         """
-        found: list[memoryview | str | None] = [None] * len(places)
+        found: list[memoryview | str | None] = [None] * len(locations)
         by_file: dict[str, list[tuple[int, RawLocation]]] = defaultdict(list)
-        held = self._read_rows(places, found)
-        for index, place in enumerate(places):
-            if place is None or place.row is not None:
+        bytes_read = self._read_rows(locations, found)
+        for index, location in enumerate(locations):
+            if location is None or location.row is not None:
                 continue
-            bounded = self._bounded(place)
+            bounded = self._bounded(location)
             if isinstance(bounded, str):
                 found[index] = bounded
-            elif why := _refused(size := bounded.size or 0, held):
-                found[index] = why
+            elif refusal := _refused(size := bounded.size or 0, bytes_read):
+                found[index] = refusal
             elif size == 0:
                 found[index] = memoryview(b"")
             else:
-                held += size
-                by_file[str(place.source)].append((index, bounded))
-        for source, wanted in by_file.items():
-            self._read_file(source, wanted, found)
+                bytes_read += size
+                by_file[str(location.source)].append((index, bounded))
+        for source, file_locations in by_file.items():
+            self._read_file(source, file_locations, found)
         return found
 
-    def _read_rows(self, places: Sequence[RawLocation | None], found: list[memoryview | str | None]) -> int:
-        """Reads the rows among the places, and returns how many bytes they take."""
+    def _read_rows(
+        self, locations: Sequence[RawLocation | None], found: list[memoryview | str | None]
+    ) -> int:
+        """Read the rows among the locations, and return how many bytes they take."""
         by_file: dict[str, dict[int, int]] = defaultdict(dict)
-        for index, place in enumerate(places):
-            if place is not None and place.row is not None:
-                by_file[str(place.source)][index] = place.row
-        held = 0
+        for index, location in enumerate(locations):
+            if location is not None and location.row is not None:
+                by_file[str(location.source)][index] = location.row
+        bytes_read = 0
         for source, rows in by_file.items():
             file = self._by_name[source]
             try:
                 values = rows_as_json(file, set(rows.values()), self._options)
-            except Exception as error:  # noqa: BLE001  (file systems raise what they like; a quarantine without bytes is still one)
+            # File systems raise errors of any class, and a record without bytes is still useful.
+            except Exception as error:  # noqa: BLE001
                 found[:] = [
-                    self._told(error, file, source) if index in rows else known
+                    self._message(error, file, source) if index in rows else known
                     for index, known in enumerate(found)
                 ]
                 continue
             for index, row in rows.items():
                 size = len(values.get(row, b""))
                 found[index] = (
-                    _NO_ROW if row not in values else _refused(size, held) or memoryview(values[row])
+                    _NO_ROW if row not in values else _refused(size, bytes_read) or memoryview(values[row])
                 )
-                held += 0 if isinstance(found[index], str) else size
-        return held
+                bytes_read += 0 if isinstance(found[index], str) else size
+        return bytes_read
 
-    def _bounded(self, place: RawLocation) -> RawLocation | str:
-        """The place with a size that may be read."""
-        file = self._by_name.get(place.source or "")
+    def _bounded(self, location: RawLocation) -> RawLocation | str:
+        """Return the location with a size that may be read, or why there is none."""
+        file = self._by_name.get(location.source or "")
         if file is None:
             return "not in a file of this shard"
-        size = place.size
+        size = location.size
         if size is None:
             try:
-                size = size_of(file, self._options) - place.offset
+                size = size_of(file, self._options) - location.offset
             except OSError as error:
-                return self._told(error, file, str(place.source))
-        if place.is_damaged_range:
+                return self._message(error, file, str(location.source))
+        if location.is_damaged_range:
             size = min(size, MAX_DAMAGED_RANGE_BYTES)
             if size <= 0:
                 return "nothing follows: the file ends here"
-        if place.is_member and place.offset < BLOCK:
+        if location.is_member and location.offset < BLOCK:
             return _CHANGED
-        return RawLocation(place.source, place.offset, size, place.is_member, place.is_damaged_range)
+        return RawLocation(
+            location.source, location.offset, size, location.is_member, location.is_damaged_range
+        )
 
     def _read_file(
-        self, source: str, wanted: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
+        self, source: str, locations: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
     ) -> None:
         file = self._by_name[source]
         try:
             try:
                 with open_fetcher(file, source, self._options) as fetcher:
-                    _fill(fetcher.fetch, wanted, found)
+                    _fill(fetcher.fetch, locations, found)
             except TarDamage:
-                with _salvaged(file, source, self._options) as fetch:
-                    _fill(fetch, wanted, found)
-        except Exception as error:  # noqa: BLE001  (file systems raise what they like; a quarantine without bytes is still one)
-            for index, _ in wanted:
+                with _undamaged_start(file, source, self._options) as fetch:
+                    _fill(fetch, locations, found)
+        # File systems raise errors of any class, and a record without bytes is still useful.
+        except Exception as error:  # noqa: BLE001
+            for index, _ in locations:
                 if found[index] is None:
-                    found[index] = self._told(error, file, source)
+                    found[index] = self._message(error, file, source)
 
-    def _told(self, error: Exception, file: str, source: str) -> str:
-        """Under the name that the data has for the file: the path on this machine is not published."""
+    def _message(self, error: Exception, file: str, source: str) -> str:
+        """Return an error's message with the file named as in the data: local paths are not published."""
         reason = "no such file" if isinstance(error, FileNotFoundError) else str(error).replace(file, source)
         return f"cannot be read: {reason}"
 
 
-def _refused(size: int, held: int) -> str | None:
-    """Why bytes are not kept when ``held`` are already; None when they are."""
+def _refused(size: int, bytes_read: int) -> str | None:
+    """Return why bytes are not read when ``held`` bytes already are; None if they are."""
     if size > MAX_PLACE_BYTES:
         return f"{size} bytes are more than the {MAX_PLACE_BYTES} that are kept of one item"
-    if held + size > MAX_SHARD_BYTES:
+    if bytes_read + size > MAX_SHARD_BYTES:
         return f"{size} bytes are more than are left of the {MAX_SHARD_BYTES} that are kept of a shard"
     return None
 
 
 def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Neighbours of at most `BATCH_BYTES` together; a larger one goes alone."""
+    """Yield neighbouring items of at most `BATCH_BYTES` together; a larger one alone."""
     batch: list[Item] = []
     filled = 0
     for item in items:
@@ -192,22 +197,24 @@ def in_batches(items: Sequence[Item], size_of_item: Callable[[Item], int]) -> It
 
 
 def _fill(
-    fetch: Fetch, wanted: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
+    fetch: Fetch, locations: Sequence[tuple[int, RawLocation]], found: list[memoryview | str | None]
 ) -> None:
-    for batch in in_batches(wanted, lambda item: item[1].size or 0):
-        before = [BLOCK if place.is_member else 0 for _, place in batch]
+    for batch in in_batches(locations, lambda item: item[1].size or 0):
+        before = [BLOCK if location.is_member else 0 for _, location in batch]
         requests = [
             (None, p.offset - skip, (p.size or 0) + skip) for (_, p), skip in zip(batch, before, strict=True)
         ]
-        for (index, place), result in zip(batch, fetch(requests), strict=True):
+        for (index, location), result in zip(batch, fetch(requests), strict=True):
             found[index] = (
-                result.message if isinstance(result, Fault) else _payload(memoryview(result), place.is_member)
+                result.message
+                if isinstance(result, Fault)
+                else _payload(memoryview(result), location.is_member)
             )
 
 
 @contextmanager
-def _salvaged(file: str, name: str, options: StorageOptions | None) -> Iterator[Fetch]:
-    """What reads ranges of a damaged gzip file, those before the damage."""
+def _undamaged_start(file: str, name: str, options: StorageOptions | None) -> Iterator[Fetch]:
+    """Yield a function that reads ranges of a damaged gzip file, up to the damage."""
 
     def fetch(requests: Sequence[Request]) -> list[bytes | Fault]:
         ranges = [(offset or 0, size or 0) for _, offset, size in requests]
@@ -223,8 +230,9 @@ def _salvaged(file: str, name: str, options: StorageOptions | None) -> Iterator[
 
 
 def _payload(data: memoryview, is_member: bool) -> memoryview | str:
-    """The bytes after a tar header, if that is one of just so many: in a file that was replaced anything may
-    lie there.
+    """Return the bytes after a tar header, if the header states exactly this size.
+
+    In a file that was replaced, anything may be at this location.
     """
     if not is_member:
         return data

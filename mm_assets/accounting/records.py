@@ -1,8 +1,8 @@
-"""What is known of every published shard: one small JSON file each, beside the data.
+"""Records of published shards: one small JSON file each, beside the data.
 
 A record says which inputs, code and configuration an output was made from (`fingerprint`), what came out, and
-how the file looked then (`stat`). With it a re-run can tell that nothing is to be done, whatever became of
-the database of the orchestrator.
+what the file looked like then (`stat`). By it a re-run knows that a shard is unchanged, without the database
+of the orchestrator.
 """
 
 import logging
@@ -25,17 +25,24 @@ from mm_assets.formats.temporary_files import temporary_name
 log = logging.getLogger(__name__)
 
 FORMAT = 4
-# Object stores answer in ~50 ms; a chunk of 100 shards is asked for at once instead of in a row.
+# Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
 _REMOTE_THREADS = 16
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """One published shard. `metadata` and `checks` are what was reported with it, so that it can be reported
-    again.
+    """Record of one published shard.
 
-    `stat` is `stat_output(uri)` right after publication. `account` is what a proof needs to know: counts,
-    digests, the options in force.
+    Attributes:
+        asset: the asset.
+        key: the partition key.
+        fingerprint: digest of code, options and inputs.
+        version: data version: a digest of the content.
+        uri: the output.
+        stat: `stat_output(uri)` right after publication.
+        metadata: reported with the shard, so that it can be reported again.
+        checks: check results, likewise.
+        account: counts, digests and options, as needed for a proof.
     """
 
     asset: str
@@ -50,10 +57,10 @@ class ShardRecord:
 
 
 class ShardRecords:
-    """The records below `root` (a directory or a URL): `<root>/ledger/<asset>/<escaped partition>.json`.
+    """Records below `root` (a folder or URL): `<root>/ledger/<asset>/<escaped partition>.json`.
 
-    URIs below the root are stored relative to it: records may be moved or published with the data, and no
-    path of this machine with them.
+    URIs below the root are stored relative to it: records may be moved or published with the data, without
+    paths of this machine in them.
     """
 
     def __init__(self, root: str) -> None:
@@ -62,13 +69,13 @@ class ShardRecords:
         self._ledger = f"{path.rstrip('/')}/ledger"
 
     def path(self, asset: str, key: str) -> str:
-        """Where the record lies, as a path of the file system of `root`."""
+        """Return the path of a record on the file system of `root`."""
         return f"{self._ledger}/{partition_filename(asset)}/{partition_filename(key)}.json"
 
     def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
-        """The records of these shards, without those that do not exist.
+        """Return the records of these shards, without those that do not exist.
 
-        An unreadable record is logged and counts as missing: its shard is made again, which also mends the
+        An unreadable record is logged and counts as missing: its shard is made again, which also rewrites the
         record.
         """
         paths = {self.path(asset, key): key for key in keys}
@@ -81,7 +88,7 @@ class ShardRecords:
         return found
 
     def keys(self, asset: str) -> list[str]:
-        """The shards of an asset that have a record, sorted."""
+        """Return the shards of an asset that have a record, sorted."""
         folder = f"{self._ledger}/{partition_filename(asset)}"
         if not self._fs.isdir(folder):
             return []
@@ -107,7 +114,7 @@ class ShardRecords:
         os.makedirs(folder, exist_ok=True)
         temporary = Path(folder, temporary_name(name))
         try:
-            # Not synced to disk: should a power cut leave an empty record, its shard is made again.
+            # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
             temporary.write_bytes(data)
             os.replace(temporary, path)
         except BaseException:
@@ -115,7 +122,7 @@ class ShardRecords:
             raise
 
     def relative(self, uri: str) -> str:
-        """A URI below the root as "./…" from there; any other, and an empty one, as it is."""
+        """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
         return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
 
     def _parse(self, data: bytes, asset: str, key: str) -> ShardRecord:
@@ -140,10 +147,8 @@ class ShardRecords:
             return None
 
 
-def own_folders(root: str, asset: str) -> list[str]:
-    """The local folders in which accounts of an asset are written: where a process that died may have left a
-    temporary file.
-    """
+def account_folders(root: str, asset: str) -> list[str]:
+    """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
     below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
     return [
@@ -154,8 +159,9 @@ def own_folders(root: str, asset: str) -> list[str]:
 
 
 def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
-    """How each output looks now: size and modification time or etag, of a folder those of its files; None if
-    it does not exist.
+    """Return the state of each output: size and modification time or etag; None if it does not exist.
+
+    For a folder it is the state of each file in it.
     """
     found: dict[str, dict[str, Any] | None] = {}
     remote: list[str] = []

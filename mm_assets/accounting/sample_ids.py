@@ -1,6 +1,6 @@
-"""Which shard keeps a sample id that several have.
+"""Duplicate sample ids across shards, and the shard that keeps each.
 
-For one command, whose inputs are all there is, `mm_assets.cli.unique_ids` decides by their order.
+For a single command, whose inputs are all there is, see `mm_assets.cli.unique_ids`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mm_assets.accounting.survey_store import SurveyStore
 
-_LEAST_IDS = 1 << 16  # looked up at once
+_LEAST_IDS = 1 << 16  # fewer ids are not looked up at once
 
 
 def duplicates(
@@ -24,15 +24,22 @@ def duplicates(
     faulty: Mapping[str, Collection[str]] | None = None,
     stuck: Collection[str] = (),
 ) -> dict[str, dict[str, str]]:
-    """For each partition of the ``run``, the sample ids it must leave out, each with the partition that keeps
-    it.
+    """Return for each partition of the run the sample ids to leave out, with the partitions that keep them.
 
-    A partition whose output has the id keeps it, unless the run makes that output anew from a raw shard
-    without it; ``stuck`` are partitions of the run of which no new output will come. Else the id is that of
-    the partition whose key sorts first; ``faulty`` are ids of samples that will hardly be published, by
-    partition of the run: they yield to sound ones. ``landed`` are the partitions with an output, ``known``
-    those that count: with a raw shard or an output. Raises ``ValueError`` for a partition of the run without
-    a survey. Files are read a few at a time: memory grows with the ids of the run only.
+    A partition whose output has the id keeps it, unless the run makes that output again from a raw shard
+    without it. Otherwise the partition with the smallest key keeps it, where sound samples come before faulty
+    ones. Files are read a few at a time: memory only grows with the ids of the run.
+
+    Args:
+        store: surveys and published ids.
+        run: partitions of the run.
+        landed: partitions with an output.
+        known: partitions that count: with a raw shard or an output.
+        faulty: by partition of the run, ids of samples that will hardly be published.
+        stuck: partitions of the run that will get no new output.
+
+    Raises:
+        ValueError: a partition of the run has no survey.
     """
     weak = {partition: frozenset(ids) for partition, ids in (faulty or {}).items()}
     run_ids = dict(store.sample_ids(run))
@@ -42,58 +49,60 @@ def duplicates(
     ids = counts.field("values")
     best: dict[str, tuple[bool, bool, str]] = {}
 
-    def register(partition: str, sample_ids: Iterable[str], is_kept: bool) -> None:
+    def add_candidates(partition: str, sample_ids: Iterable[str], is_kept: bool) -> None:
         for sample_id in sample_ids:
-            mine = (not is_kept, not is_kept and sample_id in weak.get(partition, ()), partition)
-            best[sample_id] = min(best.get(sample_id, mine), mine)
+            candidate = (not is_kept, not is_kept and sample_id in weak.get(partition, ()), partition)
+            best[sample_id] = min(best.get(sample_id, candidate), candidate)
 
-    for partition, shared in _shared(store.published_ids(landed), ids):
-        if partition in run_ids and partition not in stuck and shared:
-            still = set(
+    for partition, shared_ids in _shared(store.published_ids(landed), ids):
+        if partition in run_ids and partition not in stuck and shared_ids:
+            ids_left = set(
                 run_ids[partition]
-                .filter(pc.is_in(run_ids[partition], pa.array(shared, pa.string())))
+                .filter(pc.is_in(run_ids[partition], pa.array(shared_ids, pa.string())))
                 .to_pylist()
             )
-            shared = [sample_id for sample_id in shared if sample_id in still]
-        register(partition, shared, is_kept=True)
-    for partition, shared in _shared(store.sample_ids(set(known) - set(run)), ids):
-        register(partition, shared, is_kept=False)
+            shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
+        add_candidates(partition, shared_ids, is_kept=True)
+    for partition, shared_ids in _shared(store.sample_ids(set(known) - set(run)), ids):
+        add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())
     of_run = {
         partition: column.filter(pc.is_in(column, contested)).to_pylist()
         for partition, column in run_ids.items()
     }
-    for partition, shared in of_run.items():
-        register(partition, shared, is_kept=False)
+    for partition, shared_ids in of_run.items():
+        add_candidates(partition, shared_ids, is_kept=False)
     return {
-        partition: {sample_id: best[sample_id][2] for sample_id in shared if best[sample_id][2] != partition}
-        for partition, shared in of_run.items()
+        partition: {
+            sample_id: best[sample_id][2] for sample_id in shared_ids if best[sample_id][2] != partition
+        }
+        for partition, shared_ids in of_run.items()
     }
 
 
 def _shared(columns: Iterable[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:
-    """The sample ids of partitions that are among ``ids``, partition by partition."""
+    """Yield for each partition its sample ids that are among ``ids``."""
     if not len(ids):
         return
-    # Each lookup hashes ``ids`` anew, so as many others as those are looked up together.
-    waiting: list[tuple[str, pa.ChunkedArray]] = []
+    # Each lookup hashes all ``ids``, so at least as many other ids are looked up together.
+    pending: list[tuple[str, pa.ChunkedArray]] = []
     filled = 0
     for partition, others in columns:
-        waiting.append((partition, others))
+        pending.append((partition, others))
         filled += len(others)
         if filled >= max(len(ids), _LEAST_IDS):
-            yield from _found(waiting, ids)
-            waiting, filled = [], 0
-    yield from _found(waiting, ids)
+            yield from _found(pending, ids)
+            pending, filled = [], 0
+    yield from _found(pending, ids)
 
 
-def _found(waiting: list[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:
-    others = _concat(column for _, column in waiting)
-    at = pc.indices_nonzero(pc.is_in(others, ids)).to_numpy()
-    values = others.take(pa.array(at)).to_pylist()
-    bounds = np.searchsorted(at, np.cumsum([0, *(len(column) for _, column in waiting)]))
-    for (partition, _), low, high in zip(waiting, bounds, bounds[1:], strict=False):
+def _found(pending: list[tuple[str, pa.ChunkedArray]], ids: pa.Array) -> Iterator[tuple[str, list[str]]]:
+    others = _concat(column for _, column in pending)
+    rows = pc.indices_nonzero(pc.is_in(others, ids)).to_numpy()
+    values = others.take(pa.array(rows)).to_pylist()
+    bounds = np.searchsorted(rows, np.cumsum([0, *(len(column) for _, column in pending)]))
+    for (partition, _), low, high in zip(pending, bounds, bounds[1:], strict=False):
         yield partition, values[low:high]
 
 

@@ -1,4 +1,4 @@
-"""JSON objects with a digest of themselves, so that a file that was changed or torn is not believed."""
+"""JSON objects with a digest of themselves, to detect changed or torn files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ _SEAL = "seal"
 
 
 def seal(fields: Mapping[str, Any], indent: int | None = None) -> bytes:
-    """The object as UTF-8, with one more field: the xxh3-128 of all the others."""
+    """Return the object as UTF-8, with one more field: the xxh3-128 of all other fields."""
     plain = {name: value for name, value in fields.items() if name != _SEAL}
     text = json.dumps({**plain, _SEAL: _digest(plain)}, ensure_ascii=False, sort_keys=True, indent=indent)
     return f"{text}\n".encode()
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The object without its seal. Raises ``ValueError`` for anything that is not as `seal` wrote it."""
+    """Return the object without its digest.
+
+    Raises:
+        ValueError: the data is not as `seal` wrote it.
+    """
     try:
         fields = json.loads(data)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(fields, dict) or _SEAL not in fields:
         raise ValueError("no digest of itself: an older version wrote it, or somebody changed it")
-    told = fields.pop(_SEAL)
-    if told != _digest(fields):
+    stored_digest = fields.pop(_SEAL)
+    if stored_digest != _digest(fields):
         raise ValueError("changed since it was written: its digest is another")
     return fields
 

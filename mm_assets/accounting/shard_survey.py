@@ -1,6 +1,4 @@
-"""What one raw shard holds, all its files together: samples, faults, the types of its fields. Found without
-reading any image.
-"""
+"""Survey of one raw shard, all its files together: samples, faults, field types. No image is read."""
 
 from __future__ import annotations
 
@@ -42,10 +40,10 @@ SAMPLES_SCHEMA = pa.schema(
     ]
 )
 
-_REVISION = 5  # of what surveys tell and take for readable: older ones are made anew
-_KEPT = 1000  # entries of each list: a shard of a million faults is as bad as one of a thousand
+_REVISION = 5  # of the survey's rules and content: older surveys are made again
+_KEPT = 1000  # entries of each list: a shard with a million faults is as bad as one with a thousand
 _SHOWN = 20
-DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # of damaged ranges, which hold an unknown number of samples
+DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # kinds of damaged ranges, which hold an unknown number of samples
 
 
 @dataclass(frozen=True)
@@ -57,15 +55,16 @@ class Excerpt(Generic[T]):
 
     @classmethod
     def of(cls, entries: Sequence[T]) -> Excerpt[T]:
+        """Return the excerpt of a list."""
         return cls(tuple(entries[:_KEPT]), len(entries))
 
 
 @dataclass(frozen=True)
 class ShardSurvey:
-    """A raw shard in one ``version``, as read by one ``layout`` (`layout_digest`).
+    """Survey of a raw shard in one ``version``, as read with one ``layout`` (`layout_digest`).
 
-    ``samples`` are the readable ones in archive order, of `SAMPLES_SCHEMA`. ``losses`` are the others, one
-    entry a sample, and damaged ranges, by class of fault; all else is that of `FileSurvey`.
+    ``samples`` are the readable ones in archive order, in `SAMPLES_SCHEMA`. ``losses`` are the others, one
+    entry per sample, and damaged ranges, by kind of fault. All other attributes are those of `FileSurvey`.
     """
 
     version: str
@@ -82,18 +81,20 @@ class ShardSurvey:
 
     @property
     def sample_ids(self) -> pa.ChunkedArray:
+        """Ids of the readable samples."""
         return self.samples.column("sample_id")
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is damaged, unreadable, repeated, missing or no file; a member that no sample names
-        does no harm.
+        """True if nothing is damaged, unreadable, duplicate or missing, and every member is a regular file.
+
+        Unreferenced members do no harm.
         """
         return not (self.losses or self.unresolved.count or self.frame_counts.count or self.skipped.count)
 
 
 def layout_digest(layout: RawLayout, max_member_bytes: int) -> str:
-    """Changes with everything but the shard itself that a survey depends on."""
+    """Return a digest of everything that a survey depends on besides the shard itself."""
     settings = json.dumps(
         {**asdict(layout), "max_member_bytes": max_member_bytes, "revision": _REVISION}, sort_keys=True
     )
@@ -112,7 +113,14 @@ def survey_shard(
 ) -> ShardSurvey:
     """Survey the files of one raw shard.
 
-    Locators below ``relative_to`` are stored relative to it, as in the data.
+    Args:
+        partition: the shard.
+        files: its files.
+        version: see `RawShard`.
+        layout: the fields of documents.
+        relative_to: locators below it are stored relative to it, as in the data.
+        max_member_bytes: larger members are faults.
+        options: for the file system.
     """
     surveys = []
     for file in files:
@@ -132,8 +140,12 @@ def survey_shard(
 
 
 def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: str) -> ShardSurvey:
-    """The survey of a shard from those of its files, each with its ref path, in their order: the first sample
-    of an id keeps it.
+    """Merge the surveys of a shard's files, in order; the first sample of an id keeps it.
+
+    Args:
+        files: ref path and survey of each file.
+        version: of the shard.
+        layout: digest of the layout.
     """
     samples: list[tuple[str, SurveyedSample]] = []
     losses: list[Loss] = []
@@ -143,16 +155,16 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
     for source, found in files:
         losses.extend(loss for loss in found.losses if loss.is_cause)
         for sample in found.samples:
-            if (why := ids.register(sample.sample_id, sample.member, source)) is None:
+            if (collision := ids.register(sample.sample_id, sample.member, source)) is None:
                 samples.append((source, sample))
             else:
-                losses.append(_repeated(sample, source, why))
+                losses.append(_repeated(sample, source, collision))
         for merged, tallied in ((tallies, found.tallies), (ints, found.declared_ints)):
             for name, tally in tallied.items():
                 merged.setdefault(name, FieldTally()).merge(tally)
     kinds = dict.fromkeys(loss.kind for loss in losses)
     declared = unify_schemas([schema for _, found in files for schema in found.declared])
-    if len(files) > 1:  # what one of several files has may be null in the others
+    if len(files) > 1:  # a column of one file is null in the others
         declared = pa.schema([column.with_nullable(True) for column in declared])
     named = [(f"{source}: " if len(files) > 1 else "", found) for source, found in files]
     return ShardSurvey(
@@ -177,8 +189,9 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
 
 
 def findings(survey: ShardSurvey) -> dict[str, Any]:
-    """What is wrong with a raw shard, for an asset check: the count of each kind of finding, and the first 20
-    as ``<kind>_first``.
+    """Return the problems of a raw shard for an asset check.
+
+    They are counts by kind, and the first 20 of each as ``<kind>_first``.
     """
     found: dict[str, Any] = {"samples": survey.samples.num_rows}
     damage = [loss for kind in DAMAGE if kind in survey.losses for loss in survey.losses[kind].first]

@@ -1,6 +1,6 @@
-"""How surveys and publications are kept in files.
+"""File formats of surveys and of notes on published outputs.
 
-Each says whose it is: a file that was moved or half written is not believed.
+Each file names its shard and has a digest, so moved or torn files are detected.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 FORMAT = 1
-SURVEY_KEY = b"mm_assets:survey"  # of the Parquet file's metadata: what is no row of it, as JSON
+SURVEY_KEY = b"mm_assets:survey"  # key in the Parquet metadata: everything but the sample rows, as JSON
 
 _IDS_SCHEMA = pa.schema([("partition", pa.string()), ("sample_id", pa.string())])
-# Pages with checksums, which are looked at when they are read: a changed value would decide about other
-# shards.
+# Pages have checksums, verified on reading: a changed value would affect decisions about other shards.
 _WRITTEN = {"compression": "zstd", "write_page_checksum": True}
 
 
 def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
-    """Write a local Parquet file of a row a sample: what the raw shard holds."""
+    """Write a local Parquet file with a row per sample: the survey of a raw shard."""
     names = pa.array([partition] * survey.samples.num_rows, pa.string())
     table = survey.samples.add_column(0, pa.field("partition", pa.string(), nullable=False), names)
     rest = {
@@ -55,7 +54,11 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
 
 
 def read_survey(partition: str, data: bytes) -> ShardSurvey:
-    """Raises one of `UNREADABLE` for anything but the survey of this partition."""
+    """Read the survey of this partition.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
     file, rest = _open(partition, data)
     return ShardSurvey(
         rest["version"],
@@ -76,24 +79,24 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
 
 
 def read_columns(partition: str, data: bytes) -> ShardColumns:
-    """The columns of a survey alone. Raises as `read_survey`."""
+    """Read only the columns of a survey. Raises as `read_survey`."""
     return _columns_from_json(_open(partition, data)[1])
 
 
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
-    """The sample ids of a survey alone. Raises as `read_survey`."""
+    """Read only the sample ids of a survey. Raises as `read_survey`."""
     return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column(
         "sample_id"
     )
 
 
 def stated_partition(data: bytes) -> str:
-    """Whose survey this is by its own account. Raises as `read_survey`."""
+    """Return the partition that a survey names as its own. Raises as `read_survey`."""
     return str(_open(None, data)[1]["partition"])
 
 
 def write_published(path: str, partition: str, published: Published) -> None:
-    """Write a local JSON file of what an output was made with."""
+    """Write a local JSON file with the schema that an output was made with."""
     values = {
         "format": FORMAT,
         "partition": partition,
@@ -104,13 +107,17 @@ def write_published(path: str, partition: str, published: Published) -> None:
 
 
 def read_published(partition: str, data: bytes) -> Published:
-    """Raises one of `UNREADABLE` for anything but what `write_published` wrote for this partition."""
+    """Read what `write_published` wrote for this partition.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
     values = _checked(partition, data)
     return Published(schema_from_text(values["schema"]), _columns_from_json(values))
 
 
 def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) -> None:
-    """Write a local Parquet file: a row for each sample of an output."""
+    """Write a local Parquet file with a row for each sample of an output."""
     ids = pa.array(sample_ids, pa.string())
     pq.write_table(
         pa.table([pa.array([partition] * len(ids), pa.string()), ids], schema=_IDS_SCHEMA), path, **_WRITTEN
@@ -118,7 +125,11 @@ def write_published_ids(path: str, partition: str, sample_ids: Iterable[str]) ->
 
 
 def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
-    """The ids that `write_published_ids` wrote. Raises one of `UNREADABLE` for anything else."""
+    """Read the ids that `write_published_ids` wrote.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is anything else.
+    """
     table = _read(pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True), _IDS_SCHEMA)
     if set(table.column("partition").unique().to_pylist()) - {partition}:
         raise ValueError(f"belongs to shard {table.column('partition')[0].as_py()!r}")
@@ -131,9 +142,10 @@ def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str,
 
 
 def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
-    """These columns, if they have these types and all the rows that the file says it has.
+    """Return these columns, if they have these types and as many rows as the file states.
 
-    Raises one of `UNREADABLE`.
+    Raises:
+        UNREADABLE: (one of these classes) they do not.
     """
     table = file.read(columns=schema.names).select(schema.names)
     groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
@@ -144,7 +156,7 @@ def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
 
 
 def _sealed(values: Mapping[str, Any]) -> str:
-    """ASCII inside: what bad data says of itself may hold lone surrogates."""
+    """Return sealed JSON, ASCII inside: text from bad data may hold lone surrogates."""
     return seal({"content": json.dumps(values)}).decode()
 
 
@@ -174,9 +186,8 @@ def _columns_to_json(columns: ShardColumns) -> dict[str, Any]:
 
 
 def _columns_from_json(values: Mapping[str, Any]) -> ShardColumns:
-    ints = values.get(
-        "declared_ints", {}
-    )  # those of before are still read: what was published must not be forgotten
+    # Missing in files of older versions, which are still read: published types must not be forgotten.
+    ints = values.get("declared_ints", {})
     return ShardColumns(
         _tallies_from_json(values["tallies"]), schema_from_text(values["declared"]), _tallies_from_json(ints)
     )

@@ -1,9 +1,8 @@
-"""The surveys of all raw shards, and what their outputs were published with: small files beside the data, one
-or two a shard.
+"""Store of the surveys of raw shards, and of notes on their published outputs: small files beside the data.
 
-ledger/raw_shards/<partition>.parquet         a row a sample: what the raw shard holds, for any SQL engine
-ledger/raw_shards/<partition>.published.json  what the shard's output was made with, from when it landed
-ledger/sample_ids/<partition>.parquet         the sample ids of that output
+ledger/raw_shards/<partition>.parquet         survey of a raw shard: a row per sample
+ledger/raw_shards/<partition>.published.json  schema of the shard's output, written at publication
+ledger/sample_ids/<partition>.parquet         sample ids of that output
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pyarrow as pa
 
 from mm_assets.accounting import survey_codec
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.published_outputs import LandedOutputs
+from mm_assets.accounting.published_outputs import PublishedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
 from mm_assets.formats.keys import partition_filename
@@ -36,10 +35,10 @@ _AT_ONCE = 64  # files held in memory
 
 
 class SurveyStore:
-    """The surveys below ``root`` (a folder or a URL), and what was published of ``asset``.
+    """Surveys below ``root`` (a folder or a URL), and notes on the published outputs of ``asset``.
 
-    A survey that is unreadable is logged and counts as absent: its shard is surveyed again. What the notes on
-    a landed output do not say, because they are lost or unreadable, the output itself tells.
+    An unreadable survey is logged and counts as missing: its shard is surveyed again. If the notes on a
+    published output are lost or unreadable, the output itself is read.
     """
 
     def __init__(
@@ -50,10 +49,10 @@ class SurveyStore:
         self._ids_folder = join(root, "ledger", "sample_ids")
         self._fs, self._path = filesystem(self._folder, options)
         self._ids_path = filesystem(self._ids_folder, options)[1]
-        self._outputs = LandedOutputs(root, asset, options)
+        self._outputs = PublishedOutputs(root, asset, options)
 
     def write(self, partition: str, survey: ShardSurvey) -> None:
-        """Publish a survey in one step; a local file of the same bytes is left as it is."""
+        """Publish a survey in one step; a local file with the same bytes is not rewritten."""
         with staged(self._uri(partition, _SURVEY), self._options) as file:
             survey_codec.write_survey(file.path, partition, survey)
             file.publish()
@@ -61,35 +60,30 @@ class SurveyStore:
     def read(
         self, partition: str, version: str | None = None, layout: str | None = None
     ) -> ShardSurvey | None:
-        """The survey of a raw shard; None if there is none, or only one of another version or layout (where
-        they are given).
-        """
+        """Return the survey of a raw shard; None without one of this version and layout (where given)."""
         for _, survey in self._read([partition], _SURVEY, survey_codec.read_survey):
             if version in (None, survey.version) and layout in (None, survey.layout):
                 return survey
         return None
 
     def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
-        """The columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
+        """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
         return dict(self._read(partitions, _SURVEY, survey_codec.read_columns))
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """The ids of the readable samples of each surveyed shard among ``partitions``, a few shards in memory
-        at a time.
-        """
+        """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
         return self._read(partitions, _SURVEY, survey_codec.read_sample_ids)
 
     def partitions(self) -> list[str]:
-        """The partitions that have a survey, sorted; whether their raw shards still exist is not known here."""
+        """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
         self._fs.invalidate_cache()
         try:
             names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
         except FileNotFoundError:
             return []
         stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
-        hashed = {
-            f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")
-        }  # their keys are in the files alone
+        # The partition keys of hashed names are only inside the files.
+        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}
         stated = self._parsed(hashed, lambda _, data: survey_codec.stated_partition(data))
         return sorted(
             [
@@ -99,7 +93,7 @@ class SurveyStore:
         )
 
     def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
-        """Note what an output was made with, and the ids of its samples, when it lands; returns where."""
+        """Note schema and sample ids of an output when it is published; return the locations of the notes."""
         ids_uri, published_uri = (
             join(self._ids_folder, partition_filename(partition) + _SURVEY),
             self._uri(partition, _PUBLISHED),
@@ -113,13 +107,13 @@ class SurveyStore:
         return [ids_uri, published_uri]
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
-        """What the outputs of ``landed`` partitions were made with."""
+        """Return what the outputs of ``landed`` (published) partitions were made with."""
         landed = set(landed)
         noted = dict(self._read(landed, _PUBLISHED, survey_codec.read_published))
         return noted | dict(self._outputs.published(landed - noted.keys()))
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
-        """The sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
+        """Yield the sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
         missing = set(landed)
         paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(missing)}
         for key, ids in self._parsed(paths, survey_codec.read_published_ids):
@@ -138,7 +132,7 @@ class SurveyStore:
         )
 
     def _parsed(self, paths: dict[str, str], parse: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
-        """``parse(key, content)`` of each path that exists, by the key that ``paths`` has for it."""
+        """Yield key and ``parse(key, content)`` for each path that exists; ``paths`` maps paths to keys."""
         for path, data in self._contents(list(paths)):
             try:
                 parsed = parse(paths[path], data)
@@ -149,11 +143,11 @@ class SurveyStore:
 
     def _contents(self, paths: list[str]) -> Iterator[tuple[str, bytes]]:
         with ThreadPoolExecutor(_THREADS if is_remote(self._folder) else 1) as threads:
-            for at in range(0, len(paths), _AT_ONCE):
-                some = paths[at : at + _AT_ONCE]
+            for start in range(0, len(paths), _AT_ONCE):
+                group = paths[start : start + _AT_ONCE]
                 yield from (
                     (path, data)
-                    for path, data in zip(some, threads.map(self._bytes, some), strict=True)
+                    for path, data in zip(group, threads.map(self._bytes, group), strict=True)
                     if data is not None
                 )
 
@@ -161,4 +155,4 @@ class SurveyStore:
         try:
             return bytes(self._fs.cat_file(path))
         except FileNotFoundError:
-            return None  # any other error is raised: what cannot be read now must not pass for absent
+            return None  # other errors are raised: an unreadable file must not count as missing

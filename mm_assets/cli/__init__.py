@@ -10,8 +10,10 @@ from mm_assets.terminal import run_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: 0 done, 1 failed (one clear line on stderr), 2 wrong
-    usage.
+    """Run the command line and return its exit code.
+
+    Returns:
+        0: done. 1: failed, with one line on stderr. 2: wrong usage.
     """
     return run_command(lambda: _run(arguments))
 
@@ -38,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse_unknown_settings() -> None:
-    """A misspelt variable is told by every command, also by those that ask for none."""
+    """Report a misspelt variable in every command, also in those that use no setting."""
     from mm_assets.settings import Settings
 
     Settings.from_environment()

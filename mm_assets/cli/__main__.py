@@ -1,4 +1,4 @@
-"""``python -m mm_assets.cli`` is ``mm-assets``."""
+"""Entry point of ``python -m mm_assets.cli``, the same as ``mm-assets``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Types of the arguments that commands take."""
+"""Argument types of the commands."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import argparse
 
 
 def location(text: str) -> str:
-    """A path or URL as it is; an empty one would be the folder at hand, or the root of all files."""
+    """Return a path or URL as it is; an empty one is refused, as it would mean the current or root folder."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
     return text
 
 
 def process_count(text: str) -> int:
-    """A number of processes."""
+    """Parse a number of processes."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"not a number of processes: {text!r}")
     return int(text)
 
 
 def share(text: str) -> float:
-    """A share, 0..1."""
+    """Parse a share from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -31,7 +31,7 @@ def share(text: str) -> float:
 
 
 def byte_size(text: str) -> int:
-    """Bytes, as a number or such as ``64MiB``."""
+    """Parse bytes, as a number or such as ``64MiB``."""
     from mm_assets.formats.partitions import parse_bytes
 
     try:

@@ -1,4 +1,4 @@
-"""What a conversion did, or would do, for people."""
+"""Report of a conversion, finished or planned."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ _NOTES = {
 
 
 def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
-    """Print what would become of each partition; the exit code is that of a conversion that is refused."""
+    """Print what would happen to each partition.
+
+    Returns:
+        The exit code of the conversion: 1 if it would be refused.
+    """
     conflicts = set(existing.conflicts())
     verb_of_conflict = {"overwrite": "replace", "error": "refuse", "ignore": "leave alone"}[
         writer.mode or "error"
     ]
     for partition, state in existing.states.items():
         verb = verb_of_conflict if partition in conflicts else "write" if state == "new" else "replace"
-        print(
-            f"would {verb} {writer.describe(partition)} ({state if state == 'new' else f'there already, {state}'})"
-        )
+        remark = state if state == "new" else f"there already, {state}"
+        print(f"would {verb} {writer.describe(partition)} ({remark})")
     return 1 if conflicts and writer.mode == "error" else 0
 
 
 def print_report(report: WriteReport, seconds: float) -> None:
-    """Print what was written, and what of the input was not."""
+    """Print what was written, and which parts of the input were not."""
     print(
-        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, {report.images} images, "
-        f"{report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, "
+        f"{report.images} images, {report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
     for line in losses.summary(report.losses):
         print(f"  {line}")
@@ -49,6 +52,7 @@ def print_report(report: WriteReport, seconds: float) -> None:
         print(f"  columns left out: {', '.join(report.dropped_columns)}")
     for part in report.partitions:
         for file, notes in part.notes.items():
-            for name, what in _NOTES.items():
+            for name, description in _NOTES.items():
                 if found := notes.get(name):
-                    print(f"  {file}: {len(found)} {what}: {', '.join(found[:3])}{'…' if found[3:] else ''}")
+                    listed = ", ".join(found[:3]) + ("…" if found[3:] else "")
+                    print(f"  {file}: {len(found)} {description}: {listed}")

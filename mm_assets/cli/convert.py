@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
     from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
-    from mm_assets.formats.error_lines import error_line, told_in_words
+    from mm_assets.formats.error_lines import error_line, readable_store_errors
     from mm_assets.formats.error_places import located
     from mm_assets.formats.existing_partitions import ExistingPartitions
     from mm_assets.formats.output_folder import refuse_unwritable
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         conversions = plan_conversions(reader, writer, steps)
     writer = conversions[0].writer if conversions else writer
     _refuse_overwriting(conversions)
-    with told_in_words(), located(options.dst):
+    with readable_store_errors(), located(options.dst):
         existing = ExistingPartitions(
             writer, {conversion.partition.name: conversion.partition.files for conversion in conversions}
         )
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
                     progress.add(0, 0)
     reports.sort(key=lambda report: report.partition)
     try:
-        with told_in_words(), located(options.dst):
+        with readable_store_errors(), located(options.dst):
             writer.finish(reports)
     except PartitionsRefused as error:  # what became of the others is told all the same
         failures += error.reasons
@@ -126,8 +126,8 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:  # none of them has landed
         failures.append(error_line(error))
         reports = []
-    with told_in_words(), located(options.dst):
-        existing.note_landed([report.partition for report in reports])
+    with readable_store_errors(), located(options.dst):
+        existing.note_published([report.partition for report in reports])
     losses.publish(writer, reports)
     report = WriteReport(options.dst, tuple(reports))
     print_report(report, time.monotonic() - started)
@@ -157,7 +157,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     source = absolute(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
-    raw_layout.refuse_strange_flags(options, kind, source)
+    raw_layout.refuse_inapplicable_flags(options, kind, source)
     root = root_of_locations([source], SUFFIXES)
     roots = [
         *_raw_roots(),

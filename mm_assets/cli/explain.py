@@ -1,4 +1,4 @@
-"""``mm-assets explain SAMPLE_ID``."""
+"""The command ``mm-assets explain SAMPLE_ID``: what happened to each item of a sample."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def add_to(commands: Any) -> None:
-    """Declare the command."""
+    """Add the command to the parser."""
     parser = commands.add_parser(
         "explain", help="show what happened to each item of a sample, from its shard to every output"
     )
@@ -22,8 +22,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table per shard: one line per item, one column per asset. Raises ``ValueError`` for an id that
-    is nowhere.
+    """Print a table per shard: one line per item, one column per asset.
+
+    Raises:
+        ValueError: the id is unknown.
     """
     from mm_assets.accounting.history import history_of, surveyed_in
     from mm_assets.accounting.outputs import OUTPUTS
@@ -37,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
         _refuse_other_folder(root, {output.folder for output in OUTPUTS})
         shards = history_of(root, sample_id)
     if not shards:
-        if waiting := surveyed_in(root, sample_id):
+        if raw_shards := surveyed_in(root, sample_id):
             hint = "no output of it has landed; the check raw_shards.integrity and the run's log say why"
             raise ValueError(
-                f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, waiting))}: {hint}"
+                f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, raw_shards))}: {hint}"
             )
         raise ValueError(f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger")
     print(f"sample {_plain(sample_id)}")
@@ -58,9 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_other_folder(root: str, outputs: Collection[str]) -> None:
-    """Raise ``FileNotFoundError`` for a storage root that is not there, and for a folder or file without an
-    output or a ledger.
-    """
+    """Raise ``FileNotFoundError`` for a missing storage root, or one without any output or ledger."""
     from mm_assets.accounting.ledger import LEDGER_FOLDER
     from mm_assets.formats.absent_paths import absent
     from mm_assets.formats.storage import filesystem
@@ -76,7 +76,7 @@ def _refuse_other_folder(root: str, outputs: Collection[str]) -> None:
 
 
 def _as_utf8(argument: str) -> str:
-    """An id as UTF-8, as ids are, whatever encoding the terminal is said to have."""
+    """Return an id as UTF-8, as in the data, whatever encoding the terminal has."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -88,7 +88,7 @@ def _as_utf8(argument: str) -> str:
 
 
 def _place(place: Any) -> str:
-    """Member, bytes and frame of a locator, as far as it says."""
+    """Return member, bytes and frame of a locator, as far as known."""
     member, offset, size, frame = place
     parts = [member] if member else []
     if offset is not None:
@@ -106,5 +106,5 @@ def _print_table(rows: list[list[str]]) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text of the data on a terminal: nothing in it moves the cursor or ends the line."""
+    """Return text that cannot move the terminal's cursor or end the line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

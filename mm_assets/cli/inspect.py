@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     source = absolute(options.path)
     with located(source):
         kind = detect_format(source)
-        raw_layout.refuse_strange_flags(options, kind, source)
+        raw_layout.refuse_inapplicable_flags(options, kind, source)
         reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
         partitions = reader.partitions()
     counts: Counter[str] = Counter()

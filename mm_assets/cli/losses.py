@@ -1,4 +1,4 @@
-"""What a conversion lost, for people: how much of what kind, and lists of every item beside the output."""
+"""Losses of a conversion: a summary by kind, and lists of all lost items beside the output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 
 def folder(writer: InterleavedWriter) -> str:
-    """Where the lists are: beside the data, in a folder that readers pass over."""
+    """Return the folder of the lists: beside the data, where readers ignore it."""
     from mm_assets.formats.local_tree import LEDGER_BESIDE
     from mm_assets.formats.storage import join
 
@@ -22,9 +22,9 @@ def folder(writer: InterleavedWriter) -> str:
 
 
 def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> None:
-    """Publish a list per partition, in the columns of the ledger's items.
+    """Publish a list of lost items per partition, in the columns of the ledger.
 
-    One that lost nothing has none, and none any more.
+    For a partition without losses the list of an earlier conversion is removed.
     """
     from mm_assets.accounting.ledger import items_table, publish_losses
     from mm_assets.formats.keys import partition_filename
@@ -39,7 +39,7 @@ def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> No
 
 
 def summary(losses: Iterable[Loss]) -> list[str]:
-    """A line for what filters took out, and one for what is in quarantine."""
+    """Return a line for what filters took out, and one for what is quarantined."""
     losses = list(losses)
     lines = []
     if filtered := sum(loss.outcome == "filtered" for loss in losses):

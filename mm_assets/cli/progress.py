@@ -1,4 +1,4 @@
-"""A progress line on a terminal; silent elsewhere."""
+"""Progress line on a terminal; silent elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 class Progress:
-    """Counts partitions done, with samples and bytes, on one line of stderr when that is a terminal."""
+    """Progress line on stderr with finished partitions, samples and bytes, if stderr is a terminal."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -21,7 +21,7 @@ class Progress:
         return self
 
     def add(self, samples: int, nbytes: int) -> None:
-        """One more partition is done."""
+        """Count one more finished partition."""
         self._done += 1
         self._samples += samples
         self._bytes += nbytes
@@ -34,7 +34,10 @@ class Progress:
         filled = width * self._done // max(self._total, 1)
         seconds = time.monotonic() - self._started
         bar = "#" * filled + "-" * (width - filled)
-        line = f"[{bar}] {self._done}/{self._total} partitions, {self._samples} samples, {self._bytes / 1e6:.0f} MB, {seconds:.0f} s"
+        line = (
+            f"[{bar}] {self._done}/{self._total} partitions, {self._samples} samples, "
+            f"{self._bytes / 1e6:.0f} MB, {seconds:.0f} s"
+        )
         print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:

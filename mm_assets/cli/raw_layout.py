@@ -56,7 +56,7 @@ def layout_of(
     return {name: layout[name] for name in format_of(kind).raw_options}
 
 
-def refuse_strange_flags(options: argparse.Namespace, kind: str, source: str) -> None:
+def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: str) -> None:
     """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
     from mm_assets.accounting.accounted_format import accounted_format
     from mm_assets.settings import Settings

@@ -1,9 +1,8 @@
-"""Sample ids are unique in the whole output of a command: of partitions that have one id the first keeps it,
-the others quarantine their sample.
+"""Unique sample ids in the output of a command: the first partition keeps an id, others quarantine theirs.
 
-The graph resolves the same among all shards that ever were (`mm_assets.accounting.sample_ids`): from surveys
-and published outputs, a published shard before others. A command has neither; it reads the ids of its inputs,
-and their order decides.
+The graph resolves the same among all shards that ever existed (`mm_assets.accounting.sample_ids`), from
+surveys and published outputs, and a published shard comes before others. A command has neither: it reads the
+ids of its inputs, and their order decides.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:  # commands start faster without pyarrow
 
 @dataclass(frozen=True)
 class QuarantineRepeatedIds:
-    """The step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
+    """Step that takes out samples whose id another partition keeps (``owners``: sample id -> partition)."""
 
     owners: Mapping[str, str]
 
@@ -51,12 +50,12 @@ class QuarantineRepeatedIds:
         from mm_assets.interleaved.faults import DUPLICATE_ID, INCOMPLETE_SAMPLE
         from mm_assets.interleaved.losses import Loss
 
-        met: set[str] = set()
+        seen: set[str] = set()
         losses = []
         for row in removed.select(["sample_id", "position", "modality"]).to_pylist():
             sample_id = row["sample_id"]
-            is_cause = sample_id not in met  # the sample's first row, its metadata
-            met.add(sample_id)
+            is_cause = sample_id not in seen  # the sample's first row, its metadata
+            seen.add(sample_id)
             kind = DUPLICATE_ID if is_cause else INCOMPLETE_SAMPLE
             reason = f"sample id {sample_id!r:.200} is already in partition {self.owners[sample_id]!r}"
             losses.append(Loss(**row, outcome="quarantined", kind=kind, reason=reason, is_cause=is_cause))
@@ -66,51 +65,54 @@ class QuarantineRepeatedIds:
 def resolve_duplicates(
     conversions: Sequence[Conversion], pool: WorkerPool
 ) -> tuple[list[Conversion], list[str]]:
-    """The conversions, in their order, that make an output without repeated sample ids, and why others are
-    left out.
+    """Resolve sample ids that several partitions share.
 
-    Under the policy ``error`` a partition with an id of an earlier one is left out, under the others it
-    quarantines those samples.
+    The first partition with an id owns it. Under the policy ``error`` a later partition with that id is left
+    out; under the others it quarantines those samples.
+
+    Returns:
+        The conversions that together make an output without duplicate ids, in order, and a message for each
+        one left out.
     """
     from mm_assets.workers import WorkerFailure
 
     if len(conversions) < 2:
         return list(conversions), []
     answers = pool.map(sample_ids, conversions)
-    # One that cannot be read fails when it is converted.
+    # A partition that cannot be read fails when it is converted.
     found = {
         conversion.partition.name: ids for conversion, ids in answers if not isinstance(ids, WorkerFailure)
     }
     repeated = _repeated(found)
     owners: dict[str, Partition] = {}
     resolved: list[Conversion] = []
-    complaints: list[str] = []
+    messages: list[str] = []
     for conversion in conversions:
         partition = conversion.partition
         shared = repeated.get(partition.name, [])
         claimed_ids = {sample_id: owners[sample_id] for sample_id in shared if sample_id in owners}
         if claimed_ids and conversion.writer.on_materialize_error == "error":
-            complaints.append(_complaint(partition, claimed_ids))
+            messages.append(_duplicate_message(partition, claimed_ids))
             continue
         owners.update({sample_id: partition for sample_id in shared if sample_id not in claimed_ids})
         if claimed_ids:
             step = QuarantineRepeatedIds({sample_id: owner.name for sample_id, owner in claimed_ids.items()})
             conversion = replace(conversion, steps=(step, *conversion.steps))
         resolved.append(conversion)
-    return resolved, complaints
+    return resolved, messages
 
 
 def sample_ids(conversion: Conversion) -> pa.Array:
-    """The distinct ids of a partition, found without reading any image.
+    """Return the distinct ids of a partition, without reading any image.
 
-    Samples that the policy will drop, because an item comes with an error, have no claim on their id.
+    Samples that the policy will drop because an item has an error do not own their id.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     ids = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the conversion itself says the same
+        warnings.simplefilter("ignore")  # the conversion itself warns again
         _, tables = conversion.reader.project(conversion.partition, ["sample_id", "materialize_error"])
         for table in tables:
             column = table.column("sample_id")
@@ -122,7 +124,7 @@ def sample_ids(conversion: Conversion) -> pa.Array:
 
 
 def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
-    """Partition -> those of its ids that another has, too."""
+    """Return for each partition the ids that another one has too."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -133,7 +135,7 @@ def _repeated(found: Mapping[str, pa.Array]) -> dict[str, list[str]]:
     return {name: ids.filter(pc.is_in(ids, repeated)).to_pylist() for name, ids in found.items()}
 
 
-def _complaint(partition: Partition, claimed_ids: Mapping[str, Partition]) -> str:
+def _duplicate_message(partition: Partition, claimed_ids: Mapping[str, Partition]) -> str:
     sample_id, owner = next(iter(claimed_ids.items()))
     more = f" (and {len(claimed_ids) - 1} more ids that others have)" if len(claimed_ids) > 1 else ""
     hint = (

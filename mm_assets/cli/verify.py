@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
                 canonical_sources(source, partial(raw_layout.layout_of, options, is_compared=True))
             )
             stats = dataset.stats
-        kind = dataset.places[0].kind if dataset.places else "empty"
+        kind = dataset.sources[0].kind if dataset.sources else "empty"
         print(
             f"{name}: {source}: {kind}, {stats.samples} samples, {stats.rows} rows, {stats.images} images, "
             f"digest {stats.digest}",

@@ -1,4 +1,4 @@
-"""``make demo``: example shards through the whole graph, and a table of what came out and where."""
+"""``make demo``: run example shards through the whole graph and print a table of the outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from mm_assets.demo.home import demo_bounds, prepare_home
+from mm_assets.demo.home import demo_thresholds, prepare_home
 from mm_assets.formats.error_places import located
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.terminal import interrupted, run_command
@@ -20,9 +20,9 @@ ROOT = Path("demo")
 
 
 def main() -> int:
-    """Make shards (if there are none), materialize every asset for all of them in one run, print the table.
+    """Make example shards if needed, materialize every asset for all shards in one run, print the table.
 
-    With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards go there instead.
+    With ``MM_RAW_SHARDS`` and ``MM_STORAGE`` set, those shards and that storage are used instead.
     """
     return run_command(_demo)
 
@@ -38,7 +38,7 @@ def _demo() -> int:
     os.environ["DAGSTER_HOME"] = str(prepare_home())
     if not os.environ.get("MM_RAW_SHARDS"):
         make_shards(ROOT / "raw")
-        _set_bounds()
+        _set_thresholds()
         os.environ["MM_RAW_SHARDS"] = str(ROOT / "raw")
     os.environ["MM_STORAGE"] = os.path.expanduser(os.environ.get("MM_STORAGE") or ROOT / "storage")
     print(f"materializing all assets for the raw shards in {os.environ['MM_RAW_SHARDS']} ...", flush=True)
@@ -47,22 +47,23 @@ def _demo() -> int:
 
 
 def _watch_for_interrupts() -> None:
-    """Ctrl-C ends the demo with one line. Dagster, while it runs, ends the run first.
+    """End the demo with one line on Ctrl-C; while Dagster runs, it ends the run first.
 
-    Its helper processes would each print a traceback: they inherit that the signal is blocked, and end with
-    us. So a thread takes it.
+    Dagster's helper processes would each print a traceback. They inherit that the signal is blocked and end
+    with this process, so a thread receives the signal instead.
     """
     signal.signal(signal.SIGINT, lambda *_: os._exit(interrupted()))
     threading.Thread(target=threading.Event().wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
-def _set_bounds() -> None:
-    """So that the demo shows a filter at work; without any bound nothing is filtered."""
-    if bounds := demo_bounds():
-        os.environ.update(bounds)
+def _set_thresholds() -> None:
+    """Set filter thresholds so that the demo shows a filter at work; without any, nothing is filtered."""
+    if thresholds := demo_thresholds():
+        os.environ.update(thresholds)
         print(
-            f"filter of the demo: {' '.join(f'{name}={value}' for name, value in bounds.items())} (without a bound nothing is filtered)"
+            f"filter of the demo: {' '.join(f'{name}={value}' for name, value in thresholds.items())} "
+            "(without a bound nothing is filtered)"
         )
 
 
@@ -82,11 +83,11 @@ def _materialize(is_own_home: bool) -> int:
     for line in listed.unmatched:
         print(warning_line(line), file=sys.stderr)
     with located(f"DAGSTER_HOME {os.environ['DAGSTER_HOME']}"), dg.DagsterInstance.get() as instance:
-        # In an instance of the user's, which partitions there are is not for a demo to say; and a folder may
-        # be out of reach for a moment.
+        # Partitions are only deleted from the demo's own instance, and only if all folders could be listed:
+        # one may be unreachable for a moment.
         if is_own_home and not listed.unmatched:
-            for gone in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
-                instance.delete_dynamic_partition(str(SHARDS.name), gone)
+            for removed in set(instance.get_dynamic_partitions(str(SHARDS.name))) - set(listed):
+                instance.delete_dynamic_partition(str(SHARDS.name), removed)
         instance.add_dynamic_partitions(str(SHARDS.name), list(listed))
         keys = instance.get_dynamic_partitions(str(SHARDS.name))
         tags = {"dagster/asset_partition_range_start": keys[0], "dagster/asset_partition_range_end": keys[-1]}

@@ -1,6 +1,4 @@
-"""What went wrong in a run, as lines for people: one a shard, with its cause; what only follows from that is
-left out.
-"""
+"""Problems of a run as lines for people: one per shard, with its cause but without consequences of it."""
 
 from __future__ import annotations
 
@@ -17,17 +15,17 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.reports import parse_failure
 
-_LONGEST = 300  # characters of a check's summary, and of a step's error
+_LONGEST = 300  # limit of characters of a check's summary, and of a step's error
 _OF_SYSTEM = re.compile(r"\[Errno (\d+)\] (.*?): '(.+)'")
-_FOLLOWS = (
-    "input missing: ",
-    "failed in this run",
-)  # of a shard that has failed before: what other assets then say
+# Errors of downstream assets for a shard that has failed before.
+_CONSEQUENCES = ("input missing: ", "failed in this run")
 
 
 @dataclass
 class _Shard:
-    """``causes`` by asset, in the order of the graph; ``checks`` that did not pass; ``absent`` from these
+    """The problems of a shard.
+
+    ``causes`` are by asset, in the order of the graph; ``checks`` did not pass; it is ``absent`` from these
     assets.
     """
 
@@ -36,22 +34,20 @@ class _Shard:
     absent: list[str] = field(default_factory=list)
 
     def line(self, key: str) -> str:
-        told = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
-        if self.absent and not told:
-            told = [f"{self.absent[0]}: did not land"]
+        parts = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
+        if self.absent and not parts:
+            parts = [f"{self.absent[0]}: did not land"]
         known = " ".join(self.causes.values())
-        told += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
+        parts += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
         return (
-            f"shard {key!r} of {'; '.join(told)}"
+            f"shard {key!r} of {'; '.join(parts)}"
             if self.causes or self.absent
-            else f"shard {key!r}: {'; '.join(told)}"
+            else f"shard {key!r}: {'; '.join(parts)}"
         )
 
 
 def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
-    """The shards that failed, then those with checks that did not pass, then the steps that could not do
-    their work at all.
-    """
+    """Return lines on failed shards, on shards with failed checks, and on steps that failed as a whole."""
     shards: dict[str, _Shard] = defaultdict(_Shard)
     entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
     for entry in entries:
@@ -59,7 +55,8 @@ def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         if failure is not None:
             causes = shards[failure.key].causes
             if not causes or (
-                failure.error not in causes.values() and not any(mark in failure.error for mark in _FOLLOWS)
+                failure.error not in causes.values()
+                and not any(mark in failure.error for mark in _CONSEQUENCES)
             ):
                 causes[failure.asset] = failure.error
     for evaluation in result.get_asset_check_evaluations():
@@ -74,7 +71,7 @@ def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> Non
     if evaluation.check_name == LANDED:
         for key in _value(evaluation, "shards") or ():
             shards[str(key)].absent.append(asset)
-    elif evaluation.partition is not None:  # of other checks the shards say it all
+    elif evaluation.partition is not None:  # evaluations over all shards repeat those of single shards
         name = f"{asset}.{evaluation.check_name}"
         shards[evaluation.partition].checks.append(
             (name, str(_value(evaluation, "summary") or "did not pass"))
@@ -96,7 +93,7 @@ def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
 
 
 def _cause(error: Any) -> str:
-    """The error that Dagster's own wrap, without its class."""
+    """Return the error that Dagster's own errors wrap, without its class."""
     while error is not None and error.cause is not None and str(error.cls_name).startswith("Dagster"):
         error = error.cause
     if error is None:

@@ -1,4 +1,4 @@
-"""Small example shards, made here: both raw layouts, with photographs that are nothing but noise and colour."""
+"""Small example shards in both raw layouts, with generated photographs of noise and colour."""
 
 from __future__ import annotations
 
@@ -12,17 +12,23 @@ from typing import Any
 
 from PIL import Image
 
-_WORDS = "light field sensor north river stone glass paper signal orbit leaf copper night garden Größe 数据 café".split()
+_WORDS = (
+    "light field sensor north river stone glass paper signal orbit leaf copper night garden Größe 数据 café"
+).split()
 _SIZES = ((480, 320), (320, 480), (400, 400), (640, 200), (300, 290), (360, 240))
 
 
 def make_shards(
     folder: Path, members: int = 3, pdf: int = 2, samples: int = 12, seed: str = ""
 ) -> list[Path]:
-    """Write ``members`` shards with one file per image and ``pdf`` shards with one multi-frame TIFF per
-    sample.
+    """Write example shards; the same call writes the same bytes, and existing shards are left alone.
 
-    The same call writes the same bytes, another ``seed`` other samples; shards that exist are left alone.
+    Args:
+        folder: where to write.
+        members: number of shards with one file per image.
+        pdf: number of shards with one multi-frame TIFF per sample.
+        samples: samples per shard.
+        seed: another seed gives other samples.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []

@@ -1,4 +1,4 @@
-"""A table of what a run made: one line an asset."""
+"""Summary table of a run: one line per asset."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class _Line:
 def print_summary(
     instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult, raw: str, keys: Collection[str]
 ) -> None:
-    """Print what went wrong, then partitions, samples, images, bytes, seconds and folder of every asset the
-    run materialized.
+    """Print the problems of a run, a table of its outputs, and what is proven of its shards (``keys``).
 
-    Then what is proven of the run's shards (``keys``).
+    The table has partitions, samples, images, bytes, seconds and folder of every asset.
     """
     for problem in problem_lines(instance, result):
         print(problem)
@@ -70,8 +69,8 @@ def print_summary(
         "where",
     )
     rows = [
-        (name, str(line.partitions), str(line.unchanged), str(line.samples or ""), str(line.images), str(line.filtered or ""),
-         str(line.quarantined or ""), f"{line.bytes / 1e6:.1f}",
+        (name, str(line.partitions), str(line.unchanged), str(line.samples or ""), str(line.images),
+         str(line.filtered or ""), str(line.quarantined or ""), f"{line.bytes / 1e6:.1f}",
          f"{seconds.get(name, 0):.1f}", ", ".join(sorted(line.places)))
         for name, line in lines.items()
     ]  # fmt: skip
@@ -87,12 +86,12 @@ def print_summary(
 
 
 def is_proven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> bool:
-    """Whether each of the run's shards was found in every output as it was written."""
+    """Return whether each of the run's shards was found in every output as it was written."""
     return not _unproven(result, keys)
 
 
 def loss_share(result: dg.ExecuteInProcessResult) -> float:
-    """The share of members and items that is lost, of all shards that landed: 0..1."""
+    """Return the share of lost members and items in all published shards, 0 to 1."""
     lost = total = 0.0
     for event in result.asset_materializations_for_node(CURATED.asset):
         share, of = (event.metadata.get(name) for name in (LOSS_SHARE, LOSS_SHARE_OF))
@@ -106,8 +105,11 @@ def _proof_line(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> str
     unproven = _unproven(result, keys)
     proven = len(keys) - len(unproven)
     if not unproven:
-        return f"proven: every item of {proven} shards is in {len(OUTPUTS)} outputs as it was written (proof/proof.json)"
-    named = "; ".join(f"{key} {why}" for key, why in list(unproven.items())[:_NAMED])
+        return (
+            f"proven: every item of {proven} shards is in {len(OUTPUTS)} outputs "
+            "as it was written (proof/proof.json)"
+        )
+    named = "; ".join(f"{key} {reason}" for key, reason in list(unproven.items())[:_NAMED])
     more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
     return (
         f"NOT PROVEN: {proven} of {len(keys)} shards in all {len(OUTPUTS)} outputs; the others: {named}{more}"
@@ -115,7 +117,7 @@ def _proof_line(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> str
 
 
 def _unproven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> dict[str, str]:
-    """Why a shard is not proven to be in every output, by key."""
+    """Return for each shard that is not proven to be in every output the reason."""
     verdicts: dict[tuple[str, str], bool] = {}
     for evaluation in result.get_asset_check_evaluations():
         if evaluation.check_name == ZERO_LOSS and evaluation.partition:
@@ -133,7 +135,7 @@ def _unproven(result: dg.ExecuteInProcessResult, keys: Collection[str]) -> dict[
 
 
 def _failed_shards(result: dg.ExecuteInProcessResult) -> dict[str, str]:
-    """The first asset, in the order of the graph, in which a shard did not land."""
+    """Return for each failed shard the first asset, in the order of the graph, that lacks it."""
     landed = [e for e in result.get_asset_check_evaluations() if e.check_name == LANDED]
     failed: dict[str, str] = {}
     for evaluation in landed:

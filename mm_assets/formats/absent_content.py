@@ -1,4 +1,4 @@
-"""Items of which nothing is there: found before rows are written, so that the policy for errors decides."""
+"""Detection of items without content, before rows are written, so that the error policy applies to them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ _NO_BYTES = Fault(MISSING_CONTENT, "missing content: an image of 0 bytes")
 
 
 def absent_content(table: pa.Table) -> dict[int, Fault]:
-    """By row number the fault of each item without content that has no error yet; all reserved columns
-    must be there.
+    """Return the fault of each item without content that has no error yet, by row number.
 
-    Text rows without text, image rows of 0 bytes, and image rows without bytes whose locator is missing or
-    cannot name anything. An image row with a locator is none of them: its bytes can be fetched later.
+    Such items are text rows without text, image rows of 0 bytes, and image rows without bytes whose locator
+    is missing or invalid. An image row with a valid locator has content: its bytes can be fetched later.
     Metadata rows need no content.
+
+    Args:
+        table: rows with all reserved columns.
     """
     is_unmarked = pc.is_null(table.column("materialize_error"))
     modality = table.column("modality")

@@ -1,4 +1,4 @@
-"""Why nothing is at a path or URL: it is not there, or we may not look."""
+"""Errors for paths and URLs where nothing is found: missing, or not accessible."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ _WITH_BUCKETS = {"s3", "s3a", "gs", "gcs"}
 
 
 def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> OSError:
-    """The error to raise where a path of ``fs``, called ``item`` in messages, leads to nothing, though
-    ``what`` was looked for.
+    """Return the error to raise for a path that leads to nothing.
+
+    Args:
+        item: the path as the user wrote it; messages name it.
+        fs: the file system.
+        path: the path on ``fs``.
+        what: the kind of thing that was looked for.
     """
     if isinstance(fs, LocalFileSystem):
         try:
@@ -30,5 +35,5 @@ def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> 
 def _has_bucket(fs: AbstractFileSystem, bucket: str) -> bool:
     try:
         return bool(fs.exists(bucket))
-    except PermissionError:  # it may be there
+    except PermissionError:  # the bucket may exist
         return True

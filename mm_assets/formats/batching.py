@@ -1,4 +1,4 @@
-"""Cut tables by real bytes, on sample boundaries."""
+"""Cutting of tables into batches by bytes, on sample boundaries."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from mm_assets.interleaved.samples import sample_offsets
 
 Sizes = npt.NDArray[np.int64]
 
-_OFFSETS = 18  # two 64-bit offsets and two bytes of bitmap: more than any row of text, bytes or lists needs beside its values
+# Bytes of a row beside its values, at most: two 64-bit offsets and two bytes of validity bitmap.
+_OFFSETS = 18
 _BITS = 2
 
 
 def row_bytes(table: pa.Table) -> Sizes:
-    """At least the Arrow bytes each row takes: values, offsets and validity bits of every column.
+    """Return an upper bound of the Arrow bytes of each row: values, offsets and validity bits of all columns.
 
-    What a chunk has beyond its rows (one more offset, a begun bitmap byte) is counted with every row: a chunk
-    may have one.
+    The fixed overhead of a chunk (one more offset, a partly used bitmap byte) is counted with every row,
+    since a chunk may hold a single row.
     """
     total = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        # Chunks cost more than their rows, but images are not copied for that.
+        # Every chunk adds overhead to each of its rows, so small columns are combined first. Images are not
+        # copied for that.
         chunks = (
             column.chunks
             if is_bytes(column.type) or column.num_chunks < 2
@@ -59,24 +61,24 @@ def _array_row_bytes(array: pa.Array) -> Sizes:
         return _array_row_bytes(values).reshape(len(array), type_.list_size).sum(axis=1) + _BITS
     if pa.types.is_primitive(type_) or pa.types.is_decimal(type_) or pa.types.is_fixed_size_binary(type_):
         return np.full(len(array), type_.bit_width // 8 + _BITS, np.int64)
-    mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries and the like: no size of one row
+    mean = -(-array.nbytes // max(len(array), 1))  # views, dictionaries etc.: single rows have no size
     return np.full(len(array), mean + _OFFSETS, np.int64)
 
 
 def _dictionary_row_bytes(array: pa.DictionaryArray) -> Sizes:
-    """Those of the values, as if each row had its own, and at least the mean of what there is."""
+    """Return the bytes of the values as if each row had its own copy, but at least the array's mean."""
     mean = -(-array.nbytes // max(len(array), 1))
     if not len(array.dictionary):
         return np.full(len(array), mean + _OFFSETS, np.int64)
     sizes = pc.binary_length(array.dictionary).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    own = np.where(
+    value_bytes = np.where(
         array.is_valid().to_numpy(zero_copy_only=False), sizes[array.indices.fill_null(0).to_numpy()], 0
     )
-    return np.maximum(own, mean) + _OFFSETS
+    return np.maximum(value_bytes, mean) + _OFFSETS
 
 
 def _offsets(array: pa.Array) -> Sizes:
-    """Where the values of text or bytes begin and end in their buffer."""
+    """Return the start and end offsets of text or binary values in their buffer."""
     if len(array) == 0:
         return np.zeros(1, np.int64)
     width = np.dtype(
@@ -103,10 +105,16 @@ def _is_text_or_binary(type_: pa.DataType) -> bool:
 
 
 def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[pa.Table]:
-    """Regroup a stream of tables (cut anywhere) into tables of whole samples of at most ``max_bytes`` Arrow
-    bytes.
+    """Regroup tables, cut anywhere, into tables of whole samples of at most ``max_bytes`` Arrow bytes.
 
-    A single sample beyond the limit passes alone. None: one table. Memory: the limit plus one incoming table.
+    A single sample beyond the limit passes alone. Memory: the limit plus one incoming table.
+
+    Args:
+        tables: a stream in which the rows of each sample are consecutive.
+        max_bytes: None gives one table.
+
+    Raises:
+        ValueError: ``max_bytes`` is not positive.
     """
     if max_bytes is None:
         everything = list(tables)
@@ -116,34 +124,37 @@ def cut_by_bytes(tables: Iterable[pa.Table], max_bytes: int | None) -> Iterator[
     if max_bytes <= 0:
         raise ValueError(f"max_batch_bytes must be positive, not {max_bytes}")
     pending: list[pa.Table] = []
-    sizes: list[Sizes] = []  # of the rows of each, so that every row is measured once
+    sizes: list[Sizes] = []  # row sizes of each pending table, so that every row is measured once
     for table in tables:
         if table.num_rows == 0:
             continue
         pending.append(table)
         sizes.append(row_bytes(table))
-        if sum(int(some.sum()) for some in sizes) > max_bytes:
-            whole, of_whole = pa.concat_tables(pending), np.concatenate(sizes)
-            *parts, rest = cut_rows(whole, sample_offsets(whole), of_whole, max_bytes)
+        if sum(int(table_sizes.sum()) for table_sizes in sizes) > max_bytes:
+            whole, whole_sizes = pa.concat_tables(pending), np.concatenate(sizes)
+            *parts, rest = cut_rows(whole, sample_offsets(whole), whole_sizes, max_bytes)
             yield from parts
-            pending, sizes = (
-                [rest],
-                [of_whole[whole.num_rows - rest.num_rows :]],
-            )  # its last sample may go on in the next table
+            # The last sample may continue in the next table.
+            pending, sizes = [rest], [whole_sizes[whole.num_rows - rest.num_rows :]]
     if pending:
         whole = pa.concat_tables(pending)
         yield from cut_rows(whole, sample_offsets(whole), np.concatenate(sizes), max_bytes)
 
 
 def cut_rows(table: pa.Table, offsets: Sizes, sizes: Sizes, max_bytes: int) -> list[pa.Table]:
-    """A table in parts of whole samples: ``offsets`` are those of `sample_offsets`, ``sizes`` the bytes of
-    each row.
+    """Cut a table into parts of whole samples of at most ``max_bytes``; one larger sample is its own part.
+
+    Args:
+        table: rows of whole samples.
+        offsets: the first row of each sample, as `sample_offsets` returns them.
+        sizes: bytes of each row.
+        max_bytes: limit of a part.
     """
     ends = np.concatenate([[0], np.cumsum(sizes)])[offsets]
     cuts = [0]
     start = 0
     for index in range(1, len(offsets) - 1):
-        if ends[index + 1] - start > max_bytes:  # the sample index..index+1 does not fit any more
+        if ends[index + 1] - start > max_bytes:  # sample number `index` no longer fits
             cuts.append(int(offsets[index]))
             start = ends[index]
     return [table.slice(low, high - low) for low, high in zip(cuts, [*cuts[1:], table.num_rows], strict=True)]

@@ -1,4 +1,4 @@
-"""Brace lists such as ``shard-{00000..00099}.tar``: expanded as a shell does, but only up to a limit."""
+"""Expansion of brace lists such as ``shard-{00000..00099}.tar``, as in a shell but with a limit."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ import re
 
 from braceexpand import alphabet, braceexpand
 
-MAX_NAMES = 500_000  # of one brace list; the largest public datasets have a few hundred thousand shards
+MAX_NAMES = 500_000  # per brace list; the largest public datasets have a few hundred thousand shards
 _MAX_DEPTH = 50
 
 _INNERMOST = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?(\d+))?")
-_COUNTED = re.compile(r"\0([^\0]*)\0")  # stands for a list whose names are counted
+_COUNTED = re.compile(r"\0([^\0]*)\0")  # placeholder of a list that is already counted
 _MAX_DIGITS = 18
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names that a brace list stands for, in its order; a backslash takes a brace for itself.
+    """Return the names that a brace list stands for, in its order; a backslash escapes a brace.
 
-    Raises ``ValueError`` for more than ``MAX_NAMES`` of them, before any is made, and for a brace without its
-    partner.
+    Raises:
+        ValueError: the list has more than ``MAX_NAMES`` names (counted before any is made), or an unmatched
+            brace.
     """
     count = _count(pattern)
     if count > MAX_NAMES:
-        told = f"{count:,.0f}" if count < 10**15 else "endlessly many"
+        count_text = f"{count:,.0f}" if count < 10**15 else "endlessly many"
         hint = "is there a digit too many? A * stands for all files that are there"
         raise ValueError(
-            f"{pattern:.200}: the braces stand for {told} names, at most {MAX_NAMES:,} are taken; {hint}"
+            f"{pattern:.200}: the braces stand for {count_text} names, "
+            f"at most {MAX_NAMES:,} are taken; {hint}"
         )
     try:
         return list(braceexpand(pattern))
@@ -38,9 +40,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _count(pattern: str) -> float:
-    """How many names a brace list stands for, found without making one; infinite for more than a float
-    counts.
-    """
+    """Count the names of a brace list without making them; infinite for more than a float can count."""
     text = re.sub(r"\\.|\0", "", pattern, flags=re.DOTALL)
     for _ in range(_MAX_DEPTH):
         text, found = _INNERMOST.subn(lambda match: f"\0{_count_of_list(match[1])}\0", text)
@@ -52,9 +52,8 @@ def _count(pattern: str) -> float:
 def _count_of_list(inside: str) -> float:
     match = _RANGE.fullmatch(inside)
     if match is None:
-        return sum(
-            map(_product, inside.split(","))
-        )  # without a comma the braces are part of the name, as in a shell
+        # Without a comma the braces are part of the name, as in a shell.
+        return sum(map(_product, inside.split(",")))
     if max(map(len, filter(None, match.groups()))) > _MAX_DIGITS:
         return math.inf
     first, last = (

@@ -1,5 +1,6 @@
-"""The integers of columns that have 64 bits for them: those of other shards may be floats, which do not hold
-all of them.
+"""Ranges of the integers in 64-bit columns.
+
+The same columns of other shards may be floats, which cannot hold all 64-bit integers exactly.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from mm_assets.interleaved.json_values import FieldTally
 
 
 class ColumnIntegers:
-    """Tallies of the least and greatest values of some columns, by name."""
+    """Tallies of the smallest and largest value of each int64 column, by column name."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self.tallies = {field.name: FieldTally() for field in schema if pa.types.is_int64(field.type)}

@@ -1,6 +1,4 @@
-"""Convert datasets between formats, partition by partition: the one path that the CLI and the Dagster workers
-share.
-"""
+"""Conversion of datasets between formats, partition by partition, for the CLI and the Dagster workers."""
 
 from __future__ import annotations
 
@@ -16,12 +14,12 @@ from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
 from mm_assets.interleaved.steps import Step
 
-DEFAULT_BATCH_BYTES = 16 << 20  # a worker holds a few batches at once: source, transformed, being written
+DEFAULT_BATCH_BYTES = 16 << 20  # a worker holds several batches at once: read, transformed, being written
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """One partition to read, transform and write; picklable, so that any process can carry it out."""
+    """One partition to read, transform and write; picklable, so that any process can run it."""
 
     reader: InterleavedReader
     partition: Partition
@@ -29,10 +27,12 @@ class Conversion:
     steps: tuple[Step, ...] = ()
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
-        """Read, transform, write, publish."""
-        with located(
-            self.writer.uri_of(self.partition.name)
-        ):  # what comes from reading names its file itself
+        """Read, transform, write and publish the partition.
+
+        Args:
+            before_publish: see `InterleavedWriter.write_partition`.
+        """
+        with located(self.writer.uri_of(self.partition.name)):  # errors of reading name their own file
             return self.writer.write_partition(
                 self.reader.open(self.partition).through(self.steps), before_publish
             )
@@ -41,10 +41,12 @@ class Conversion:
 def plan_conversions(
     reader: InterleavedReader, writer: InterleavedWriter, steps: Sequence[Step] = ()
 ) -> list[Conversion]:
-    """One conversion per partition of ``reader``, with the writer prepared for all of their schemas.
+    """Return one conversion per partition of ``reader``, with the writer prepared for all their schemas.
 
-    A partition that cannot be read has no say in that: its own conversion will fail, the others do not wait
-    for it.
+    A partition that cannot be read is ignored here: its own conversion fails later, the others go on.
+
+    Raises:
+        ValueError: several partitions would go into one output file.
     """
     partitions = reader.partitions()
     if writer.is_single_file and len(partitions) > 1:
@@ -61,7 +63,7 @@ def plan_conversions(
 def _readable_schema(reader: InterleavedReader, partition: Partition) -> pa.Schema | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the conversion itself says the same
+            warnings.simplefilter("ignore")  # the conversion itself warns again
             return reader.open(partition).schema
     except (ValueError, TypeError, OSError):
         return None

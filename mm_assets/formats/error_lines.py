@@ -1,4 +1,4 @@
-"""An error as one line that a user can act on: where, what, and what to do about it."""
+"""One-line error messages for users: where, what, and what to do about it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager
 
 from mm_assets.extras import explained
 from mm_assets.formats.error_places import TEMPORARY_FILES, place_of
-from mm_assets.formats.store_errors import StoreError, is_of_store, told_by_store
+from mm_assets.formats.store_errors import StoreError, is_of_store, store_error_message
 
-# Of an error of another class the name is told, too: it is not the data's, but ours.
+# Errors that data or the system cause. Of any other class the name is shown too: it is a bug of ours.
 _EXPECTED = (ValueError, OSError, MemoryError)
 
 _WORDS = {
@@ -35,8 +35,8 @@ _OUT_OF_MEMORY = (
     "out of memory: use fewer workers (MM_WORKERS, --workers), or smaller batches (--max-batch-bytes)"
 )
 
-# What libraries put into their messages: the number of the system's error, its file, and (Lance) places in
-# their source code.
+# What libraries put into their messages: the system's error number, the file, and (Lance) source code
+# locations.
 _SYSTEM_ERROR = re.compile(r"\[errno (\d+)\]|\(os error (\d+)\)", re.IGNORECASE)
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 _QUOTED_FILE = re.compile(r"local file '(.+?)'")
@@ -46,31 +46,29 @@ _OWN_TEMPORARY = re.compile(r"/?\.[^/]*\.tmp$")
 
 
 def error_line(error: BaseException) -> str:
-    """One line, without a traceback; the class of the error is named where it is none that data or paths
-    cause.
-    """
+    """Return an error as one line without traceback; unexpected classes of errors are named."""
     if isinstance(error, ImportError):
         error = explained(error)
     if isinstance(error, StoreError):
         return str(error)
     if is_of_store(error):
-        return _at(place_of(error), told_by_store(error))
+        return _at(place_of(error), store_error_message(error))
     if isinstance(error, MemoryError):
         return _at(place_of(error), _OUT_OF_MEMORY)
-    own = _SOURCE_CODE.sub("", " ".join(str(error).split()))
-    if isinstance(error, OSError) or own.startswith(_LANCE):
-        return _of_system(error, own)
+    message = _SOURCE_CODE.sub("", " ".join(str(error).split()))
+    if isinstance(error, OSError) or message.startswith(_LANCE):
+        return _of_system(error, message)
     if isinstance(error, UnicodeEncodeError) and error.reason.startswith("surrogates"):
         return not_utf8(error.object)
     return (
-        own if isinstance(error, _EXPECTED) and own else f"{type(error).__name__}: {own}".removesuffix(": ")
+        message
+        if isinstance(error, _EXPECTED) and message
+        else f"{type(error).__name__}: {message}".removesuffix(": ")
     )
 
 
 def not_utf8(name: str) -> str:
-    """The line about a name with bytes that are no text: the file system has such a name, or this locale
-    reads it as no UTF-8.
-    """
+    """Return the line for a file name that is not UTF-8, on disk or as this locale reads it."""
     is_utf8 = sys.getfilesystemencoding().lower() == "utf-8"
     hint = (
         "rename the file or folder"
@@ -81,13 +79,13 @@ def not_utf8(name: str) -> str:
 
 
 def cause_line(error: BaseException, place: str) -> str:
-    """The `error_line` for a message that names ``place`` itself."""
+    """Return the `error_line` without ``place`` in front, for messages that name the place themselves."""
     return error_line(error).removeprefix(f"{place}: ")
 
 
 @contextmanager
-def told_in_words() -> Iterator[None]:
-    """Errors of an object store's client are raised as `StoreError`: who shows them knows nothing of clients."""
+def readable_store_errors() -> Iterator[None]:
+    """Raise errors of object store clients as `StoreError`, whose message any caller can show."""
     try:
         yield
     except Exception as error:
@@ -96,16 +94,17 @@ def told_in_words() -> Iterator[None]:
         raise StoreError(error_line(error)) from error
 
 
-def _of_system(error: BaseException, own: str) -> str:
-    match = _SYSTEM_ERROR.search(own)
+def _of_system(error: BaseException, message: str) -> str:
+    match = _SYSTEM_ERROR.search(message)
     number = getattr(error, "errno", None) or (int(match[1] or match[2]) if match else None)
-    named = _QUOTED_FILE.search(own)
+    named = _QUOTED_FILE.search(message)
     place = named[1] if named else place_of(error)
     if number is None or place is None:
-        own = _SYSTEM_PREFIX.sub("", own) or type(error).__name__
-        names_itself = ": " in own and not own.startswith(_LANCE)  # what we raise does: "file: what"
-        return own if names_itself else _at(place, own)
-    if number in _FULL and "://" in place:  # no store says so: it is what is made here before it is put there
+        message = _SYSTEM_PREFIX.sub("", message) or type(error).__name__
+        names_itself = ": " in message and not message.startswith(_LANCE)  # our own messages are "file: what"
+        return message if names_itself else _at(place, message)
+    # No store reports a full disk: it is the disk of the local file that is uploaded.
+    if number in _FULL and "://" in place:
         place = TEMPORARY_FILES.format(tempfile.gettempdir())
     return _at(_OWN_TEMPORARY.sub("", place), _WORDS.get(number) or os.strerror(number).lower())
 

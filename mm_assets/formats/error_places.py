@@ -1,5 +1,6 @@
-"""Where an error happened, for errors that do not say so themselves: most of an object store's, and a full
-disk's.
+"""The file or folder where an error happened, for errors that do not name it.
+
+Most errors of object stores, and that of a full disk, name no file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _NOTE = "at "
 
 @contextmanager
 def located(place: str) -> Iterator[None]:
-    """Errors of the block that name no file get ``place`` as a note; `place_of` finds it. The innermost
-    block's place stays.
+    """Add ``place`` as a note to exceptions of the block that name no file; the innermost block wins.
+
+    `place_of` reads the note.
     """
     try:
         yield
@@ -26,11 +28,10 @@ def located(place: str) -> Iterator[None]:
 
 
 def place_of(error: BaseException) -> str | None:
-    """The file that an error names, else the place that it was given; None for neither."""
+    """Return the file that an error names, or the place `located` noted on it; None without either."""
     if isinstance(error, OSError) and error.filename is not None:
-        name = (
-            error.filename if error.filename2 is None else error.filename2
-        )  # of a rename: what it was to be called
+        # Of a rename the second name is the target.
+        name = error.filename if error.filename2 is None else error.filename2
         return os.fsdecode(name) if isinstance(name, str | bytes) else str(name)
     notes = getattr(error, "__notes__", ())
     return next((note.removeprefix(_NOTE) for note in notes if note.startswith(_NOTE)), None)

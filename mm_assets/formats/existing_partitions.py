@@ -1,4 +1,4 @@
-"""Which of the partitions to be written exist already, from which source, and what becomes of those."""
+"""Partitions that an output already has, their sources, and whether a new conversion may replace them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from mm_assets.formats.origins import Note, Origin, OriginNotes
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.errors import MmAssetsError
 
-# What becomes of a partition that is there already and came from another source: it is replaced, refused, or
-# left alone. Without a mode it is refused where a note says so, and nothing is noted where nothing was.
+# What happens to an existing partition of another source: replace it, refuse to write, or leave it alone.
+# Without a mode, writing is refused only where a note proves another source, and no notes are added to an
+# output without them.
 MODES = ("overwrite", "error", "ignore")
 
 NEW, SAME = "new", "from the same source"
@@ -18,7 +19,7 @@ OTHER, UNKNOWN = "from another source", "from a source that is not recorded"
 
 
 class PartitionsExist(MmAssetsError, ValueError):
-    """Partitions are there already, from another source, and the mode is ``error``; the message names them."""
+    """Partitions exist already, from another source, and the mode is ``error``; the message names them."""
 
 
 class PartitionOutputs(Protocol):
@@ -36,15 +37,18 @@ class PartitionOutputs(Protocol):
 
 
 class ExistingPartitions:
-    """What a writer's output has of the partitions that are to be written (``sources``: name -> files it is
-    read from).
+    """The partitions to be written that a writer's output already has.
 
-    ``states`` says of each whether it is new, or where it came from. An output without a note was written by
-    an older version, from batches that came from no file, or by somebody else.
+    ``states`` has for each partition ``NEW``, ``SAME``, ``OTHER`` or ``UNKNOWN``. An output without a note
+    (``UNKNOWN``) was written by an older version, from batches that came from no file, or by another tool.
 
-    A new partition is noted just before it is published: whoever is killed then leaves a note without an
-    output. One in the place of another data set's is noted when it has landed: whoever is killed before has
-    still to be told to replace it.
+    A new partition is noted just before it is published: a process killed in between leaves a note without an
+    output, which is harmless. A partition that replaces one of another source is noted after it is published:
+    if the process is killed before, the next conversion asks again whether to replace it.
+
+    Args:
+        writer: the writer of the output.
+        sources: name of each partition to be written -> files it is read from.
     """
 
     def __init__(self, writer: PartitionOutputs, sources: Mapping[str, Sequence[str]]) -> None:
@@ -52,7 +56,7 @@ class ExistingPartitions:
         self._notes = OriginNotes(writer.folder, writer.storage_options)
         self._names = {partition: writer.note_name(partition) for partition in sources}
         self._before = self._notes.read(self._names.values())
-        self._in_place: set[str] = set()  # written where they are read: they stay what they came from
+        self._in_place: set[str] = set()  # read and written in the same place: their origin stays
         self._origins: dict[str, Origin | None] = {}
         for partition, files in sources.items():
             origin = Origin.of(files) if files else None
@@ -64,16 +68,18 @@ class ExistingPartitions:
         self.states = {name: self._state(name) if name in existing else NEW for name in sources}
 
     def conflicts(self) -> list[str]:
-        """Partitions that are there already, and not known to be from the same source (without a mode: known
-        to be from another).
+        """Return the existing partitions that are not known to come from the same source.
+
+        Without a mode: those known to come from another source.
         """
         conflicting = (OTHER,) if self._writer.mode is None else (OTHER, UNKNOWN)
         return [partition for partition, state in self.states.items() if state in conflicting]
 
     def skipped(self) -> set[str]:
-        """Partitions that are not to be written.
+        """Return the partitions that are not to be written (mode ``ignore``).
 
-        Raises `PartitionsExist` if there are some that the mode refuses to replace.
+        Raises:
+            PartitionsExist: the mode refuses to replace some.
         """
         conflicts = self.conflicts()
         if conflicts and self._writer.mode in (None, "error"):
@@ -81,14 +87,12 @@ class ExistingPartitions:
         return set(conflicts) if self._writer.mode == "ignore" else set()
 
     def note_of(self, partition: str) -> Note | None:
-        """The note to write, in whatever process, before the partition is published; None where that has to
-        wait.
-        """
+        """Return the note to write just before publishing, in any process; None if it must wait."""
         return None if self.states[partition] in (OTHER, UNKNOWN) else self._note(partition)
 
-    def note_landed(self, landed: Collection[str]) -> None:
-        """Note the sources of those that had to wait, and have landed."""
-        for partition in landed:
+    def note_published(self, published: Collection[str]) -> None:
+        """Write the notes that had to wait until these partitions were published."""
+        for partition in published:
             if self.note_of(partition) is None:
                 self._note(partition).write()
 
@@ -110,6 +114,6 @@ class ExistingPartitions:
         first = conflicts[0]
         others = f" (and {len(conflicts) - 1} more)" if len(conflicts) > 1 else ""
         return (
-            f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; nothing was written "
-            "(--mode, mode=: overwrite replaces, ignore leaves alone)"
+            f"{self._writer.describe(first)} is there already, {self.states[first]}{others}; "
+            "nothing was written (--mode, mode=: overwrite replaces, ignore leaves alone)"
         )

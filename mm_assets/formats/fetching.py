@@ -1,4 +1,4 @@
-"""Read byte ranges, tar members or whole files from one path; each failure is a fault, not an exception."""
+"""Reading of byte ranges, tar members or whole files from one path; failures are values, not exceptions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} 
 
 
 class FetchError(MmAssetsError, ValueError):
-    """A locator cannot be followed; ``kind`` is the class of the fault."""
+    """A locator that cannot be followed; ``kind`` is the kind of the fault."""
 
     def __init__(self, message: str, kind: str = FETCH_FAILED) -> None:
         super().__init__(message)
@@ -32,18 +32,18 @@ class FetchError(MmAssetsError, ValueError):
 
     @property
     def fault(self) -> Fault:
-        """The fault of an item with this locator."""
+        """Fault of an item with this locator."""
         return Fault(self.kind, str(self))
 
 
 class Fetcher(ABC):
-    """One open path, which messages call ``name``."""
+    """One open path; messages call it ``name``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
-        """The bytes of each request, or the fault why they cannot be had."""
+        """Return for each request its bytes, or the fault for which they cannot be read."""
         is_row = [self._names_row(member) for member, _, _ in requests]
         found = iter(
             self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip])
@@ -51,8 +51,8 @@ class Fetcher(ABC):
             else []
         )
         return [
-            Fault(FETCH_FAILED, f"{self._name}: {requests[at][0]}: {_ROW}") if skip else next(found)
-            for at, skip in enumerate(is_row)
+            Fault(FETCH_FAILED, f"{self._name}: {requests[index][0]}: {_ROW}") if skip else next(found)
+            for index, skip in enumerate(is_row)
         ]
 
     @abstractmethod
@@ -64,19 +64,20 @@ class Fetcher(ABC):
 
 @contextmanager
 def open_fetcher(uri: str, name: str, options: StorageOptions | None = None) -> Iterator[Fetcher]:
-    """A fetcher for a local or remote path, which messages call ``name``.
+    """Open a fetcher for a local or remote path, which messages call ``name``.
 
-    Raises ``OSError`` when it cannot be opened.
+    Raises:
+        OSError: the path cannot be opened.
+        FetchError: the path is a pipe, a socket or a device.
     """
     if is_remote(uri):
         yield _RemoteFetcher(uri, name, options)
         return
     path = local_path(uri)
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for ever
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would block forever
         raise FetchError("not a regular file")
-    with local_tar(
-        path, name, max_bytes=unpacked_limit(os.path.getsize(path))
-    ) as descriptor:  # offsets are those of the unpacked tar
+    # Offsets are those of the unpacked tar.
+    with local_tar(path, name, max_bytes=unpacked_limit(os.path.getsize(path))) as descriptor:
         yield _LocalFetcher(name, descriptor)
 
 
@@ -139,7 +140,7 @@ class _RemoteFetcher(Fetcher):
         ranges = list(dict.fromkeys((o, s) for _, o, s in requests if o is not None and s))
         if not ranges:
             return self._unpacked(requests)
-        # The first bytes come along to tell a packed tar: its ranges are those of the unpacked one.
+        # The first bytes are fetched too, to recognise a .tar.gz: its ranges are those of the unpacked tar.
         starts, ends = zip((0, len(_GZIP_MAGIC)), *((o, o + s) for o, s in ranges), strict=True)
         magic, *fetched = self._fs.cat_ranges(
             [self._path] * len(starts), list(starts), list(ends), on_error="return"
@@ -150,7 +151,9 @@ class _RemoteFetcher(Fetcher):
         others = [r for r in requests if (r[1], r[2]) not in by_range]
         found = iter(self._unpacked(others) if others else [])
         return [
-            self._checked(by_range[o, s], o, s) if (o, s) in by_range else next(found)  # type: ignore[index, arg-type]
+            self._checked(by_range[o, s], o, s)  # type: ignore[index, arg-type]
+            if (o, s) in by_range
+            else next(found)
             for _, o, s in requests
         ]
 
@@ -162,9 +165,7 @@ class _RemoteFetcher(Fetcher):
         return data
 
     def _unpacked(self, requests: Sequence[Request]) -> list[bytes | Fault]:
-        """From a local copy, for what is not a range of the file as it lies there: members, whole files,
-        packed tars.
-        """
+        """Answer requests from a local copy: members, whole files and ranges of packed tars."""
         if all(request == (None, None, None) for request in requests):
             data = self._fs.cat_file(self._path)
             return [data] * len(requests)

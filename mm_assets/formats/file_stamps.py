@@ -1,6 +1,4 @@
-"""What a file looks like from outside: it changes whenever the content does, and is had without reading the
-content.
-"""
+"""Stamps of files: short texts that change whenever a file's content does, made without reading it all."""
 
 from __future__ import annotations
 
@@ -17,31 +15,27 @@ from mm_assets.formats.storage import StorageOptions, filesystem
 
 MISSING = "missing"
 
-# A change that keeps size and time (a tool that copies times, a second restored) mostly shows in the first
-# JSON or the last members. Both ends of 4,000 shards take 0.13 s; a digest of all bytes would cost as much as
-# reading the data set.
+# A change that keeps size and time (a tool that copies times, a restored backup) mostly shows in the first
+# JSON or the last members. Reading both ends of 4,000 shards takes 0.13 s; a digest of all bytes would cost
+# as much as reading the dataset.
 _END_BYTES = 64 << 10
 
 
 def local_stamp(file: str) -> str:
-    """Size, modification time and a digest of the first and last 64 KiB; ``MISSING`` where there is no file
-    to be read.
-    """
+    """Return size, modification time and a digest of the first and last 64 KiB; ``MISSING`` if unreadable."""
     try:
         found = os.stat(file)
         ends = _digest_of_ends(file, found.st_size) if stat.S_ISREG(found.st_mode) else ""
-    except (
-        OSError
-    ):  # a link that leads nowhere, a file just gone or not for us: its shard fails, alone, when it is read
+    except OSError:  # a broken link, a removed or unreadable file: only its shard fails, when it is read
         return MISSING
     return f"{found.st_size}:{found.st_mtime_ns}:{ends}"
 
 
 def remote_stamps(files: Iterable[str], options: StorageOptions | None = None) -> dict[str, str]:
-    """By URL the etag, or size and time; ``MISSING`` for a file that is not there or not for us.
+    """Return the etag, or size and time, of each URL; ``MISSING`` for missing or inaccessible files.
 
-    Files of one folder are asked for together: one request a thousand files of the folder, none if it was
-    listed just before.
+    Files of one folder are listed together: one request per thousand files of the folder, none if the folder
+    was listed just before.
     """
     folders: dict[str, list[str]] = {}
     for file in files:
@@ -71,9 +65,7 @@ def _digest_of_ends(file: str, size: int) -> str:
 
 
 def _listed(fs: fsspec.AbstractFileSystem, folder: str) -> dict[str, Mapping[str, Any]] | None:
-    """What is in a folder, by path; None where the listing cannot be had (web servers, buckets that only give
-    single files).
-    """
+    """List a folder by path; None where listing is impossible (web servers, file-only permissions)."""
     if "http" in fs.protocol or "https" in fs.protocol:
         return None
     try:

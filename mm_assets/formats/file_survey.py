@@ -1,4 +1,4 @@
-"""What a raw file holds, found without reading any image: its samples, its faults, the types of its fields."""
+"""Survey of a raw file, made without reading any image: its samples, faults and field types."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mm_assets.interleaved.losses import Loss
 class SurveyedSample:
     """One sample that can be decoded, and how many items it has.
 
-    ``member`` is its json, or the text of a pair without one, which lies at ``byte_offset`` of the
-    uncompressed tar; of a Parquet file its row, which has no place in bytes.
+    ``member`` is the name of its JSON, or of the text of an image-text pair without JSON, at ``byte_offset``
+    of the uncompressed tar. In a Parquet file ``member`` is the name of the row and there is no byte range.
     """
 
     sample_id: str
@@ -29,15 +29,20 @@ class SurveyedSample:
 
 @dataclass(frozen=True)
 class FileSurvey:
-    """One file. ``samples`` are in its order, each id once; ``losses`` are samples that cannot be read and
-    damaged ranges.
+    """Survey of one file.
 
-    ``unresolved`` lists (sample id, position, message) of image references that lead to no image;
-    ``frame_counts`` (TIFF member, frames, references) of those whose numbers differ; ``unreferenced`` members
-    that are no image of a sample, ``skipped`` those that are no files; ``tallies`` the kinds of values of the
-    fields whose samples state no types, ``declared`` the passthrough schemas of those that do,
-    ``declared_ints`` the integers of its 64-bit columns. ``members`` is how many members a tar has in all, or
-    how many rows a Parquet file; ``nbytes`` the bytes of the unpacked tar, or of the file.
+    Attributes:
+        samples: in the file's order, each id once.
+        losses: samples that cannot be read, and damaged ranges.
+        unresolved: (sample id, position, message) of image references that lead to no image.
+        frame_counts: (TIFF member, frames, references) of those whose numbers differ.
+        unreferenced: members that are no image of a sample.
+        skipped: members that are no regular files.
+        tallies: kinds of values of the fields whose samples declare no types.
+        declared: passthrough schemas of the samples that declare types.
+        declared_ints: ranges of the integers in the 64-bit columns of those.
+        members: number of all members of a tar, or of rows of a Parquet file.
+        nbytes: bytes of the unpacked tar, or of the file.
     """
 
     samples: tuple[SurveyedSample, ...] = ()

@@ -1,4 +1,4 @@
-"""Small files of a folder, local or behind a URL: read many at once, written whole."""
+"""Small files in a folder, local or behind a URL: many are read at once, each is written as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mm_assets.formats import storage
 
 
 class FolderFiles:
-    """Files by their names below ``folder``, a local path or an fsspec URL."""
+    """Files by their names relative to ``folder``, a local path or an fsspec URL."""
 
     def __init__(
         self, folder: str | os.PathLike[str], storage_options: storage.StorageOptions | None = None
@@ -28,7 +28,7 @@ class FolderFiles:
         return self._read_many([name]).get(name)
 
     def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
-        """Contents of those files that exist."""
+        """Return the contents of those files that exist."""
         if not self._is_remote:
             paths = {name: Path(self._uri(name)) for name in names}
             return {name: path.read_bytes() for name, path in paths.items() if path.exists()}
@@ -48,7 +48,7 @@ class FolderFiles:
         return contents
 
     def _list(self, folder: str) -> dict[str, int]:
-        """Names and sizes of the files right below a sub-folder; empty when it does not exist."""
+        """Return names and sizes of the files directly in a sub-folder; empty if it does not exist."""
         if not self._is_remote:
             path = self._uri(folder)
             entries = os.scandir(path) if os.path.isdir(path) else ()

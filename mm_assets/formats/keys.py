@@ -8,20 +8,18 @@ from urllib.parse import quote
 from mm_assets.formats.error_lines import not_utf8
 
 MAX_KEY = 80  # leaves 20 of USTAR's 100 bytes for ".<position>.<ext>"
-_ESCAPED_FIRST = {
-    "_": "%5F",
-    "-": "%2D",
-    "~": "%7E",
-}  # Hugging Face skips names that begin with "__", shells read "-"
+# Hugging Face skips names that begin with "__"; shells take "-" for an option.
+_ESCAPED_FIRST = {"_": "%5F", "-": "%2D", "~": "%7E"}
 
 
 def sample_key(sample_id: str) -> str:
-    """The key of a sample: 1 to 80 ASCII characters, no dot and no slash among them, different for different
-    ids.
+    """Return the WebDataset key of a sample: 1 to 80 ASCII characters without dot and slash, unique per id.
 
-    Percent-encoding with dots and a leading ``_ - ~`` escaped as well; ``=`` and the id's SHA-256 in hex
-    where that would be empty or too long (an encoded id has no ``=``). Depends on the id alone. Raises
-    ``ValueError`` for an id with lone surrogates: it has no UTF-8.
+    The id is percent-encoded, dots and a leading ``_ - ~`` too. Where that would be empty or too long the key
+    is ``=`` and the SHA-256 of the id in hex (an encoded id has no ``=``). It depends on the id alone.
+
+    Raises:
+        ValueError: the id has lone surrogates, and so no UTF-8 form.
     """
     try:
         raw = sample_id.encode()
@@ -36,9 +34,10 @@ def sample_key(sample_id: str) -> str:
 
 
 def partition_filename(partition: str) -> str:
-    """The file name of a partition without its extension, by the rule of `sample_key`.
+    """Return the file name of a partition without its extension, by the rule of `sample_key`.
 
-    Raises ``ValueError`` as that does.
+    Raises:
+        ValueError: as `sample_key`.
     """
     try:
         return sample_key(partition)

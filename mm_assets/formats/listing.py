@@ -1,4 +1,4 @@
-"""Which files a path, folder, pattern, brace list or URL names, and what of a listing is passed over."""
+"""Listing of the files that a path, folder, pattern, brace list or URL names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
 from mm_assets.formats.format_table import TABLE_SUFFIXES
-from mm_assets.formats.local_tree import LocalTree, is_beside
+from mm_assets.formats.local_tree import LocalTree, is_metadata_folder
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets.interleaved.notices import warn_user
@@ -27,26 +27,32 @@ _ANY_DEPTH = "/**"
 
 @dataclass
 class Expansion:
-    """Files, and in a line each what looks like data and is none of them: tars that cannot be unpacked,
-    folders not looked into.
+    """Files, and a line for each thing that looks like data but is not read.
+
+    ``passed_over`` names tars packed in unsupported ways and folders that are not searched.
     """
 
     files: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
 
     def add(self, other: Expansion) -> None:
+        """Append another expansion."""
         self.files += other.files
         self.passed_over += other.passed_over
 
     def require(self, reason: str = "") -> Expansion:
-        """The expansion itself. Raises ``FileNotFoundError`` when it has no files, with what was passed over."""
+        """Return the expansion itself.
+
+        Raises:
+            FileNotFoundError: it has no files; the message has ``reason`` and what was passed over.
+        """
         if not self.files:
             raise FileNotFoundError("; ".join(filter(None, [reason, *self.passed_over])))
         return self
 
 
 def expand_paths(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> list[str]:
-    """The files of `expand`; what it passes over is a warning each."""
+    """Return the files of `expand`, with a warning for each thing passed over."""
     found = expand(paths, suffixes, options)
     for line in found.passed_over:
         warn_user(line)
@@ -54,14 +60,15 @@ def expand_paths(paths: Paths, suffixes: tuple[str, ...], options: StorageOption
 
 
 def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> Expansion:
-    """The files that a path, folder, glob, brace list or URL (or a list of them) names, each list element in
-    sorted order.
+    """List the files of a path, folder, glob, brace list or URL, or a list of them, each element sorted.
 
-    A folder gives all its files with one of ``suffixes`` (any case), at any depth, also behind links: see
-    `LocalTree`. So does a folder that a pattern matches. Hidden files and folders are left out, and what
-    `is_beside` the data. A pipe, a device, or a folder without such files that is called like one is given as
-    it is: reading it fails. A name that exists is taken literally before it is read as a pattern. Raises
-    ``FileNotFoundError`` naming what matches nothing.
+    A folder gives all its files with one of ``suffixes`` (in any case), at any depth, also behind links: see
+    `LocalTree`. So does a folder that a pattern matches. Hidden files and folders are left out, and each
+    `is_metadata_folder`. A pipe, a device, or a folder named like a file but without such files is returned
+    as it is: reading it fails. An existing name is taken literally before it is read as a pattern.
+
+    Raises:
+        FileNotFoundError: an element matches nothing; the message names it.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = Expansion()
@@ -72,7 +79,7 @@ def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | No
 
 
 def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
-    """The files below a folder or URL prefix, and its Lance tables."""
+    """List the files below a folder or URL prefix, and its Lance tables."""
     if not is_remote(folder):
         tree = LocalTree(_absolute(folder))
         return tree.files + [name for name in tree.folders if name.endswith(TABLE_SUFFIXES)]
@@ -80,20 +87,18 @@ def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
     names: list[str] = []
     for _, folders, files in fs.walk(path):
         names += [*files, *(name for name in folders if name.endswith(TABLE_SUFFIXES))]
-        for name in [name for name in folders if name.endswith(TABLE_SUFFIXES) or is_beside(name)]:
+        for name in [name for name in folders if name.endswith(TABLE_SUFFIXES) or is_metadata_folder(name)]:
             folders.pop(name) if isinstance(folders, dict) else folders.remove(name)
     return names
 
 
 def matching(pattern: str, options: StorageOptions | None = None) -> list[str]:
-    """The files and folders that match a pattern, sorted."""
+    """Return the files and folders that match a pattern, sorted."""
     return _matches(pattern, options)[0]
 
 
 def packed_line(place: str, names: Iterable[str]) -> list[str]:
-    """The line about those of some names that are tars packed in a way that is not read; none when there is
-    none.
-    """
+    """Return one line on the tars among ``names`` that are packed in an unsupported way; none without."""
     packed = [name for name in names if name.lower().endswith(PACKED_TAR_SUFFIXES)]
     if not packed:
         return []
@@ -106,16 +111,14 @@ def packed_line(place: str, names: Iterable[str]) -> list[str]:
 
 
 def unread_caches(names: Iterable[str]) -> list[str]:
-    """A line for each folder among some files that holds the shards of a cache, but not the
-    ``_metadata.json`` that makes it one.
-    """
+    """Return a line for each folder that holds shards of an Arrow cache, but not its ``_metadata.json``."""
     names = list(names)
     folders = dict.fromkeys(os.path.dirname(name) for name in names if name.lower().endswith(".arrow"))
-    told = {os.path.dirname(name) for name in names if os.path.basename(name) == "_metadata.json"}
+    complete = {os.path.dirname(name) for name in names if os.path.basename(name) == "_metadata.json"}
     return [
         f"{folder}: not read: a cache without its _metadata.json; make it again"
         for folder in folders
-        if folder not in told
+        if folder not in complete
     ]
 
 
@@ -133,8 +136,9 @@ def _expand_one(item: str, suffixes: tuple[str, ...], options: StorageOptions | 
 
 
 def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion | None:
-    """A file, or the files of a folder, that is there under this very name; None where nothing is. Raises as
-    `expand` does.
+    """Return an existing file, or the files of an existing folder; None where nothing has this name.
+
+    Raises as `expand` does.
     """
     nothing = f"{item}: no {'/'.join(suffixes)} file in this folder"
     if not is_remote(item):
@@ -165,32 +169,35 @@ def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
         for name in _chosen(tree.folders, suffixes)
         if not any(file.startswith(f"{name}/") for file in files)
     ]
-    return Expansion(sorted(files + called_like_files), [*_unread(folder, tree.files, suffixes), *tree.told])
+    passed_over = [*_unread(folder, tree.files, suffixes), *tree.passed_over]
+    return Expansion(sorted(files + called_like_files), passed_over)
 
 
 def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
-    """The files that match a pattern, and those in folders that do; of other suffixes only where there are no
-    others.
+    """Return the files that match a pattern, and those in matching folders.
+
+    Files of other suffixes only count where there are no others.
     """
-    names, told = _matches(pattern, options)
-    found = Expansion(passed_over=told)
+    names, passed_over = _matches(pattern, options)
+    found = Expansion(passed_over=passed_over)
     for name in names:
         if is_remote(name) or not os.path.isdir(name):
             found.add(_one_file(name, suffixes))
-        elif not is_beside(os.path.basename(name)):
+        elif not is_metadata_folder(os.path.basename(name)):
             inside = _in_folder(name, suffixes)
             found.add(
                 inside
                 if inside.files or not name.lower().endswith(suffixes)
                 else Expansion([name], inside.passed_over)
             )
-    wanted = [name for name in found.files if name.lower().endswith(suffixes)]
-    return Expansion(wanted or found.files, found.passed_over)
+    with_suffix = [name for name in found.files if name.lower().endswith(suffixes)]
+    return Expansion(with_suffix or found.files, found.passed_over)
 
 
 def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], list[str]]:
-    """Files and folders that match a pattern, sorted (a name without one is there or not), and what
-    `LocalTree` tells.
+    """Return the files and folders that match a pattern, sorted, and what `LocalTree` passed over.
+
+    A name without wildcards matches if it exists.
     """
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
@@ -204,12 +211,12 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     head, _, tail = path.partition(_ANY_DEPTH)
     matches = re.compile(glob_translate(f"**{tail}")).match
     found: list[str] = []
-    told: list[str] = []
+    passed_over: list[str] = []
     for base in filter(os.path.isdir, glob.glob(head or "/")):
         tree = LocalTree(base)
         found += [name for name in tree.files + tree.folders if matches(name[len(base) :].lstrip("/"))]
-        told += tree.told
-    return sorted(found), told
+        passed_over += tree.passed_over
+    return sorted(found), passed_over
 
 
 def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
@@ -228,4 +235,4 @@ def _absolute(path: str) -> str:
 
 def _is_hidden(name: str, root: str) -> bool:
     *folders, file = name[len(root) :].split("/")
-    return file.startswith(".") or any(map(is_beside, folders))
+    return file.startswith(".") or any(map(is_metadata_folder, folders))

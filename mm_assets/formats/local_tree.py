@@ -1,4 +1,4 @@
-"""Files and folders below a local folder, links to folders included."""
+"""Files and folders below a local folder, including folders behind links."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from collections import deque
 
 from mm_assets.formats.format_table import TABLE_SUFFIXES
 
-# Where `mm-assets convert` lists what it left out, in the output folder. Other names that begin with an
-# underscore are the user's.
+# The folder in which `mm-assets convert` lists what it left out, inside the output folder. Other names that
+# begin with an underscore belong to the user.
 LEDGER_BESIDE = "_ledger"
-ORIGINS_BESIDE = ".origins"  # hidden: no client takes what is in it for data
+ORIGINS_BESIDE = ".origins"  # hidden, so that no client reads its files as data
 
 
 class LocalTree:
-    """All ``files`` and ``folders`` below a local folder; without hidden ones and what `is_beside` the data,
-    and nothing of Lance tables.
+    """All ``files`` and ``folders`` below a local folder.
 
-    Links to folders are followed once all other folders are known, and no folder is looked into twice: a link
-    to one that has been is left. ``told`` has a line for each link that is not followed because it leads to a
-    folder above, and for each folder that cannot be listed. Raises ``OSError`` for the folder itself.
+    Hidden ones, each `is_metadata_folder` and the contents of Lance tables are left out. Links to folders are
+    followed after all other folders, and no folder is searched twice. ``passed_over`` has a line for each
+    link that is not followed because it leads to a parent folder, and for each folder that cannot be listed.
+
+    Raises:
+        OSError: the folder itself cannot be listed.
     """
 
     def __init__(self, root: str) -> None:
         self.files: list[str] = []
         self.folders: list[str] = []
-        self.told: list[str] = []
+        self.passed_over: list[str] = []
         self._root = os.path.realpath(root)
         self._known = {self._root}
         self._waiting = deque([(root, self._root)])  # path, and the same without links
@@ -37,7 +39,7 @@ class LocalTree:
                 try:
                     self._list(path, real)
                 except OSError as error:
-                    self.told.append(f"{path}: not looked into: {error.strerror}")
+                    self.passed_over.append(f"{path}: not looked into: {error.strerror}")
             else:
                 self._follow(self._links.popleft())
         self.files.sort()
@@ -49,7 +51,7 @@ class LocalTree:
             if not (os.path.isdir(entry.path) if is_link else entry.is_dir()):
                 if not entry.name.startswith("."):
                     self.files.append(entry.path)
-            elif not is_beside(entry.name):
+            elif not is_metadata_folder(entry.name):
                 self.folders.append(entry.path)
                 if entry.name.endswith(TABLE_SUFFIXES):
                     continue
@@ -61,7 +63,7 @@ class LocalTree:
     def _follow(self, link: str) -> None:
         real = os.path.realpath(link)
         if os.path.commonpath([real, self._root]) == real:
-            self.told.append(f"{link}: a link to a folder above it, not followed")
+            self.passed_over.append(f"{link}: a link to a folder above it, not followed")
         else:
             self._enter(link, real)
 
@@ -71,8 +73,6 @@ class LocalTree:
             self._waiting.append((path, real))
 
 
-def is_beside(folder: str) -> bool:
-    """Whether a folder of this name holds no data: a hidden one, or the ledger that lies beside converted
-    data.
-    """
+def is_metadata_folder(folder: str) -> bool:
+    """Return whether a folder of this name holds no data: it is hidden, or the ledger of converted data."""
     return folder.startswith(".") or folder == LEDGER_BESIDE

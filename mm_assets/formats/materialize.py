@@ -1,6 +1,6 @@
-"""Fetch the bytes of items from their ``source_ref``: byte range, tar member, whole file, TIFF frame.
+"""Fetching of item bytes from their ``source_ref``: byte range, tar member, whole file or TIFF frame.
 
-Lives with the formats, not in ``interleaved/``, because it must read tars and TIFFs.
+It lives with the formats, not in ``interleaved/``, because it must read tars and TIFFs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from mm_assets.interleaved.source_ref import SourceRef, parse_source_ref
 
 __all__ = ["materialize"]
 
-_LARGEST = 2**62  # of a byte offset: beyond it sums would overflow
+_LARGEST = 2**62  # largest byte offset: beyond it sums would overflow
 
 
 @dataclass(frozen=True)
 class _Locator:
-    """The bytes a row asks for, without its frame: rows with equal locators are fetched once."""
+    """The bytes a row refers to, without its frame: rows with equal locators are fetched once."""
 
     member: str | None
     byte_offset: int | None
     byte_size: int | None
 
 
-_Requests = dict[_Locator, list[tuple[int, int | None]]]  # locator -> (row, frame) of those who ask for it
+_Requests = dict[_Locator, list[tuple[int, int | None]]]  # locator -> (row, frame) of the rows that have it
 
 
 @overload
@@ -64,12 +64,15 @@ def materialize(
     """Fill ``binary_content`` of image rows that have none, from their ``source_ref``.
 
     Local and remote paths may be mixed; identical ranges are fetched once. A row that cannot be fetched gets
-    a message in ``materialize_error`` and stays without bytes: nothing is raised and nothing else is put in
-    its place. Rows that already carry bytes or an error are left alone.
+    a message in ``materialize_error`` and stays without bytes: nothing is raised, and no other value is put
+    in its place. Rows that already have bytes or an error are left alone.
 
-    ``roots`` are the folders or URL prefixes that locators may point into; relative paths are looked up in
-    the first. Without ``roots`` the locators are trusted: pass them for data of others. With them, only
-    images are taken.
+    Args:
+        data: a batch or a table.
+        roots: folders or URL prefixes that locators may point into; relative paths are resolved against the
+            first. Only images are accepted then. None trusts the locators: pass roots for data that you did
+            not write.
+        storage_options: for the file systems of the locators.
     """
     if isinstance(data, InterleavedBatch):
         return data.with_data(materialize_table(data.data, roots, storage_options))
@@ -79,15 +82,15 @@ def materialize(
 def materialize_table(
     table: pa.Table, roots: Sequence[str] | None = None, storage_options: StorageOptions | None = None
 ) -> pa.Table:
-    """`materialize` for a table; the very same table when no row needs fetching."""
-    wanted = _rows_to_fetch(table)
-    if not wanted:
+    """Do what `materialize` does for a table; return the same table when no row needs fetching."""
+    rows_to_fetch = _rows_to_fetch(table)
+    if not rows_to_fetch:
         return table
-    found: dict[int, bytes] = {}
+    fetched: dict[int, bytes] = {}
     errors: dict[int, Fault] = {}
-    refs = table.column("source_ref").take(pa.array(wanted)).to_pylist()
+    refs = table.column("source_ref").take(pa.array(rows_to_fetch)).to_pylist()
     by_path: dict[tuple[str, str], _Requests] = defaultdict(lambda: defaultdict(list))
-    for row, text in zip(wanted, refs, strict=True):
+    for row, text in zip(rows_to_fetch, refs, strict=True):
         try:
             ref = locator_of(text)
             path = _resolve(str(ref["path"]), roots)
@@ -99,17 +102,18 @@ def materialize_table(
     for (path, name), requests in by_path.items():
         try:
             with open_fetcher(path, name, storage_options) as fetcher:
-                _fetch(fetcher, name, requests, found, errors)
-        except Exception as error:  # noqa: BLE001  file systems raise what they like (botocore, aiohttp, missing packages)
+                _fetch(fetcher, name, requests, fetched, errors)
+        # File systems raise errors of any class (botocore, aiohttp, missing packages).
+        except Exception as error:  # noqa: BLE001
             fault = Fault(FETCH_FAILED, f"failed to read {name}: {_reason(error, path, name)}")
-            errors.update({row: fault for rows in requests.values() for row, _ in rows if row not in found})
+            errors.update({row: fault for rows in requests.values() for row, _ in rows if row not in fetched})
     if roots is not None:
-        _keep_images_only(found, errors)
-    return _with_results(table, found, errors)
+        _keep_images_only(fetched, errors)
+    return _with_results(table, fetched, errors)
 
 
 def _keep_images_only(found: dict[int, bytes], errors: dict[int, Fault]) -> None:
-    """What lies inside the roots may still be none of the data's business: a key beside the shards, for one."""
+    """Replace fetched bytes that are no image by an error: a file inside the roots may be a secret key."""
     for row in [row for row, data in found.items() if sniff(data) is None]:
         del found[row]
         errors[row] = Fault(FETCH_FAILED, "the source_ref names bytes that are no image")
@@ -121,9 +125,7 @@ def materialize_parts(
     roots: Sequence[str] | None = None,
     storage_options: StorageOptions | None = None,
 ) -> Iterator[pa.Table]:
-    """`materialize_table` part by part of whole samples, so that no more than ``max_bytes`` are fetched at a
-    time.
-    """
+    """Run `materialize_table` on parts of whole samples, to fetch at most ``max_bytes`` at a time."""
     if not _rows_to_fetch(table):
         yield table
         return
@@ -133,23 +135,24 @@ def materialize_parts(
 
 
 def bytes_to_fetch(table: pa.Table) -> Sizes:
-    """How many bytes `materialize` would add to each row, by what the locators say; frames of one range share
-    its size.
+    """Return how many bytes `materialize` would add to each row, by its locator.
+
+    The frames of one range share its size.
     """
     sizes = np.zeros(table.num_rows, np.int64)
-    wanted = _rows_to_fetch(table)
-    refs = table.column("source_ref").take(pa.array(wanted, pa.int64())).to_pylist() if wanted else []
+    rows = _rows_to_fetch(table)
+    refs = table.column("source_ref").take(pa.array(rows, pa.int64())).to_pylist() if rows else []
     frames_of: set[tuple[object, ...]] = set()
-    for row, text in zip(wanted, refs, strict=True):
+    for row, text in zip(rows, refs, strict=True):
         try:
             ref = locator_of(text)
         except (TypeError, ValueError):
             continue  # becomes a message
         if ref["frame_index"] is not None:
-            place = (ref["path"], ref["byte_offset"], ref["byte_size"])
-            if place in frames_of:
+            byte_range = (ref["path"], ref["byte_offset"], ref["byte_size"])
+            if byte_range in frames_of:
                 continue
-            frames_of.add(place)
+            frames_of.add(byte_range)
         sizes[row] = min(ref["byte_size"] or 0, _LARGEST)
     return sizes
 
@@ -172,10 +175,12 @@ def _fetch(
 
 
 def locator_of(text: str | None) -> SourceRef:
-    """The locator that a ``source_ref`` holds. Raises ``TypeError`` or ``ValueError`` for one that can name
-    nothing.
+    """Parse and check the locator in a ``source_ref``.
 
-    The text may come from anywhere, so every value in it is looked at.
+    The text may come from anywhere, so every value in it is checked.
+
+    Raises:
+        TypeError, ValueError: the text is no locator, or names nothing.
     """
     ref = parse_source_ref(text)
     for key in ("path", "member"):
@@ -194,7 +199,7 @@ def locator_of(text: str | None) -> SourceRef:
 
 
 def _reason(error: Exception, path: str, name: str) -> str:
-    """What went wrong, under the name the data has for the file: the path of this machine is not published."""
+    """Return what went wrong, with the file named as in the data: paths of this machine are not published."""
     if isinstance(error, FileNotFoundError):
         return "no such file"
     text = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
@@ -231,7 +236,7 @@ def _is_inside(path: str, root: str) -> bool:
     if is_remote(path) != is_remote(root):
         return False
     if is_remote(path):
-        # "a::b" chains file systems: what follows is opened wherever the first part lies
+        # "a::b" chains file systems: the second one is opened wherever the first part points.
         return (
             "::" not in path
             and ".." not in path.split("/")

@@ -1,9 +1,8 @@
-"""Which source each partition of an output came from, noted beside the data, so that none is replaced by
-another data set's unasked.
+"""Notes beside an output on the source of each partition, to avoid replacing another dataset by mistake.
 
-    .origins/<output>.json    of one partition: digests of where its input files lay
+    .origins/<output>.json    of one partition: digests of the addresses of its input files
 
-A source is the same if one of its files lies in the same place, whatever is in it now.
+Two sources are the same if they share the address of one file, whatever the file contains now.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from mm_assets.formats.storage import (
 )
 
 _THREADS = 16  # object stores answer in ~50 ms
-_LONGEST = 200  # bytes of a file's name, so that there is room for what is put around it
+_LONGEST = 200  # bytes of a file name, which leaves room for prefix and suffix of temporary names
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,23 +37,24 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a partition was read from: digests of the addresses of its files."""
+    """The source of a partition: digests of the addresses of its files."""
 
     places: tuple[str, ...]
 
     @classmethod
     def of(cls, files: Sequence[str]) -> Origin:
-        """The origin of what is read from these files."""
+        """Return the origin of a partition read from these files."""
         return cls(
             tuple(_digest(file if is_remote(file) else os.path.realpath(local_path(file))) for file in files)
         )
 
     def is_same(self, other: Origin) -> bool:
+        """Return whether both have a file address in common."""
         return not set(self.places).isdisjoint(other.places)
 
 
-def at_once(ask: Callable[[Item], Result], items: Iterable[Item], where: str) -> list[Result]:
-    """``ask`` of every item, in order; of many at a time where answers come from afar."""
+def parallel_map(ask: Callable[[Item], Result], items: Iterable[Item], where: str) -> list[Result]:
+    """Return ``ask`` of every item, in order; in several threads where answers come over a network."""
     with ThreadPoolExecutor(_THREADS if is_remote(where) else 1) as threads:
         return list(threads.map(ask, items))
 
@@ -64,20 +64,20 @@ def _digest(text: str) -> str:
 
 
 class OriginNotes:
-    """The notes beside the outputs in ``folder`` (path or URL), by the names of these outputs."""
+    """The notes beside the outputs in ``folder`` (path or URL), by the names of the outputs."""
 
     def __init__(self, folder: str, options: StorageOptions | None = None) -> None:
         self._folder = join(folder, ORIGINS_BESIDE)
         self._options = options
 
     def read(self, names: Iterable[str]) -> dict[str, Origin]:
-        """The origins of those that have a note. One that cannot be read counts as none."""
+        """Return the origins of the outputs that have a note. An unreadable note counts as none."""
         names = list(names) if exists(self._folder, self._options) else []
-        found = zip(names, at_once(self._read, names, self._folder), strict=True)
+        found = zip(names, parallel_map(self._read, names, self._folder), strict=True)
         return {name: origin for name, origin in found if origin is not None}
 
     def write(self, name: str, origin: Origin | None) -> None:
-        """Note an origin; None takes a note away."""
+        """Note an origin; None removes the note."""
         if origin is None:
             remove(self._uri(name), self._options)
             return
@@ -106,7 +106,7 @@ class OriginNotes:
 
 @dataclass(frozen=True)
 class Note:
-    """Of one output: its origin ``before``, and the one that it has ``now`` (None: not known)."""
+    """The origin of one output ``before`` and ``now`` (None: not known)."""
 
     notes: OriginNotes
     name: str
@@ -115,9 +115,10 @@ class Note:
     now: Origin | None
 
     def write(self) -> None:
-        """Note the present origin.
+        """Write the present origin.
 
-        Raises ``ValueError`` where somebody else has noted another in the meantime.
+        Raises:
+            ValueError: another process has noted another source in the meantime.
         """
         found = self.notes.read([self.name]).get(self.name)
         if (

@@ -1,4 +1,4 @@
-"""Whether an output can be written at all, asked before any work is done for it."""
+"""Check that an output folder can be written, made before any work is done for it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from mm_assets.formats.store_errors import is_access_denied
 
 
 def refuse_unwritable(folder: str) -> None:
-    """Raise the ``OSError`` (or the error of an object store's client) that writing into a folder or URL
-    prefix would end in.
+    """Raise the error that writing into a folder or URL prefix would end in; the folder need not exist.
 
-    The folder need not exist. A store may allow writing and refuse to list: that is told when something is
-    written.
+    A store may allow writing but refuse to list: such errors only show when something is written.
+
+    Raises:
+        OSError: the folder cannot be written. Errors of object store clients pass through.
     """
     if not is_remote(folder):
         _refuse_unwritable_path(os.path.abspath(local_path(folder)))

@@ -23,30 +23,30 @@ from mm_assets.formats.writer import InterleavedWriter, Sink
 
 __all__ = ["InterleavedParquetReader", "InterleavedParquetWriter"]
 
-ROW_GROUP_BYTES = 16 << 20  # one sample by id costs one row group; 16 MB balances that against scan speed
+ROW_GROUP_BYTES = 16 << 20  # reading one sample reads its row group; 16 MiB balances that against scan speed
 
 
 class InterleavedParquetReader(InterleavedReader):
-    """Reads Parquet files with a row an item, as ours have them, or a row a document, as others have them;
-    see `open_source`.
-
-    ``read_kwargs`` are those of `pyarrow.parquet.read_table`: how the file is opened (memory_map,
-    buffer_size, pre_buffer …), use_threads, and, for items, filters (rows that do not pass are left out, also
-    inside a sample).
+    """Reader of Parquet files with a row per item, as we write them, or a row per document.
 
     Args:
-        sample_id_field: of documents, the column with the sample id; None: the text column ``sample_id``,
-        else the partition's name and the
-            row's number.
+        file_paths: see `InterleavedReader`.
+        sample_id_field: for documents, the column with the sample id. None: the text column ``sample_id``,
+            else the partition's name and the row's number.
         sample_id_prefix: ``"shard"`` puts the partition's name and a slash in front of each sample id.
-        texts_field, images_field: of documents, the columns with the parallel lists; without ``images`` there
-        may be a column ``image``. relative_to: folder or URL prefix; locators of documents below it are
-        stored relative to it, so that no path of this machine leaks. quarantine_errors: samples that cannot
-        be used become losses of the stream, and everything else is read; by default they raise.
-        max_member_bytes: of documents, a larger image is an error row. taken_ids: with ``quarantine_errors``,
-        ids of samples of other partitions: here they are duplicates.
-
-    All others are those of `InterleavedReader`.
+        texts_field: for documents, the column with the list of texts.
+        images_field: for documents, the column with the parallel list of images; without it a column
+            ``image`` may hold one image per document.
+        relative_to: folder or URL prefix; locators of documents below it are stored relative to it, so that
+            no path of this machine leaks.
+        quarantine_errors: samples that cannot be used become losses of the stream, and everything else is
+            read; by default they raise.
+        max_member_bytes: for documents, a larger image is an error row.
+        taken_ids: with ``quarantine_errors``, sample ids of other partitions: here they are duplicates.
+        others: arguments of `InterleavedReader`. Its ``read_kwargs`` are those of
+            `pyarrow.parquet.read_table`: how the file is opened (memory_map, buffer_size, pre_buffer …),
+            use_threads, and, with a row per item, filters (rows that do not pass are left out, also inside a
+            sample).
     """
 
     suffixes = PARQUET_SUFFIXES
@@ -95,7 +95,7 @@ class InterleavedParquetReader(InterleavedReader):
 
 
 class InterleavedParquetWriter(InterleavedWriter):
-    """Writes interleaved Parquet: image bytes plain, text compressed, row groups bounded by bytes.
+    """Writer of interleaved Parquet: image bytes uncompressed, text compressed, row groups bounded by bytes.
 
     ``path`` is a folder (one file per partition) or, ending in ``.parquet``, one file. See
     `InterleavedWriter`.
@@ -108,7 +108,7 @@ class InterleavedParquetWriter(InterleavedWriter):
 
 
 class ParquetSink(Sink):
-    """One Parquet file under a temporary name until published."""
+    """One Parquet file under a temporary name until it is published."""
 
     def __init__(self, uri: str, schema: pa.Schema, partition: str, options: StorageOptions | None) -> None:
         self._schema = schema = stored_schema(schema, partition)
@@ -130,9 +130,8 @@ class ParquetSink(Sink):
         return self._staged.uri, self._staged.publish()
 
     def discard(self) -> None:
-        with suppress(
-            Exception
-        ):  # a full disk refuses the footer too; what counts is the error that led here
+        # A full disk refuses the footer too; the error that led here is the one to report.
+        with suppress(Exception):
             self._writer.close()
         self._staged.discard()
 
@@ -145,15 +144,15 @@ def _open_writer(path: str, schema: pa.Schema) -> pq.ParquetWriter:
         compression={name: "none" if name == "binary_content" else "zstd" for name in _leaves(schema)},
         use_dictionary=[name for name in ("modality", "content_type") if name in schema.names],
         write_statistics=["sample_id", "position", "modality"],
-        # Pages are cut between write batches only: 1,024 image rows in one page cost every reader that much
-        # memory.
+        # Pages are cut between write batches only. With the default of 1,024 rows, a page of images would
+        # cost every reader that much memory.
         write_batch_size=16,
         bloom_filter_options={"sample_id": {"ndv": 4096, "fpp": 0.01}},
     )
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """Column paths as Parquet names them; compression can be set per top-level name only for flat columns."""
+    """Return column paths as Parquet names them: top-level names set the compression of flat columns only."""
     return [leaf for field in schema for leaf in _leaf_paths(field.name, field.type)]
 
 

@@ -1,4 +1,4 @@
-"""Parquet files: opened for reading a few rows at a time, and small ones that are written and read whole."""
+"""Parquet files, opened for reading a few rows at a time, and small tables written and read as a whole."""
 
 from __future__ import annotations
 
@@ -24,15 +24,11 @@ from mm_assets.interleaved.errors import MmAssetsError
 T = TypeVar("T")
 
 ROWS_AT_ONCE = 4096
-_READ_BUFFER = 1 << 16  # the processor's cache holds it until it is copied into its place
-_DAMAGE = (
-    pa.ArrowException,
-    OSError,
-    ValueError,
-)  # what reading what is no Parquet raises; ValueError: names that are not UTF-8
-_MAX_LISTED = 100_000  # columns, or row groups: what a footer lists takes kilobytes each
-# What reading bytes that a power cut or another hand has left may raise; Arrow has OSError for damaged
-# Parquet.
+_READ_BUFFER = 1 << 16  # small enough to stay in the processor's cache until it is copied
+# What pyarrow raises for a damaged file. ValueError: names that are not UTF-8.
+_DAMAGE = (pa.ArrowException, OSError, ValueError)
+_MAX_LISTED = 100_000  # columns, or row groups: each one in a footer takes kilobytes of memory
+# What reading a torn or foreign file may raise; Arrow raises OSError for damaged Parquet.
 UNREADABLE = (
     ValueError,
     TypeError,
@@ -48,11 +44,18 @@ UNREADABLE = (
 def open_parquet(
     uri: str, name: str, options: StorageOptions | None, opening: Mapping[str, Any]
 ) -> pq.ParquetFile:
-    """Open a file, which messages call ``name``, with the arguments ``opening`` of
-    `pyarrow.parquet.ParquetFile`.
+    """Open a Parquet file.
 
-    Raises as `regular_file` does, `ShardError` for a file that is no Parquet, and ``TypeError`` for an
-    argument that there is not.
+    Args:
+        uri: path or URL.
+        name: the file in messages.
+        options: for the file system.
+        opening: arguments of `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        OSError: the file cannot be opened; see also `regular_file`.
+        ShardError: the file is no Parquet.
+        TypeError: an argument in ``opening`` does not exist.
     """
     arguments = {"pre_buffer": is_remote(uri), "thrift_container_size_limit": _MAX_LISTED, **opening}
     if not is_remote(uri):
@@ -82,23 +85,32 @@ def open_parquet(
 
 
 def refuse_bad_footer(source: Any, metadata: pq.FileMetaData) -> None:
-    """Raises ``OSError`` or ``ValueError`` for a footer that contradicts itself; no data is read.
+    """Raise an error for a footer that contradicts itself; no data is read.
 
-    Where it is wrong about a column, pyarrow's access to what it says of that ends the process; a read that
-    takes no rows raises.
+    Over a footer that is wrong about a column, pyarrow's column metadata access ends the process. A read of
+    no rows raises instead.
+
+    Raises:
+        OSError: a column cannot be read.
+        ValueError: the row counts contradict each other, or a name is not UTF-8.
     """
     rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     if rows != metadata.num_rows:
         raise ValueError(f"its row groups have {rows} rows, and it {metadata.num_rows}")
     file = pq.ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=_READ_BUFFER)
     columns = list(range(metadata.num_columns))
-    for group in range(metadata.num_row_groups if columns else 0):  # of no columns, no rows are too many
+    # Without columns, pyarrow's read of no rows divides by zero and ends the process.
+    for group in range(metadata.num_row_groups if columns else 0):
         for _ in file.reader.iter_batches(0, [group], columns, use_threads=False):
             break
 
 
 def checked(read: Callable[[], T], name: str) -> T:
-    """What ``read`` gives. Raises `ShardError` that names the file for what pyarrow cannot read."""
+    """Return what ``read`` returns.
+
+    Raises:
+        ShardError: pyarrow cannot read the data; the message names the file.
+    """
     try:
         return read()
     except _DAMAGE as error:
@@ -108,55 +120,59 @@ def checked(read: Callable[[], T], name: str) -> T:
 def read_batches(
     file: pq.ParquetFile, group: int, columns: list[str], rows: int, name: str, **arguments: Any
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, ``rows`` at a time.
+    """Yield the rows of a row group, ``rows`` at a time.
 
-    Raises `ShardError` as `checked` does, and for fewer rows than there should be.
+    Raises:
+        ShardError: as `checked`, and when there are fewer rows than the footer says.
     """
     batches = file.iter_batches(rows, row_groups=[group], columns=columns, **arguments)
     found = 0
     while (batch := checked(lambda: next(batches, None), name)) is not None:
         found += batch.num_rows
         yield batch
-    if found != (told := file.metadata.row_group(group).num_rows):
-        raise ShardError(f"{name}: damaged Parquet data: row group {group} has {found} rows, not {told}")
+    if found != (expected := file.metadata.row_group(group).num_rows):
+        raise ShardError(f"{name}: damaged Parquet data: row group {group} has {found} rows, not {expected}")
 
 
 def column_chunks(
     uri: str, file: pq.ParquetFile, name: str, column: str, options: StorageOptions | None
 ) -> list[pa.Array]:
-    """All values of one column of an opened file. Raises `ShardError` as `checked` does."""
+    """Return all values of one column of an open file.
+
+    Raises:
+        ShardError: as `checked`.
+    """
     if not is_remote(uri):
         return checked(lambda: file.read([column], use_threads=False), name).column(0).chunks
-    # All ranges at once, and nothing of the images between them.
+    # Fetches the ranges of the column at once, without the images between them.
     with open_parquet_file(uri, columns=[column], storage_options=options, engine="pyarrow") as parts:
         return checked(lambda: pq.ParquetFile(parts).read([column], use_threads=False), name).column(0).chunks
 
 
 def rows_within(nbytes: int, mean: int) -> int:
-    """How many rows of ``mean`` bytes are read at a time, so that they take no more than ``nbytes``: a power
-    of two.
-    """
+    """Return how many rows of ``mean`` bytes to read at a time to stay within ``nbytes``: a power of two."""
     rows = min(max(nbytes // max(mean, 1), 1), ROWS_AT_ONCE)
-    return 1 << (
-        rows.bit_length() - 1
-    )  # our pages have 16 rows: a batch with rows of two pages is copied once more
+    # Our pages have 16 rows, and a batch with rows of two pages is copied once more.
+    return 1 << (rows.bit_length() - 1)
 
 
 class UnreadableFile(MmAssetsError, ValueError):
-    """A file is there, and is not what was written; the message names it."""
+    """A file that exists but is not what was written; the message names it."""
 
 
 def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = None) -> int:
-    """Write a small table in one atomic step; returns the file's bytes."""
+    """Write a small table in one atomic step; return the bytes of the file."""
     with staged(uri, options) as file:
         pq.write_table(table, file.path, compression="zstd")
         return file.publish()
 
 
 def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions | None = None) -> pa.Table:
-    """Some columns of a table.
+    """Read some columns of a small table.
 
-    Raises ``FileNotFoundError``, and `UnreadableFile` for what is torn or another table.
+    Raises:
+        FileNotFoundError: there is no file.
+        UnreadableFile: the file is torn, or another table.
     """
     with open_binary(uri, options) as file:
         data = file.read()

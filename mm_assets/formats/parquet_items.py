@@ -1,4 +1,4 @@
-"""Parquet files with a row an item, as a source of tables."""
+"""Parquet files with a row per item, as a source of tables."""
 
 from __future__ import annotations
 
@@ -25,9 +25,15 @@ PER_READ = (
 
 
 class ParquetSource(FileSource):
-    """One opened Parquet file; only the columns asked for are read, a few megabytes at a time.
+    """One open Parquet file; only the requested columns are read, a few megabytes at a time.
 
-    ``id_prefix`` is put in front of each sample id. Messages call the file ``name``.
+    Args:
+        uri: path or URL.
+        file: the open file.
+        read_kwargs: arguments of each read (``PER_READ``), and ``filters``.
+        id_prefix: put in front of each sample id.
+        name: the file in messages; ``uri`` by default.
+        options: for the file system.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class ParquetSource(FileSource):
         super().__init__(uri, original_schema(file), file.metadata.num_rows if filters is None else None)
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        # Selected by name again: Parquet takes "x.y" for a part of "x" as well.
+        # Selected by name again: to Parquet, "x.y" also means the child "y" of "x".
         target = pa.schema([self.schema.field(name) for name in columns])
         found = (
             restore(table.select(target.names), target) for table in self._passing(target.names, max_bytes)
@@ -72,9 +78,8 @@ class ParquetSource(FileSource):
         if self._filter is None:
             yield from grouped(self._slices(columns, max_bytes), self._spans, max_bytes, self._name)
             return
-        slices = self._slices(
-            self.schema.names, max_bytes
-        )  # the filter may ask for a column that is not read otherwise
+        # The filter may need a column that is not read otherwise.
+        slices = self._slices(self.schema.names, max_bytes)
         for table in grouped(slices, self._spans, max_bytes, self._name):
             yield table.filter(self._filter)
 
@@ -98,7 +103,7 @@ class ParquetSource(FileSource):
                 and row_group.num_rows <= ROWS_AT_ONCE
                 and row_group.total_byte_size - blobs <= max_bytes // 8
             ):
-                yield from self._apart(
+                yield from self._images_separately(
                     group, [name for name in columns if name != BLOBS], blobs // row_group.num_rows, max_bytes
                 )
                 continue
@@ -107,10 +112,10 @@ class ParquetSource(FileSource):
             ):
                 yield pa.Table.from_batches([batch])
 
-    def _apart(self, group: int, others: list[str], mean: int, max_bytes: int) -> Iterator[pa.Table]:
-        """The rows of a group of which only the images are large: these a few at a time, all other columns at
-        once.
-        """
+    def _images_separately(
+        self, group: int, others: list[str], mean: int, max_bytes: int
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of a group with large images: images a few at a time, all other columns at once."""
         table = self._checked(lambda: self._file.read_row_group(group, columns=others, **self._read_kwargs))
         field = self._file.schema_arrow.field(BLOBS)
         pieces: list[pa.Array] = []

@@ -1,6 +1,4 @@
-"""Parquet files of others with a row an item: samples that cannot be used are quarantined, and all others are
-read.
-"""
+"""Parquet files of other tools with a row per item, read with quarantine of samples that cannot be used."""
 
 from __future__ import annotations
 
@@ -37,9 +35,9 @@ _ERROR = "materialize_error"
 
 
 class QuarantiningParquetSource(ParquetSource):
-    """Looks at all rows when opened, without the bytes of the images.
+    """A Parquet file whose rows are all checked when it is opened, without the bytes of the images.
 
-    Messages and locators call the file ``path``.
+    Samples that cannot be used become ``losses``. Messages and locators call the file ``path``.
     """
 
     def __init__(
@@ -52,7 +50,7 @@ class QuarantiningParquetSource(ParquetSource):
         options: StorageOptions | None = None,
     ) -> None:
         super().__init__(uri, file, {}, id_prefix, path, options)
-        _refuse_other_types(self.schema, path)
+        _check_required_types(self.schema, path)
         self._path, self._ids = path, ids
         self._is_kept = np.ones(file.metadata.num_rows, bool)
         self._samples: list[SurveyedSample] = []
@@ -64,12 +62,12 @@ class QuarantiningParquetSource(ParquetSource):
         self._numbers = None if self._spans is None else self._spans.row_order()
         first = 0
         for table in self.tables([name for name in self.schema.names if name != BLOBS], _READ_AT_ONCE):
-            self._look(table, first)
+            self._inspect(table, first)
             first += table.num_rows
         self.items = int(self._is_kept.sum()) + sum(loss.is_item for loss in self.losses)
 
     def survey(self) -> FileSurvey:
-        """What the file holds."""
+        """Return the survey of the file."""
         return FileSurvey(
             samples=tuple(self._samples),
             losses=tuple(self.losses),
@@ -86,8 +84,8 @@ class QuarantiningParquetSource(ParquetSource):
             first += table.num_rows
             yield table if is_kept.all() else take_rows(table, np.flatnonzero(is_kept))
 
-    def _look(self, table: pa.Table, first: int) -> None:
-        """Find the samples of some rows, of which the first is the one with this number among all."""
+    def _inspect(self, table: pa.Table, first: int) -> None:
+        """Find the samples in some rows; ``first`` is the number of the first row in reading order."""
         self._integers.observe(table)
         broken = broken_rows(table)
         is_orderly = not broken and _disorder(table) is None
@@ -101,32 +99,31 @@ class QuarantiningParquetSource(ParquetSource):
                 if is_orderly
                 else _fault(rows, [broken[row] for row in range(start, end) if row in broken])
             )
-            if fault is not None and (apart := self._runs(first, start, end)):
-                pending += apart[::-1]
+            if fault is not None and (runs_apart := self._runs(first, start, end)):
+                pending += runs_apart[::-1]
                 continue
             if fault is not None:
-                self._lose_unread(rows, first + start, *fault)
+                self._quarantine_unusable(rows, first + start, *fault)
             else:
                 sample_id = rows.column("sample_id")[0].as_py()
-                why = self._ids.register(sample_id, self._row_name(first + start), self._path)
-                if why is None:
-                    self._note(rows, sample_id, first + start)
+                collision = self._ids.register(sample_id, self._row_name(first + start), self._path)
+                if collision is None:
+                    self._add_sample(rows, sample_id, first + start)
                     continue
-                self._lose_duplicate(rows, first + start, why)
+                self._quarantine_duplicate(rows, first + start, collision)
             self._is_kept[first + start : first + end] = False
 
     def _runs(self, first: int, start: int, end: int) -> list[tuple[int, int]]:
-        """The runs of consecutive rows of the file among those brought together here; none if they were all
-        together.
+        """Return the runs of rows that are consecutive in the file; none if all rows are.
 
-        Rows that make no sample together may be those of several with one id.
+        Rows that form no valid sample together may belong to several samples with one id.
         """
         if self._numbers is None:
             return []
         cuts = (start + 1 + np.flatnonzero(np.diff(self._numbers[first + start : first + end]) != 1)).tolist()
         return list(zip([start, *cuts], [*cuts, end], strict=True)) if cuts else []
 
-    def _note(self, rows: pa.Table, sample_id: str, first: int) -> None:
+    def _add_sample(self, rows: pa.Table, sample_id: str, first: int) -> None:
         images = pc.sum(pc.equal(rows.column("modality"), "image")).as_py()
         self._samples.append(
             SurveyedSample(sample_id, self._row_name(first), None, None, rows.num_rows, images)
@@ -136,11 +133,11 @@ class QuarantiningParquetSource(ParquetSource):
                 if row["modality"] == "image" and row[_ERROR] is not None:
                     self._unresolved.append((sample_id, row["position"], row[_ERROR]))
 
-    def _lose_unread(self, rows: pa.Table, first: int, kind: str, why: str) -> None:
-        """A sample that cannot be taken in is lost as one item: what its rows are nobody can say."""
+    def _quarantine_unusable(self, rows: pa.Table, first: int, kind: str, message: str) -> None:
+        """Quarantine an unusable sample as one item, because its rows cannot be told apart."""
         ids = with_bytes(rows.column("sample_id").combine_chunks())
         sample_id = None if ids[0].as_py() is None else ids[0].as_py().decode("utf-8", "backslashreplace")
-        reason = f"{self._path}: {self._row_name(first)}: {why}"
+        reason = f"{self._path}: {self._row_name(first)}: {message}"
         self.losses.append(
             Loss(
                 sample_id,
@@ -153,7 +150,7 @@ class QuarantiningParquetSource(ParquetSource):
             )
         )
 
-    def _lose_duplicate(self, rows: pa.Table, first: int, why: str) -> None:
+    def _quarantine_duplicate(self, rows: pa.Table, first: int, reason: str) -> None:
         for number, row in enumerate(rows.select(REQUIRED_COLUMNS).to_pylist()):
             ref = self._ref(first + number)
             self.losses.append(
@@ -161,7 +158,7 @@ class QuarantiningParquetSource(ParquetSource):
                     **row,
                     outcome="quarantined",
                     kind=DUPLICATE_ID,
-                    reason=why,
+                    reason=reason,
                     source_ref=ref,
                     is_cause=number == 0,
                 )
@@ -174,7 +171,7 @@ class QuarantiningParquetSource(ParquetSource):
         return row_name(row if self._numbers is None else int(self._numbers[row]))
 
 
-def _refuse_other_types(schema: pa.Schema, path: str) -> None:
+def _check_required_types(schema: pa.Schema, path: str) -> None:
     for name in REQUIRED_COLUMNS:
         type_ = schema.field(name).type
         plain = type_.value_type if pa.types.is_dictionary(type_) else type_
@@ -193,7 +190,7 @@ def _fault(rows: pa.Table, broken: Sequence[str]) -> tuple[str, str] | None:
 
 
 def _disorder(rows: pa.Table) -> str | None:
-    """Why some rows are no items of interleaved samples."""
+    """Return why some rows are no items of interleaved samples; None if they are."""
     try:
         sort_items(rows.select(REQUIRED_COLUMNS))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Single rows of a Parquet file as JSON, for people: without bytes, and with text in it that is none."""
+"""Single rows of a Parquet file as JSON for people to read: without bytes, and with invalid text kept."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _READ_AT_ONCE = 4 << 20  # bytes
 
 
 def rows_as_json(uri: str, rows: Collection[int], options: StorageOptions | None = None) -> dict[int, bytes]:
-    """The values of these rows by number, but for columns of bytes; a row that is not there is left out.
+    """Return the values of these rows by row number, without columns of bytes; missing rows are left out.
 
-    A column with text that is not UTF-8 is written in base64. Raises `ShardError` for a file that cannot be
-    read.
+    A column with text that is not UTF-8 is written in base64.
+
+    Raises:
+        ShardError: the file cannot be read.
     """
     file = open_parquet(uri, uri, options, {})
     try:

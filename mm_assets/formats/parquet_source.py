@@ -1,4 +1,4 @@
-"""Which source reads a Parquet file: told by its columns."""
+"""Sources of Parquet files, chosen by the columns of each file: a row per item or a row per document."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, size_of
 from mm_assets.formats.webdataset.layout import RawLayout
 
-ROWS_PREFIX = "shard"  # of the number of a row, where that is its id: numbers start anew in each file
+# Put in front of row numbers that are used as sample ids: they start at 0 in each file.
+ROWS_PREFIX = "shard"
 
-# What a row of a file is.
+# The kinds of rows, as `mm-assets inspect` shows them.
 OURS, ITEMS, DOCUMENTS = (
     "its rows are items, which this project wrote",
     "its rows are items",
@@ -33,8 +34,9 @@ OURS, ITEMS, DOCUMENTS = (
 
 
 def rows_of(uri: str, options: StorageOptions | None = None) -> str:
-    """What the rows of a file are, as far as its columns tell: ``OURS``, ``ITEMS`` or ``DOCUMENTS``. Raises
-    as `open_source` does.
+    """Return the kind of a file's rows as its columns tell: ``OURS``, ``ITEMS`` or ``DOCUMENTS``.
+
+    Raises as `open_source` does.
     """
     file = open_parquet(uri, uri, options, {})
     try:
@@ -53,17 +55,30 @@ def open_source(
     options: StorageOptions | None = None,
     read_kwargs: Mapping[str, Any] | None = None,
 ) -> FileSource:
-    """Open a file that has a row an item (columns sample_id, position and modality: ours, NeMo Curator's), or
-    a row a document.
+    """Open a Parquet file with a row per item or a row per document.
 
-    Locators call it ``path``. With ``ids``, samples that cannot be used are quarantined. Raises `ShardError`
-    in one line for any other file.
+    A file with the columns sample_id, position and modality has a row per item (ours, NeMo Curator's).
+
+    Args:
+        uri: path or URL.
+        layout: the columns of documents.
+        path: the file in locators, and in messages if ``ids`` are given.
+        partition: the partition that the file belongs to.
+        ids: the sample ids of the partition so far. With them, samples that cannot be used are quarantined;
+            without (None) they raise.
+        max_member_bytes: a larger image of a document is an error row.
+        options: for the file system.
+        read_kwargs: see `InterleavedParquetReader`.
+
+    Raises:
+        ShardError: the file is neither, in one line.
+        ValueError: ``filters`` for a file with a row per document, or with ``ids``.
     """
-    given = dict(read_kwargs or {})
+    open_kwargs = dict(read_kwargs or {})
     name = uri if ids is None else path
-    per_read = {argument: given.pop(argument) for argument in PER_READ if argument in given}
-    filters = given.pop("filters", None)
-    file = open_parquet(uri, name, options, given)
+    per_read = {argument: open_kwargs.pop(argument) for argument in PER_READ if argument in open_kwargs}
+    filters = open_kwargs.pop("filters", None)
+    file = open_parquet(uri, name, options, open_kwargs)
     try:
         rows = _rows_of(file, name)
         prefix = id_prefix(layout.sample_id_prefix, partition.name, partition.files, uri)
@@ -71,19 +86,23 @@ def open_source(
             return ParquetSource(uri, file, {**per_read, "filters": filters}, prefix, options=options)
         if filters is not None:
             raise ValueError(
-                f"{name}: read_kwargs: filters are for files with a row an item, and where nothing is set aside"
+                f"{name}: read_kwargs: filters are for files with a row an item, "
+                "and where nothing is set aside"
             )
         if rows != DOCUMENTS and ids is not None:
             return QuarantiningParquetSource(uri, file, path, ids, prefix, options)
 
         def reopen(dictionaries: list[str]) -> pq.ParquetFile:
             return open_parquet(
-                uri, name, options, {**given, "metadata": file.metadata, "read_dictionary": dictionaries}
+                uri,
+                name,
+                options,
+                {**open_kwargs, "metadata": file.metadata, "read_dictionary": dictionaries},
             )
 
         documents = DocumentFile(file, name, size_of(uri, options), layout, per_read, reopen)
-        of_rows = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
-        return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, of_rows)
+        row_id_prefix = id_prefix(ROWS_PREFIX, partition.name, partition.files, uri)
+        return DocumentSource(uri, documents, path, max_member_bytes, ids, prefix, row_id_prefix)
     except BaseException:
         file.close(force=True)
         raise
@@ -98,9 +117,10 @@ def survey_parquet(
     max_member_bytes: int,
     options: StorageOptions | None = None,
 ) -> FileSurvey:
-    """Survey one file without the bytes of its images; ``path`` is what messages and locators call it.
+    """Survey one file without the bytes of its images; ``path`` names it in messages and locators.
 
-    No sample in it raises: what cannot be used is among the ``losses``. Raises as `open_source` does.
+    No sample raises: samples that cannot be used are among the ``losses``. For the file itself, raises as
+    `open_source` does.
     """
     with closing(open_source(uri, layout, path, partition, SampleIds(), max_member_bytes, options)) as source:
         assert isinstance(source, QuarantiningParquetSource | DocumentSource)

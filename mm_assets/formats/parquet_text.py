@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: Parquet does not promise that what is called a string is one."""
+"""Detection of text that is not UTF-8: Parquet does not guarantee that strings are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 def broken_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, str]:
-    """Rows with text that is not UTF-8, be it inside lists, and the first column of each that has such."""
+    """Return the rows with text that is not UTF-8, also inside lists, and the first such column of each."""
     broken: dict[int, str] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if not _is_sound(column):
@@ -17,7 +17,7 @@ def broken_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, str]:
 
 
 def with_bytes(column: pa.Array) -> pa.Array:
-    """The same column with bytes in the place of text, of which nothing is asked."""
+    """Return the column with its text as bytes, without any check."""
     return column.cast(_as_bytes(column.type))
 
 

@@ -1,8 +1,7 @@
-"""Types that Parquet changes or cannot hold, kept: a file of ours is read back in the very types it was
-written in.
+"""Mapping between Arrow types and those that Parquet can store, so that our files keep the types written.
 
-Parquet has no seconds, no 64-bit dates and other names for list items; Arrow writes the original schema
-beside the data, but goes by it only in part. Lists and structs of nulls come back as broken arrays (Arrow
+Parquet has no seconds, no 64-bit dates and other names for list items. Arrow writes the original schema
+beside the data, but restores only part of it. Lists and structs of nulls come back as broken arrays (Arrow
 26): they are stored as booleans. Dictionaries inside other types are only read back when they are of text:
 those of other values are stored as their values.
 """
@@ -18,19 +17,16 @@ from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SCHEMA_VERSION = "1"
 VERSION = "mm_assets:schema_version"
-SHARD = "mm_assets:shard"  # the partition's name, of which the file's may be only a digest
-_ORIGINAL = (
-    "mm_assets:arrow_schema"  # the schema before types inside others were replaced, in a file that has such
-)
+SHARD = "mm_assets:shard"  # the partition's name; the file's name may be only a digest of it
+# The schema before nested types were replaced; only in files that have such types.
+_ORIGINAL = "mm_assets:arrow_schema"
 _ARROW = "ARROW:schema"
-# What Arrow raises for a type that Parquet cannot have.
+# What Arrow raises for a type that Parquet cannot store.
 REFUSALS = (pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError)
 
 
 def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
-    """What a file of these columns is written with: types Parquet holds, and which schema version and shard
-    it is of.
-    """
+    """Return the schema to write: types that Parquet can store, schema version and shard in the metadata."""
     metadata = {**(schema.metadata or {}), VERSION: SCHEMA_VERSION, SHARD: shard}
     fields = [field.with_type(_storable(field.type)) for field in schema]
     if fields != list(schema):
@@ -39,7 +35,7 @@ def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
 
 
 def original_schema(file: pq.ParquetFile) -> pa.Schema:
-    """The schema that a file of ours was written in; that of a file of others as Arrow reads it."""
+    """Return the schema that a file of ours was written in; for files of other tools, the one Arrow reads."""
     metadata = file.metadata.metadata or {}
     text = metadata.get(_ORIGINAL.encode()) or metadata.get(_ARROW.encode())
     if VERSION.encode() not in metadata or text is None:
@@ -48,7 +44,7 @@ def original_schema(file: pq.ParquetFile) -> pa.Schema:
 
 
 def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
-    """A table read from a file, in the types of `original_schema`."""
+    """Return a table read from a file in the types of `original_schema`."""
     if table.schema.equals(target, check_metadata=True):
         return table
     columns = [_restored(column, field) for column, field in zip(table.columns, target, strict=True)]
@@ -56,7 +52,7 @@ def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
 
 
 def refused_column(schema: pa.Schema) -> str:
-    """``"column 'x': "`` for the first column whose type Parquet does not know; empty when there is none."""
+    """Return ``"column 'x': "`` for the first column whose type Parquet cannot store; empty without one."""
     for field in schema:
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
@@ -72,7 +68,7 @@ def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
     column = column.cast(stored.type)
     if stored.type == target.type:
         return column
-    # No cast makes nulls, or dictionaries of anything but text.
+    # Arrow cannot cast to nulls, or to dictionaries of anything but text.
     return pa.chunked_array([json_codec.decode(json_codec.encode(column, stored), target)], target.type)
 
 

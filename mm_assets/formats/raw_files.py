@@ -1,4 +1,4 @@
-"""The files of raw shards: tars, or Parquet."""
+"""Files of raw shards: tars, or Parquet."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)
 
 
 def is_parquet(uri: str) -> bool:
-    """Whether a file is a Parquet file by its name."""
+    """Return whether a file is a Parquet file by its name."""
     return uri.lower().endswith(PARQUET_SUFFIXES)
 
 
 def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files that a folder or pattern stands for, and the Parquet files that are passed over: all of them
-    where there is a tar.
+    """Split the files of a folder or pattern into those to read and the Parquet files beside tars.
 
-    Exporters of tars (img2dataset, for one) write what they know of each tar in a Parquet file beside it.
+    Where there is a tar, all Parquet files are passed over: exporters of tars (img2dataset, for one) write
+    the metadata of each tar to a Parquet file beside it.
     """
     if not any(file.lower().endswith(TAR_SUFFIXES) for file in files):
         return list(files), []
@@ -29,6 +29,7 @@ def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def passed_over_line(location: str, files: Sequence[str]) -> str:
-    """The line that tells of Parquet files that are not read."""
+    """Return the line about Parquet files that are not read."""
     many = f"{len(files)} Parquet files" if len(files) > 1 else "1 Parquet file"
-    return f"{location}: {many} beside tars passed over, such as {posixpath.basename(files[0])}; name *.parquet to read them"
+    example = posixpath.basename(files[0])
+    return f"{location}: {many} beside tars passed over, such as {example}; name *.parquet to read them"

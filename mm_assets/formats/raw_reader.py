@@ -1,4 +1,4 @@
-"""Read raw shards as interleaved batches: tars, and Parquet files of others."""
+"""Reader of raw shards: tars, and Parquet files of other tools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
 
 class RawReader(InterleavedWebdatasetReader):
-    """Reads each file as its suffix says; the arguments are those of `InterleavedWebdatasetReader`.
+    """Reader that chooses the format of each file by its suffix; arguments as `InterleavedWebdatasetReader`.
 
-    In Parquet, names of fields are those of columns. Extensions, the image member and per-item fields are
-    about tars alone.
+    In Parquet, field names are column names. Extensions, the image member and per-item fields only apply to
+    tars.
     """
 
     suffixes = RAW_SUFFIXES

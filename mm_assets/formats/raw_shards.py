@@ -1,6 +1,4 @@
-"""The raw shards a user configured: one text names paths, globs, brace lists or URLs, or modalities,
-separated by whitespace.
-"""
+"""Raw shards as users configure them: paths, globs, brace lists, URLs or modalities, with spaces between."""
 
 from __future__ import annotations
 
@@ -34,19 +32,22 @@ from mm_assets.formats.store_errors import is_of_store
 from mm_assets.interleaved.errors import MmAssetsError
 
 _PATTERN = re.compile(r"[*?\[]")
-_TOLD = 3  # of the locations where nothing is
+_MAX_REASONS = 3  # in the message that no raw shards were found
 
 
 class AmbiguousPartition(MmAssetsError, ValueError):
-    """Several raw files have the name of one partition."""
+    """Several raw files share the name of one partition."""
 
 
 @dataclass(frozen=True)
 class RawShard:
     """One partition of raw input: its files, and a version that changes whenever a file does.
 
-    ``is_ambiguous``: these files contend for the name (``x.tar`` and ``x.tar.gz``), and none of them is read.
-    ``stamps`` has what is known of remote files.
+    Attributes:
+        key: the partition key.
+        files: its files, in order.
+        is_ambiguous: several files claim the name (``x.tar`` and ``x.tar.gz``), and none of them is read.
+        stamps: stamps of remote files, by URL.
     """
 
     key: str
@@ -56,9 +57,7 @@ class RawShard:
 
     @cached_property
     def version(self) -> str:
-        """Made of the etag of each file, or of size, modification time and a digest of both ends; found out
-        when it is first asked for.
-        """
+        """A digest of each file's etag, or size, modification time and both ends; computed on first use."""
         stamps = [
             f"{os.path.basename(file)}:{self.stamps[file] if is_remote(file) else local_stamp(file)}"
             for file in self.files
@@ -67,18 +66,17 @@ class RawShard:
 
     @property
     def uri(self) -> str:
-        """Its one file, a JSON list of several, or a JSON object with those that contend for its name: see
-        `files_of`.
-        """
+        """The one file, a JSON list of several, or a JSON object of contending files; see `files_of`."""
         if self.is_ambiguous:
             return json.dumps({self.key: self.files})
         return self.files[0] if len(self.files) == 1 else json.dumps(self.files)
 
 
 def files_of(uri: str) -> tuple[str, ...]:
-    """The files of a raw shard's `RawShard.uri`; any other URI is one file.
+    """Return the files that a `RawShard.uri` names; any other URI is one file.
 
-    Raises `AmbiguousPartition`, naming the files, where several contend for the shard's name.
+    Raises:
+        AmbiguousPartition: several files contend for the shard's name; the message names them.
     """
     if uri.startswith("{"):
         ((key, files),) = json.loads(uri).items()
@@ -91,7 +89,7 @@ def files_of(uri: str) -> tuple[str, ...]:
 class Listing(dict[str, RawShard]):
     """Raw shards by partition key.
 
-    ``unmatched`` says in a line each which folders and patterns hold none, and what in them is no shard.
+    ``unmatched`` has a line for each folder or pattern without shards, and for files in them that are none.
     """
 
     def __init__(self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = ()) -> None:
@@ -100,20 +98,25 @@ class Listing(dict[str, RawShard]):
 
 
 class RawLocations:
-    """What ``MM_RAW_SHARDS`` says, and the two roots that partitions and locators are relative to.
+    """The locations in ``MM_RAW_SHARDS``, and the two roots of relative partition names and locators.
 
-    Roots follow from what is written there, not from what is found: a shard added later renames no partition.
-    They are the deepest common folder of the local locations, and the deepest common prefix of the URLs.
+    Roots follow from the text, not from the files found: a shard added later renames no partition. They are
+    the deepest common folder of the local locations and the deepest common prefix of the URLs.
     """
 
     def __init__(
         self, text: str, options: StorageOptions | None = None, excluded: str = "", missing_keys: str = "skip"
     ) -> None:
-        """``excluded`` is a folder or URL prefix whose files are no raw shards: the outputs.
-        ``missing_keys``: see `PairedAddress`.
+        """Parse the locations.
 
-        Raises ``ValueError`` for a quotation mark without its partner, and for modalities beside other
-        locations.
+        Args:
+            text: the locations, separated by whitespace, quoted as in a shell.
+            options: for the file systems.
+            excluded: folder or URL prefix whose files are no raw shards: the outputs.
+            missing_keys: see `PairedAddress`.
+
+        Raises:
+            ValueError: an unmatched quotation mark, or modalities mixed with other locations.
         """
         self._options = options
         self._excluded = (
@@ -134,18 +137,20 @@ class RawLocations:
         self.remote_root = root_of_locations([item for item in self._items if is_remote(item)], RAW_SUFFIXES)
 
     def roots(self) -> list[str]:
-        """Everything a locator of these shards may point into; relative ones are below the first."""
+        """Return all roots that locators of these shards may point into; relative ones start at the first."""
         return [root for root in (self.local_root, self.remote_root) if root]
 
     def shards(self, files_per_partition: int | None = None) -> Listing:
-        """All raw partitions by key.
+        """Return all raw shards by partition key.
 
-        A file that is named, also by a brace list, is a partition whether it is there or not: one that is not
-        fails when it is read, alone. So does one whose name several files have. Raises ``FileNotFoundError``
-        in one line where nothing is found at all.
+        A file named in the text, also by a brace list, is a partition whether it exists or not: a missing one
+        fails alone, when it is read. So does a partition whose name several files share.
+
+        Raises:
+            FileNotFoundError: no shard is found at all; one line.
         """
         if self._paired is not None:
-            self._paired.names()  # says which folder is not there
+            self._paired.names()  # raises, naming the folder, where one is missing
         is_named = self._elements()
         named = [element for element, is_file in is_named.items() if is_file]
         stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
@@ -156,18 +161,20 @@ class RawLocations:
         ]
         files, unmatched = self._files(is_named)
         unmatched += self._paired.passed_over() if self._paired is not None else []
-        taken = [file for file in files if not self._is_excluded(file)]
-        if not set(taken).difference(absent):
-            told = [*(self._why_absent(file) for file in absent[:_TOLD]), *absent[_TOLD:], *unmatched]
-            told += ["those found lie below MM_STORAGE"] if len(taken) < len(files) else []
-            rest = f"; and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+        included = [file for file in files if not self._is_excluded(file)]
+        if not set(included).difference(absent):
+            first_absent = [self._absent_line(file) for file in absent[:_MAX_REASONS]]
+            reasons = [*first_absent, *absent[_MAX_REASONS:], *unmatched]
+            reasons += ["those found lie below MM_STORAGE"] if len(included) < len(files) else []
+            rest = f"; and {len(reasons) - _MAX_REASONS} more" if len(reasons) > _MAX_REASONS else ""
             raise FileNotFoundError(
-                f"no raw shards: {'; '.join(told[:_TOLD]) or 'none are named; set MM_RAW_SHARDS'}{rest}"
+                "no raw shards: "
+                f"{'; '.join(reasons[:_MAX_REASONS]) or 'none are named; set MM_RAW_SHARDS'}{rest}"
             )
         stamps |= remote_stamps(
-            [file for file in taken if is_remote(file) and file not in stamps], self._options
+            [file for file in included if is_remote(file) and file not in stamps], self._options
         )
-        return Listing(self._planned(taken, files_per_partition, stamps), unmatched)
+        return Listing(self._planned(included, files_per_partition, stamps), unmatched)
 
     def _planned(
         self, files: Sequence[str], files_per_partition: int | None, stamps: Mapping[str, str]
@@ -186,8 +193,9 @@ class RawLocations:
         return shards | ambiguous
 
     def _elements(self) -> dict[str, bool]:
-        """All locations, brace lists taken apart, and whether each names a file; folders and patterns must be
-        looked up.
+        """Return all locations with brace lists expanded, and whether each names a single file.
+
+        Folders and patterns must be searched for files.
         """
         for fs in {
             id(fs): fs
@@ -208,9 +216,7 @@ class RawLocations:
         return [item] if exists(item, self._options) else expand_braces(item)
 
     def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-        """All files, in the order of the locations, and a line for each folder and pattern that has none, or
-        more than can be read.
-        """
+        """Return all files in the order of the locations, and a line for each location with unread files."""
         files: list[str] = []
         unmatched: list[str] = []
         for location in is_named:
@@ -237,7 +243,7 @@ class RawLocations:
         unmatched += [not_utf8(file) for file in files if not _is_text(file)]
         return list(dict.fromkeys(file for file in files if _is_text(file))), unmatched
 
-    def _why_absent(self, file: str) -> str:
+    def _absent_line(self, file: str) -> str:
         try:
             size_of(file, self._options)
         except Exception as error:
@@ -250,7 +256,7 @@ class RawLocations:
     def _is_excluded(self, file: str) -> bool:
         if not self._excluded or is_remote(file) != is_remote(self._excluded):
             return False
-        real = file if is_remote(file) else os.path.realpath(file)  # a link may lead there
+        real = file if is_remote(file) else os.path.realpath(file)  # a link may lead into the outputs
         return real.startswith(self._excluded.rstrip("/") + "/")
 
     def _root_of(self, file: str) -> str:
@@ -258,18 +264,19 @@ class RawLocations:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a name can be that of a partition: no bytes in it that are no UTF-8."""
+    """Return whether a name can be a partition's: it has no bytes that are not UTF-8."""
     return not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:
-    """The paired shards that ``name=location`` items stand for; None where no item is of that form."""
+    """Return the paired shards of ``name=location`` items; None where no item has that form."""
     named = [found for item in items if (found := modality_of(item)) is not None]
     if not named:
         return None
     if len(named) < len(items):
         raise ValueError(
-            f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: {' '.join(items)}"
+            f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: "
+            f"{' '.join(items)}"
         )
     if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
         raise ValueError(f"raw shards: modality {repeated[0]!r} is named twice")
@@ -277,7 +284,5 @@ def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | 
 
 
 def relative_root(roots: Sequence[str]) -> str | None:
-    """The root among them that locators are stored relative to: the folder of this machine, or that of paired
-    shards.
-    """
+    """Return the root that locators are stored relative to: the local folder, or that of paired shards."""
     return next((root for root in roots if not is_remote(root) or root.startswith(f"{PROTOCOL}://")), None)

@@ -1,4 +1,4 @@
-"""What the readers of all formats share: partitions, the schema of a partition, batches with lineage."""
+"""Base of all readers: partitions, the schema of a partition, batches with lineage."""
 
 from __future__ import annotations
 
@@ -41,15 +41,19 @@ _PROJECTED_BYTES = 32 << 20
 
 
 class ShardError(MmAssetsError, ValueError):
-    """A file cannot be read as interleaved data; the message names file, sample and field."""
+    """A file that cannot be read as interleaved data; the message names file, sample and field."""
 
 
 class FileSource(ABC):
-    """One input file, opened: its schema is known, its tables are read on demand.
+    """One open input file: its schema is known, its tables are read on demand.
 
-    ``items`` is how many items it holds by its own account (None: it does not say), found without building
-    tables; ``losses`` are those that will not be in the tables, and damaged ranges of the file that cannot be
-    read.
+    Attributes:
+        uri: path or URL.
+        schema: columns of the tables.
+        items: how many items the file holds by its own account, found without building tables; None if
+            unknown.
+        losses: items that will not be in the tables, and damaged ranges of the file.
+        notes: facts about the file for reports.
     """
 
     def __init__(self, uri: str, schema: pa.Schema, items: int | None) -> None:
@@ -61,9 +65,9 @@ class FileSource(ABC):
 
     @abstractmethod
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        """Tables of whole samples, of at most ``max_bytes`` Arrow bytes unless one sample alone is larger.
+        """Yield tables of whole samples of at most ``max_bytes`` Arrow bytes; one larger sample passes alone.
 
-        Only ``columns`` are read from storage; the tables have those in any order.
+        Only ``columns`` are read from storage; the tables have them in any order.
         """
 
     @abstractmethod
@@ -71,21 +75,25 @@ class FileSource(ABC):
 
 
 class InterleavedReader(ABC):
-    """Reads files into `InterleavedBatch`; iterable any number of times.
+    """Base of readers of files into `InterleavedBatch`; iterable any number of times.
 
     Args:
         file_paths: path, folder, glob, brace list or URL, or a list of them.
-        files_per_partition: input files that go into one partition (output file); default one.
-        blocksize: instead, bytes of input files in one partition, as a number or ``"512MiB"``.
-        max_batch_bytes: Arrow bytes a batch holds at most, cut on sample boundaries (one larger sample passes
-        alone); None: one
-            batch a partition.
+        files_per_partition: input files per partition (output file); default one.
+        blocksize: instead, bytes of input files per partition, as a number or ``"512MiB"``.
+        max_batch_bytes: limit of a batch in Arrow bytes, cut on sample boundaries (one larger sample passes
+            alone). None: one batch per partition.
         fields: passthrough columns to keep; missing ones are filled with null. None keeps all.
         read_kwargs: forwarded to the underlying read.
-        schema: strict target schema. schema_overrides: types of some columns, the others as they are.
+        schema: strict target schema.
+        schema_overrides: types of some columns; the others stay as they are.
         materialize: fetch the bytes of image rows that have only a source_ref.
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of the inputs.
+
+    Raises:
+        ValueError: ``max_batch_bytes`` is not positive, or ``fields`` names reserved columns.
+        TypeError: ``fields`` is one string.
     """
 
     suffixes: tuple[str, ...]
@@ -123,7 +131,7 @@ class InterleavedReader(ABC):
         self.materialize = materialize
         self.roots = tuple(roots) if roots is not None else None
         self.storage_options = storage_options
-        self._kept: dict[Partition, FileSource] = {}  # at most one: opened for its schema, and not read yet
+        self._kept: dict[Partition, FileSource] = {}  # at most one: opened for its schema, but not read yet
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
@@ -132,13 +140,14 @@ class InterleavedReader(ABC):
     def _open_file(self, uri: str, partition: Partition) -> FileSource: ...
 
     def _opener(self, partition: Partition) -> Callable[[str], FileSource]:
-        """What opens the files of a partition one after the other; a new one each time they are read."""
+        """Return a function that opens the files of a partition in order; a new one for each pass."""
         return lambda uri: self._open_file(uri, partition)
 
     def partitions(self) -> list[Partition]:
-        """The partitions this reader yields, in order.
+        """Return the partitions of this reader, in order.
 
-        Raises ``FileNotFoundError`` for a path that matches nothing.
+        Raises:
+            FileNotFoundError: a path matches nothing.
         """
         if not self.file_paths:
             return []
@@ -149,16 +158,14 @@ class InterleavedReader(ABC):
         )
 
     def root(self) -> str:
-        """The folder or URL prefix that all inputs share, as written in ``file_paths``; partitions are named
-        relative to it.
-        """
+        """Return the folder or URL prefix that all ``file_paths`` share, which partition names leave out."""
         return root_of_locations(self.file_paths, self.suffixes)
 
     def open(self, partition: Partition) -> BatchStream:
-        """The stream of one partition; its files are scanned for their schema now and read when iterated.
+        """Return the stream of one partition; its files are scanned for their schema now, and read later.
 
-        What was scanned stays open for the stream if the partition is one file, until it is read or the
-        reader opens another partition.
+        The file of a single-file partition stays open for the stream until it is read or the reader opens
+        another partition.
         """
         schemas: list[pa.Schema] = []
         items: int | None = 0
@@ -187,7 +194,7 @@ class InterleavedReader(ABC):
             self._kept.popitem()[1].close()
 
     def _sources(self, partition: Partition) -> Iterator[FileSource]:
-        """The files of a partition, each open for its turn."""
+        """Yield the files of a partition, each open while it is used."""
         open_file = self._opener(partition)
         for file in partition.files:
             kept = self._kept.pop(partition, None)
@@ -197,7 +204,7 @@ class InterleavedReader(ABC):
                 yield source
 
     def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
-        """The schema of a partition, and tables of some columns only: nothing else is read from storage."""
+        """Return the schema of a partition, and tables of some columns; nothing else is read from storage."""
         schema = self.open(partition).schema
         return schema, self._projected(partition, schema, columns)
 
@@ -230,9 +237,7 @@ class InterleavedReader(ABC):
             yield InterleavedBatch(pa.concat_tables(whole), partition.files, partition.name)
 
     def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> Iterator[pa.Table]:
-        """A source's table sorted, in its final types and with its bytes; cut anew where those made it larger
-        than a batch.
-        """
+        """Yield a source's table sorted, in its final types and with its bytes, cut again if it grew."""
         try:
             table = sort_items(table)
             aligned = align_table(table, schema)
@@ -240,9 +245,8 @@ class InterleavedReader(ABC):
             raise ShardError(f"{file}: {error}") from error
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
-        has_grown = to_fetch.any() or not aligned.schema.equals(
-            table.schema
-        )  # the source's own tables are within the limit
+        # Tables are within the limit as they come from the source.
+        has_grown = to_fetch.any() or not aligned.schema.equals(table.schema)
         if self.max_batch_bytes is not None and table.num_rows and has_grown:
             parts = cut_rows(
                 aligned, sample_offsets(table), row_bytes(aligned) + to_fetch, self.max_batch_bytes
@@ -254,10 +258,10 @@ class InterleavedReader(ABC):
         found = unify_schemas(canonical_schema(reconcile_schema(schema)) for schema in schemas)
         if self.fields is not None:
             if absent := [name for name in self.fields if name not in found.names]:
-                where = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+                location = files[0] if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
                 near = [name for field in absent for name in get_close_matches(field, found.names, n=1)]
                 hint = f" (is {', '.join(near)} meant?)" if near else ""
-                warn_user(f"{where}: fields not found, filled with null: {', '.join(absent)}{hint}")
+                warn_user(f"{location}: fields not found, filled with null: {', '.join(absent)}{hint}")
             kept = [found.field(n) if n in found.names else pa.field(n, pa.null()) for n in self.fields]
             found = pa.schema([*INTERLEAVED_SCHEMA, *kept])
         if self.target is None:
@@ -270,12 +274,12 @@ class InterleavedReader(ABC):
 
 
 def _plain(paths: Paths) -> tuple[str, ...]:
-    """Locations, those of local files without ``file://``."""
+    """Return locations as text, local files without ``file://``."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     return tuple(local_path(os.fspath(path)) for path in given)
 
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:
-    """Columns to read: samples are sorted and cut by the required ones, whatever is asked for."""
+    """Return the columns to read: those of the schema, and the required ones, which define samples."""
     names = {*schema.names, *REQUIRED_COLUMNS}
     return [name for name in source.schema.names if name in names]

@@ -1,4 +1,4 @@
-"""What a writer says about what it wrote."""
+"""Reports of writers on what they wrote."""
 
 from __future__ import annotations
 
@@ -18,13 +18,27 @@ __all__ = ["PartitionReport", "WriteReport"]
 
 @dataclass(frozen=True)
 class PartitionReport:
-    """What one partition's output holds. ``uri`` is None when there was nothing to write (an empty tar is
-    never written).
+    """Report on one partition's output: counts, digests, losses.
 
-    ``items`` is how many items the input holds by its own account (None: it does not say); each of them is
-    among the ``rows`` or the ``losses``. ``digest`` is of the rows as written, ``source_digest`` of the same
-    rows before their columns took the output's types, ``lost_digest`` of the rows that steps and the policy
-    took out. ``counts`` and ``examples`` are what steps counted, and the first items of each name.
+    Attributes:
+        partition: its name.
+        uri: the output; None when there was nothing to write (an empty tar is never written).
+        rows: rows written; ``samples``, ``images`` and ``texts`` are counts among them.
+        nbytes: bytes of the output; ``image_bytes`` are those of the images in it.
+        schema: the schema as written.
+        digest: of the rows as written.
+        source_files: the inputs.
+        items: how many items the input holds by its own account (None: unknown); each is among the ``rows``
+            or the ``losses``.
+        source_digest: of the same rows before their columns took the output's types.
+        lost_digest: of the rows that steps and the policy took out.
+        losses: items that were not written, each with its reason.
+        errors: rows written with an error.
+        counts: counters of the steps.
+        examples: the first items that steps counted, by the name of the counter.
+        dropped_columns: columns outside a strict schema.
+        notes: facts about the input files, by file.
+        extra: facts about the output that only this format has.
     """
 
     partition: str
@@ -56,13 +70,13 @@ class PartitionReport:
 
     @property
     def quarantined(self) -> tuple[Loss, ...]:
-        """Items quarantined for a fault, theirs or their sample's, and damaged ranges of files."""
+        """Items quarantined for a fault of their own or of their sample, and damaged ranges of files."""
         return tuple(loss for loss in self.losses if loss.outcome == "quarantined")
 
 
 @dataclass(frozen=True)
 class WriteReport:
-    """All partitions of one `InterleavedWriter.write` call; the counts are their sums."""
+    """Reports on all partitions of one `InterleavedWriter.write` call; the counts are their sums."""
 
     path: str
     partitions: tuple[PartitionReport, ...]
@@ -92,24 +106,29 @@ class WriteReport:
 
     @property
     def errors(self) -> tuple[ItemError, ...]:
+        """Rows with an error, of all partitions."""
         return tuple(error for report in self.partitions for error in report.errors)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
+        """Items that were not written, of all partitions."""
         return tuple(loss for report in self.partitions for loss in report.losses)
 
     @property
     def dropped_columns(self) -> tuple[str, ...]:
+        """Columns outside a strict schema, each once."""
         return tuple(dict.fromkeys(name for report in self.partitions for name in report.dropped_columns))
 
     @property
     def files(self) -> tuple[str, ...]:
+        """URIs of the outputs."""
         return tuple(report.uri for report in self.partitions if report.uri is not None)
 
 
 class PartitionsRefused(MmAssetsError, ValueError):
-    """Partitions were not published (``complaints``: why, by name; ``reasons``: each once), the others of the
-    chunk were.
+    """Some partitions of a chunk were not published; the others were.
+
+    ``complaints`` has the reason of each by name, ``reasons`` each reason once.
     """
 
     def __init__(self, complaints: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Any source of batches as streams whose schema is known ahead."""
+"""Any source of batches as streams with a known schema; batches without one ahead are spooled to disk."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
 _DEFAULT_PARTITION = "part-00000"
-_TAKEN_APART = (
-    str,
-    os.PathLike,
-    type,
-    Mapping,
-    pa.Table,
-    pa.RecordBatch,
-)  # iterated, they give letters, keys or columns
+# Iterables that are no batches: iterated, they give letters, keys or columns.
+_NOT_BATCHES = (str, os.PathLike, type, Mapping, pa.Table, pa.RecordBatch)
 
 Batches = InterleavedReader | InterleavedBatch | BatchStream | Iterable[InterleavedBatch]
 
 
 def grouped_streams(batches: Batches, single: str | None = None) -> Iterator[BatchStream]:
-    """One stream per partition, in the order partitions first appear; with ``single`` everything is one
-    stream of that name.
+    """Yield one stream per partition, in the order partitions first appear.
+
+    Args:
+        batches: a reader, a batch, or an iterable of batches.
+        single: put everything into one stream of this name.
+
+    Raises:
+        TypeError: ``batches`` is none of them.
     """
     if isinstance(batches, InterleavedBatch):
         batches = [batches]
-    if not isinstance(batches, Iterable) or isinstance(batches, _TAKEN_APART):
+    if not isinstance(batches, Iterable) or isinstance(batches, _NOT_BATCHES):
         raise _no_batches(batches)
     if isinstance(batches, BatchStream):
         streams: Iterable[BatchStream] = [batches]
@@ -59,7 +59,8 @@ def _no_batches(given: object) -> TypeError:
         else "read files with a reader first"
     )
     return TypeError(
-        f"write() takes a reader, an InterleavedBatch or an iterable of them, not {type(given).__name__}: {hint}"
+        "write() takes a reader, an InterleavedBatch or an iterable of them, "
+        f"not {type(given).__name__}: {hint}"
     )
 
 
@@ -84,7 +85,7 @@ def _listed(name: str, batches: list[InterleavedBatch]) -> BatchStream:
 
 
 def _with_whole_samples(batch: InterleavedBatch) -> InterleavedBatch:
-    """The batch with the rows of each sample together; whoever made it need not have seen to that."""
+    """Return the batch with the rows of each sample together, which the caller may not have ensured."""
     table = group_samples(batch.data) if "sample_id" in batch.data.column_names else batch.data
     return batch if table is batch.data else batch.with_data(table)
 
@@ -101,22 +102,21 @@ def _concatenated(streams: list[BatchStream], name: str) -> BatchStream:
 def _chained(streams: list[BatchStream], result: BatchStream) -> Iterator[InterleavedBatch]:
     for stream in streams:
         yield from stream
-        result.losses.extend(stream.losses)  # known, as the notes are, when the part has been read
+        result.losses.extend(stream.losses)  # complete, like the notes, only after the stream was read
         result.removed = result.removed.plus(stream.removed)
         result.counts.update(stream.counts)
         result.notes.update(stream.notes)
 
 
 class _Spool:
-    """Batches of one partition on disk: an Arrow stream per schema met, since a later batch may bring a new
-    column.
-    """
+    """Batches of one partition on disk, with an Arrow stream per schema, as later batches may add columns."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.schemas: list[pa.Schema] = []
         self.lineage: list[tuple[str, ...]] = []
-        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")  # noqa: SIM115 (lives as long as the spool)
+        # Lives as long as the spool.
+        self._file = tempfile.TemporaryFile(prefix="mm-assets-spool-")  # noqa: SIM115
         self._starts: list[int] = []
 
     def append(self, batch: InterleavedBatch) -> None:

@@ -1,7 +1,7 @@
-"""Files on any file system: inputs to be opened, and outputs that appear whole or not at all.
+"""Files on any file system: inputs to open, and outputs that appear as a whole or not at all.
 
-Outputs are always written to a local temporary file. Publishing is one rename (local) or one put (remote), so
-a crash, a kill or a full disk leaves the previous version and nothing that looks complete.
+Outputs are always written to a local temporary file first. Publishing is one rename (local) or one put
+(remote), so a crash, a kill or a full disk leaves the previous version and nothing that looks complete.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mm_assets.extras import MissingExtra, explained
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
-from mm_assets.formats.temporary_files import claim, is_stale, temporary_name
+from mm_assets.formats.temporary_files import create_locked, is_stale, temporary_name
 from mm_assets.interleaved.errors import MmAssetsError
 
 StorageOptions = dict[str, Any]
@@ -32,37 +32,39 @@ StorageOptions = dict[str, Any]
 _LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
-# By name: whoever meets such a URL has imported this module, and only then is the class.
+# Registered by name: the class is imported only when such a URL is opened.
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
 
 
 class NoRegularFile(MmAssetsError, ValueError):
-    """Under the name of a file lies what may wait for ever, or never end: a named pipe, a socket or a device."""
+    """A named pipe, socket or device under a file's name: reading it may block or never end."""
 
 
 def is_remote(uri: str) -> bool:
-    """True for a URL of any scheme but ``file`` and ``local``."""
+    """Return True for a URL of any scheme but ``file`` and ``local``."""
     return "://" in uri and not _LOCAL.match(uri)
 
 
 def local_path(uri: str) -> str:
-    """The path of a local file given as path or ``file://`` URL; a URL of another scheme as it is.
+    """Return the path of a local file given as path or ``file://`` URL; other URLs unchanged.
 
-    What follows the scheme is a path as it stands: ``%20`` is no space, since files of ours have percent
-    signs in their names.
+    The part after the scheme is taken literally: ``%20`` is no space, since our files have percent signs in
+    their names.
     """
     return _LOCAL.sub("", uri, count=1)
 
 
 def absolute(location: str) -> str:
-    """The absolute path of a local location; a URL of another scheme as it is."""
+    """Return the absolute path of a local location; a URL of another scheme unchanged."""
     return location if is_remote(location) else os.path.abspath(local_path(location))
 
 
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system that a path or URL lives on, and its path there.
+    """Return the file system of a path or URL, and its path there.
 
-    Raises ``ValueError`` for a scheme that nothing here knows, `MissingExtra` without its client.
+    Raises:
+        ValueError: the URL's scheme is unknown.
+        MissingExtra: its client is not installed.
     """
     try:
         fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
@@ -74,9 +76,10 @@ def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.
 
 
 def lasting(uri: str, options: StorageOptions | None = None) -> str:
-    """The location of an output, without ``file://``.
+    """Return the location of an output, without ``file://``.
 
-    Raises ``ValueError`` where it would be lost with this process, or be read stale.
+    Raises:
+        ValueError: the output would be lost with this process, or be read from a stale copy.
     """
     if not is_remote(uri):
         return local_path(uri)
@@ -87,15 +90,19 @@ def lasting(uri: str, options: StorageOptions | None = None) -> str:
         fs = inner
     if isinstance(fs, MemoryFileSystem):
         raise ValueError(
-            f"{uri}: this lies in the memory of one process and would be lost with it; name a folder, or an object store"
+            f"{uri}: this lies in the memory of one process and would be lost with it; "
+            "name a folder, or an object store"
         )
     return uri
 
 
 def regular_file(uri: str) -> str:
-    """The path of a local file; of anything else, which must not be opened, nothing is.
+    """Return the path of a local regular file, without opening it.
 
-    Raises ``FileNotFoundError``, ``IsADirectoryError`` or `NoRegularFile`.
+    Raises:
+        FileNotFoundError: nothing is there.
+        IsADirectoryError: it is a folder.
+        NoRegularFile: it is a pipe, a socket or a device.
     """
     path = local_path(uri)
     mode = os.stat(path).st_mode
@@ -108,7 +115,11 @@ def regular_file(uri: str) -> str:
 
 
 def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
-    """Open any file for reading. Raises `NoRegularFile`."""
+    """Open any file for reading.
+
+    Raises:
+        NoRegularFile: it is a pipe, a socket or a device.
+    """
     if not is_remote(uri):
         return open(regular_file(uri), "rb")
     fs, path = filesystem(uri, options)
@@ -117,7 +128,11 @@ def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
 
 
 def size_of(uri: str, options: StorageOptions | None = None) -> int:
-    """Size in bytes. Raises ``FileNotFoundError``."""
+    """Return the size in bytes.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+    """
     if not is_remote(uri):
         return os.stat(local_path(uri)).st_size
     fs, path = filesystem(uri, options)
@@ -126,11 +141,12 @@ def size_of(uri: str, options: StorageOptions | None = None) -> int:
 
 
 def join(root: str, *names: str) -> str:
-    """Append path parts to a directory or URL."""
+    """Append path parts to a folder or URL."""
     return "/".join([root.rstrip("/"), *names])
 
 
 def exists(uri: str, options: StorageOptions | None = None) -> bool:
+    """Return whether a file or folder exists, without cached listings."""
     if not is_remote(uri):
         return os.path.exists(local_path(uri))
     fs, path = filesystem(uri, options)
@@ -140,13 +156,13 @@ def exists(uri: str, options: StorageOptions | None = None) -> bool:
 
 
 class StagedFile:
-    """An output under a temporary local name until `publish` gives it its final one."""
+    """An output file under a temporary local name, until `publish` gives it its final name."""
 
     def __init__(self, uri: str, options: StorageOptions | None = None) -> None:
         self.uri = uri
         self._options = options
         self._scratch: str | None = None
-        self._claim: int | None = None
+        self._lock: int | None = None
         if is_remote(uri):
             self._scratch = tempfile.mkdtemp(prefix="mm-assets-")
             self.path = os.path.join(self._scratch, os.path.basename(uri))
@@ -155,12 +171,12 @@ class StagedFile:
             folder = os.path.dirname(target) or "."
             os.makedirs(folder, exist_ok=True)
             self.path = os.path.join(folder, temporary_name(os.path.basename(target)))
-            self._claim = claim(self.path)
+            self._lock = create_locked(self.path)
 
     def publish(self) -> int:
         """Make the file appear under its final name and return its size in bytes.
 
-        A local file that has the very same bytes already is left as it is.
+        A local file that already has the same bytes is left untouched.
         """
         size = os.path.getsize(self.path)
         if self.is_published():
@@ -180,7 +196,7 @@ class StagedFile:
         return size
 
     def is_published(self) -> bool:
-        """Whether the local file of the final name has the same bytes."""
+        """Return whether the local file of the final name has the same bytes."""
         target = local_path(self.uri)
         if (
             self._scratch is not None
@@ -199,17 +215,17 @@ class StagedFile:
         self._release()
 
     def _release(self) -> None:
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 @contextmanager
 def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFile]:
-    """A `StagedFile` that is discarded when the block raises; publishing is the caller's word."""
+    """Open a `StagedFile` that is discarded when the block raises; the caller publishes it."""
     file = StagedFile(uri, options)
     try:
-        with located(os.path.dirname(file.path)):  # of a URL too: a full disk is that of the temporary file
+        with located(os.path.dirname(file.path)):  # for URLs too: a full disk is that of the temporary file
             yield file
     except BaseException:
         file.discard()
@@ -217,7 +233,7 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
 
 
 def remove(uri: str, options: StorageOptions | None = None) -> None:
-    """Remove a file if it is there."""
+    """Remove a file if it exists."""
     if not is_remote(uri):
         Path(local_path(uri)).unlink(missing_ok=True)
     elif exists(uri, options):
@@ -226,7 +242,7 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
 
 
 def sweep(folder: str) -> list[str]:
-    """Remove temporary files that nobody will come back for; those of living processes stay."""
+    """Remove temporary files of dead processes, and return their paths; those of living processes stay."""
     removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return removed
@@ -238,13 +254,13 @@ def sweep(folder: str) -> list[str]:
 
 
 def sweep_output(folder: str) -> None:
-    """`sweep` a folder of outputs, and what lies beside them."""
+    """Run `sweep` on a folder of outputs and on the folders of metadata inside it."""
     for below in ("", ".mm_assets", ".nv-meta", ORIGINS_BESIDE):
         sweep(os.path.join(folder, below))
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Have a file, or the names in a folder, on disk."""
+    """Flush a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,5 +1,6 @@
-"""What went wrong with an object store, in words that say what to do; told by names, so that no client
-library is imported.
+"""Messages for errors of object stores that say what to do.
+
+Errors are recognised by their class names, so that no client library is imported.
 """
 
 from __future__ import annotations
@@ -10,18 +11,21 @@ from mm_assets.interleaved.errors import MmAssetsError
 
 __all__ = ["StoreError"]
 
-# Packages of file systems whose errors are of no class that Python has.
+# Packages of file systems whose errors are no built-in exceptions.
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
 
 _NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _EXPIRED = (
     "the credentials have expired: get new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)"
 )
-_DENIED = "permission denied: the credentials do not allow it, or are wrong (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+_DENIED = (
+    "permission denied: the credentials do not allow it, or are wrong "
+    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+)
 _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
 _OTHER_REGION = "the bucket is in another region: set AWS_REGION"
 
-# By the class of an error, or by the code that an S3 server answered with.
+# Keys: the class of an error, or the code in an S3 server's answer.
 _WORDS = {
     "NoCredentialsError": _NO_CREDENTIALS,
     "PartialCredentialsError": _NO_CREDENTIALS,
@@ -30,7 +34,10 @@ _WORDS = {
     "ConnectTimeoutError": _NO_CONNECTION,
     "ConnectionClosedError": _NO_CONNECTION,
     "ReadTimeoutError": _NO_CONNECTION,
-    "SSLError": "{endpoint} does not speak TLS, or with a certificate that is not trusted: http:// or https:// in AWS_ENDPOINT_URL?",
+    "SSLError": (
+        "{endpoint} does not speak TLS, or with a certificate that is not trusted: "
+        "http:// or https:// in AWS_ENDPOINT_URL?"
+    ),
     "TokenRetrievalError": _EXPIRED,
     "SSOTokenLoadError": _EXPIRED,
     "UnauthorizedSSOTokenError": _EXPIRED,
@@ -46,7 +53,9 @@ _WORDS = {
     "PermanentRedirect": _OTHER_REGION,
     "AuthorizationHeaderMalformed": _OTHER_REGION,
     "301": _OTHER_REGION,
-    "DefaultCredentialsError": "no credentials: set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+    "DefaultCredentialsError": (
+        "no credentials: set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`"
+    ),
     "ClientConnectorError": "no connection to {endpoint}",
     "ClientConnectorDNSError": "no connection to {endpoint}",
 }
@@ -55,15 +64,11 @@ _ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
 
 
 class StoreError(MmAssetsError, OSError):
-    """An object store does not give or take what was asked of it; the message says place, cause and what to
-    do.
-    """
+    """A request that an object store refused; the message has the place, the cause and what to do."""
 
 
 def is_of_store(error: BaseException) -> bool:
-    """Whether an error is one of an object store's client, or stands for one; not a `StoreError`, which is
-    told in words already.
-    """
+    """Return whether an error comes from an object store client, and is not yet a `StoreError`."""
     return not isinstance(error, StoreError) and _stems_from_library(error)
 
 
@@ -74,18 +79,19 @@ def _stems_from_library(error: BaseException) -> bool:
 
 
 def is_access_denied(error: BaseException) -> bool:
-    """Whether the credentials are good but do not allow what was asked; of some requests no more is known
-    than that they failed so.
+    """Return whether the store denied access to valid credentials.
+
+    Some requests give no other reason for any failure.
     """
     return not {"AccessDenied", "403"}.isdisjoint(_names(error))
 
 
-def told_by_store(error: BaseException) -> str:
-    """The cause in words; in the client's own where there are no better ones."""
-    own = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
-    endpoint = match[0] if (match := _ENDPOINT.search(own)) else "the server"
+def store_error_message(error: BaseException) -> str:
+    """Return the cause of a store's error in plain words, or in the client's own if there are none."""
+    message = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
+    endpoint = match[0] if (match := _ENDPOINT.search(message)) else "the server"
     known = (_WORDS[name].replace("{endpoint}", endpoint) for name in _names(error) if name in _WORDS)
-    return next(known, own) or type(error).__name__
+    return next(known, message) or type(error).__name__
 
 
 def _is_of_library(error: BaseException) -> bool:
@@ -93,11 +99,11 @@ def _is_of_library(error: BaseException) -> bool:
 
 
 def _names(error: BaseException) -> list[str]:
-    """The answer's code first, then the classes."""
-    found = [error, *([error.__cause__] if error.__cause__ is not None else [])]
+    """Return the codes in the answers first, then the class names."""
+    errors = [error, *([error.__cause__] if error.__cause__ is not None else [])]
     codes = [
         str(response.get("Error", {}).get("Code"))
-        for e in found
+        for e in errors
         if isinstance(response := getattr(e, "response", None), dict)
     ]
-    return [*codes, *(kind.__name__ for e in found for kind in type(e).__mro__)]
+    return [*codes, *(kind.__name__ for e in errors for kind in type(e).__mro__)]

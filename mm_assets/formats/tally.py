@@ -1,6 +1,4 @@
-"""What a writer knows of the rows that it writes: how many of each kind, their digest, and what was lost of
-them.
-"""
+"""Tally of the rows that a writer writes: counts, digests and losses."""
 
 from __future__ import annotations
 
@@ -18,7 +16,12 @@ from mm_assets.interleaved.steps import ROWS_CHANGED, BatchStream
 
 
 class RowTally:
-    """Counts and digest of the rows of ``found``, the columns as they come, that are written as ``written``."""
+    """Counts and digests of the rows written.
+
+    Args:
+        found: the columns as they come.
+        written: the columns as they are written.
+    """
 
     def __init__(self, found: pa.Schema, written: pa.Schema) -> None:
         self.rows = self.samples = self.images = self.texts = self.image_bytes = 0
@@ -28,8 +31,8 @@ class RowTally:
         self.lost = ContentDigest()
         self.unique = UniqueSamples()
         self._digest = ContentDigest()
-        # Other types, other digest: the rows are digested as they came, too, so that the input can be told to
-        # be all there.
+        # Other types give another digest. The rows are also digested as they came, to prove that the input
+        # is complete.
         self._source = self._digest if _keeps_columns(found, written) else ContentDigest()
 
     def count(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -48,6 +51,7 @@ class RowTally:
         return aligned
 
     def report(self, stream: BatchStream, schema: pa.Schema, left_out: tuple[str, ...]) -> PartitionReport:
+        """Return the report on the partition, without uri and bytes."""
         return PartitionReport(
             partition=stream.partition,
             uri=None,
@@ -73,6 +77,6 @@ class RowTally:
 
 
 def _keeps_columns(found: pa.Schema, written: pa.Schema) -> bool:
-    """Whether every column of ``found`` is written in its own type."""
+    """Return whether every column of ``found`` is written in the same type."""
     kept = {field.name: (field.type, is_json(field)) for field in written}
     return all(kept.get(field.name) == (field.type, is_json(field)) for field in canonical_schema(found))

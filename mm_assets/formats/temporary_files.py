@@ -1,8 +1,7 @@
-"""Names of files that are being made: they tell who makes them, so that others can tell whether anybody still
-does.
+"""Names of temporary files, which tell other processes whether the process that made them is still alive.
 
-A process is known by its number, by when it started, and by the container and the boot of the machine in
-which these mean anything.
+A process is identified by its number, its start time, and the container and machine boot in which these are
+valid.
 """
 
 from __future__ import annotations
@@ -18,34 +17,35 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# A process that cannot be looked up from here, on another machine for one, is taken for dead when nothing of
-# it has changed for so long.
+# A process that cannot be looked up from here, for example on another machine, counts as dead when its files
+# have not changed for this long.
 ABANDONED_SECONDS = 7 * 24 * 3600
-_JUST_MADE_SECONDS = 60  # a file may not be locked yet
+_JUST_MADE_SECONDS = 60  # a younger file may not be locked yet
 
 _NAME = re.compile(
     r"^\..*?(?:\.on-(?P<boot>[0-9a-f]{8})-(?P<start>\d+))?\.(?P<container>[0-9a-f]{8})-(?P<pid>\d+)-(?P<id>[0-9a-f]{12})\.tmp$"
 )
-_UNKNOWN = "0"  # when a process started, where there is no /proc
-_STATE, _START = 0, 19  # of the fields of /proc/<pid>/stat that follow the name of the program
-_ENDED = ("Z", "X")  # a zombie has a number until its parent asks for its end
+_UNKNOWN = "0"  # start time of a process where there is no /proc
+_STATE, _START = 0, 19  # fields of /proc/<pid>/stat, counted after the program's name
+_ENDED = ("Z", "X")  # a zombie keeps its number until its parent collects its exit status
 
 
 def temporary_name(name: str) -> str:
-    """A dot-prefixed name no client reads, telling which process made it; see `is_stale`."""
+    """Return a hidden name that no client reads and that tells which process made it; see `is_stale`."""
     short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
     pid = os.getpid()
     return f".{short}.on-{_boot()}-{_stat_of(pid)[1]}.{_container()}-{pid}-{uuid.uuid4().hex[:12]}.tmp"
 
 
 def is_temporary(name: str) -> bool:
-    """Whether this is a `temporary_name`."""
+    """Return whether this is a `temporary_name`."""
     return _NAME.match(name) is not None
 
 
-def claim(path: str | os.PathLike[str]) -> int:
-    """Create a file of a `temporary_name`, and hold a lock on it for other containers to see, until the
-    descriptor is closed.
+def create_locked(path: str | os.PathLike[str]) -> int:
+    """Create a file of a `temporary_name` and lock it until the returned descriptor is closed.
+
+    Other containers see by the lock that the process is alive.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with suppress(OSError):  # not all file systems have locks
@@ -54,16 +54,16 @@ def claim(path: str | os.PathLike[str]) -> int:
 
 
 def building_folder(marker: Path) -> Path:
-    """The hidden folder that a file of a `temporary_name` stands for, where it marks one."""
+    """Return the hidden folder that a file of a `temporary_name` marks as being built, if it marks one."""
     return marker.parent / f".{marker.name[-16:-4]}.building"
 
 
 def is_stale(path: Path) -> bool:
-    """Whether a file has a `temporary_name` and the process that made it will not come back for it.
+    """Return whether a file has a `temporary_name` and its process is dead.
 
-    A process of this container is looked up. Of another on this machine the lock of `claim` tells. Of any
-    other nothing can be known: its files are stale when they, and the `building_folder`, have not changed for
-    `ABANDONED_SECONDS`.
+    Processes of this container are looked up. For other containers of this machine the lock of
+    `create_locked` decides. Nothing is known of other machines: their files are stale when they, and the
+    `building_folder`, have not changed for `ABANDONED_SECONDS`.
     """
     match = _NAME.match(path.name)
     if match is None:
@@ -80,7 +80,7 @@ def is_stale(path: Path) -> bool:
 
 
 def _is_running(pid: int, start: str) -> bool | None:
-    """Whether a process of this container is the one that started then; None where only its number is known."""
+    """Return whether this container still runs the process started then; None if only its number is known."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -94,7 +94,7 @@ def _is_running(pid: int, start: str) -> bool | None:
 
 
 def _stat_of(pid: int) -> tuple[str, str]:
-    """State of a process, and when it started in ticks since the boot."""
+    """Return the state of a process, and its start time in ticks since the boot."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[_STATE], fields[_START]
@@ -103,7 +103,7 @@ def _stat_of(pid: int) -> tuple[str, str]:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether a living process holds the lock of `claim`; None where that cannot be known."""
+    """Return whether a living process holds the lock of `create_locked`; None if unknown."""
     try:
         if time.time() - path.stat().st_mtime < _JUST_MADE_SECONDS:
             return True
@@ -126,13 +126,13 @@ def _last_change(path: Path) -> float:
     try:
         paths = [path, folder, *folder.iterdir()] if folder.is_dir() else [path]
         return max(path.stat().st_mtime for path in paths)
-    except FileNotFoundError:  # going as we look: somebody is at it
+    except FileNotFoundError:  # removed while we look: its process is alive
         return time.time()
 
 
 @cache
 def _boot() -> str:
-    """This machine since it was started; where that is not known, the name of the machine."""
+    """Return an id of this machine's boot, or of the machine's name where that is unknown."""
     try:
         text = Path("/proc/sys/kernel/random/boot_id").read_text()
     except OSError:
@@ -142,7 +142,7 @@ def _boot() -> str:
 
 @cache
 def _container() -> str:
-    """The container, within which process numbers mean anything."""
+    """Return an id of the container, within which process numbers are valid."""
     try:
         number = os.stat("/proc/self/ns/pid").st_ino
     except OSError:

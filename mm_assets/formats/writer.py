@@ -1,4 +1,4 @@
-"""What the writers of all formats share: policy, alignment, checks, reports, atomic publication."""
+"""Base of all writers: error policy, alignment of columns, checks, reports, atomic publication."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.materialize import materialize_parts
-from mm_assets.formats.origins import Note, at_once
+from mm_assets.formats.origins import Note, parallel_map
 from mm_assets.formats.reader import InterleavedReader, ShardError
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
@@ -33,53 +33,55 @@ from mm_assets.interleaved.steps import BatchStream
 
 __all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
 
-_FETCHED_BYTES = 32 << 20  # what is fetched from locators at a time, however large the batch
+_FETCHED_BYTES = 32 << 20  # limit of bytes fetched from locators at a time, however large the batch
 
 
 class Sink(ABC):
-    """One partition's output under construction."""
+    """The output of one partition while it is written."""
 
     extra: dict[str, Any] = {}
 
     @abstractmethod
     def write(self, tables: Iterator[pa.Table]) -> None:
-        """Write all tables (whole samples, in the sink's schema); once."""
+        """Write all tables (whole samples, in the sink's schema); called once."""
 
     @abstractmethod
     def publish(self) -> tuple[str | None, int]:
-        """Make the output visible under its final name; returns (uri or None when nothing was written,
-        bytes).
+        """Make the output visible under its final name.
+
+        Returns:
+            The URI, or None when nothing was written, and the size in bytes.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Leave no trace."""
+        """Remove everything written."""
 
 
 class InterleavedWriter(ABC):
-    """Writes `InterleavedBatch` streams; every output file appears whole or not at all.
+    """Base of writers of `InterleavedBatch` streams; every output file appears as a whole or not at all.
 
     Args:
-        path: a folder (one file per partition inside) or the path of one single file of this format; or a
-        URL, but none of a file system
-            that ends with this process.
-        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``, applied after
-        fetch to errors of any stage
-            and to items without content: see `absent_content`.
+        path: a folder (one file per partition), the path of one file of this format, or a URL, but none of a
+            file system that ends with this process.
+        on_materialize_error: ``error`` (default), ``warn``, ``drop_row`` or ``drop_sample``; applied after
+            fetching to errors of any stage and to items without content, see `absent_content`.
         schema: strict target schema: columns outside it are left out, and named in the report.
         schema_overrides: types of some columns; the others stay as they are.
         materialize: fetch the bytes of image rows that have only a source_ref.
         roots: folders or URL prefixes that a source_ref may point into; None trusts the data.
         storage_options: for the file system of ``path`` and of the sources fetched.
-        mode: what `write` does with partitions that are there already and did not come from the same source:
-        ``overwrite``, ``error``
-            (nothing is written) or ``ignore`` (they are left alone). Where each came from is noted beside the
-            data, in the folder ``.origins``. None: ``error`` for those of which a note says that they came
-            from another; nothing is noted where nothing was.
+        mode: what `write` does with existing partitions that did not come from the same source:
+            ``overwrite``, ``error`` (nothing is written) or ``ignore`` (they are left alone). Their sources
+            are noted beside the data, in the folder ``.origins``. None: ``error`` for those that a note says
+            came from another source; nothing is noted where no notes were.
+
+    Raises:
+        ValueError: an unknown mode or policy, an empty path, or one that does not last.
     """
 
     suffix: str
-    needs_schemas = False  # whether `prepared` has anything to do with the schemas
+    needs_schemas = False  # whether `prepared` uses the schemas
 
     def __init__(
         self,
@@ -110,36 +112,36 @@ class InterleavedWriter(ABC):
 
     @property
     def is_single_file(self) -> bool:
-        """Whether ``path`` names one output file rather than a folder."""
+        """True if ``path`` names one output file rather than a folder."""
         return self.path.rstrip("/").lower().endswith(self.suffix)
 
     def uri_of(self, partition: str) -> str:
-        """Where a partition's file goes: deterministic, independent of where the input lies."""
+        """Return the location of a partition's file: deterministic, independent of where the input lies."""
         return (
             self.path if self.is_single_file else join(self.path, partition_filename(partition) + self.suffix)
         )
 
     @property
     def folder(self) -> str:
-        """The folder that all outputs lie in."""
+        """The folder that contains all outputs."""
         return posixpath.dirname(self.uri_of("any")) or "."
 
     def describe(self, partition: str) -> str:
-        """A partition's output for people."""
+        """Return the name of a partition's output for messages."""
         return self.uri_of(partition)
 
     def note_name(self, partition: str) -> str:
-        """What notes on a partition beside the data are called."""
+        """Return the base name of notes on a partition beside the data."""
         return posixpath.basename(self.uri_of(partition))
 
     def existing(self, partitions: Iterable[str]) -> set[str]:
-        """Those of some partitions that have an output."""
+        """Return those of some partitions that have an output."""
         uris = {partition: self.file_of(partition) for partition in partitions}
-        found = at_once(lambda uri: exists(uri, self.storage_options), uris.values(), self.path)
+        found = parallel_map(lambda uri: exists(uri, self.storage_options), uris.values(), self.path)
         return {partition for partition, is_there in zip(uris, found, strict=True) if is_there}
 
     def file_of(self, partition: str) -> str:
-        """The file that makes a partition's output one."""
+        """Return the file whose existence means that a partition's output exists."""
         return self.uri_of(partition)
 
     @abstractmethod
@@ -148,15 +150,20 @@ class InterleavedWriter(ABC):
     def write(
         self, batches: InterleavedReader | InterleavedBatch | Iterable[InterleavedBatch]
     ) -> WriteReport:
-        """Write all batches and publish.
+        """Write all batches and publish them.
 
-        Batches that carry no known schema ahead (a generator) are spooled to disk first.
+        Batches whose schema is not known ahead (of a generator) are spooled to disk first.
+
+        Raises:
+            ValueError: two inputs would become the same partition.
+            PartitionsExist: the mode refuses to replace existing partitions.
         """
         streams = list(grouped_streams(batches, "part-00000" if self.is_single_file else None))
         names = Counter(stream.partition for stream in streams)
-        if twice := [name for name, count in names.items() if count > 1]:
+        if repeated := [name for name, count in names.items() if count > 1]:
             raise ValueError(
-                f"two inputs would both become partition {twice[0]!r}: the second would overwrite the first"
+                f"two inputs would both become partition {repeated[0]!r}: "
+                "the second would overwrite the first"
             )
         existing = ExistingPartitions(self, {stream.partition: stream.files for stream in streams})
         skipped = existing.skipped()
@@ -167,12 +174,13 @@ class InterleavedWriter(ABC):
             note = existing.note_of(stream.partition)
             reports.append(writer.write_partition(stream, partial(_write_note, note)))
         writer.finish(reports)
-        existing.note_landed([report.partition for report in reports])
+        existing.note_published([report.partition for report in reports])
         return WriteReport(self.path, tuple(reports))
 
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
-        """The writer for partitions of these schemas: a format whose partitions share one table resolves its
-        columns here.
+        """Return the writer for partitions of these schemas.
+
+        A format whose partitions share one table decides its columns here.
         """
         return self
 
@@ -181,13 +189,19 @@ class InterleavedWriter(ABC):
     ) -> PartitionReport:
         """Write one partition and publish its file. May run in any process.
 
-        ``before_publish`` sees the report (without uri and bytes) once everything is written; what it raises
-        withholds the file.
+        Args:
+            stream: the batches of the partition.
+            before_publish: called with the report (without uri and bytes) once everything is written; if it
+                raises, the file is not published.
+
+        Raises:
+            ShardError: a column has a type that this format cannot store, or an input is not interleaved
+                data.
         """
         schema, left_out = self._output_schema(stream.schema)
         try:
             for field in schema:
-                json_codec.check_type(field)  # what has no exact form cannot be digested
+                json_codec.check_type(field)  # types without an exact JSON form cannot be digested
             sink = self._open_sink(stream.partition, schema, stream.files)
         except (ValueError, TypeError) as error:
             raise _located(error, ", ".join(stream.files[:3])) from error
@@ -204,7 +218,7 @@ class InterleavedWriter(ABC):
         return replace(report, uri=uri, nbytes=nbytes, extra=sink.extra)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:  # noqa: B027 (most formats have nothing to do)
-        """Bring dataset-level files up to date; once per chunk, in one process."""
+        """Bring dataset-level files up to date; called once per chunk of partitions, in one process."""
 
     def _tables(self, stream: BatchStream, schema: pa.Schema, tally: RowTally) -> Iterator[pa.Table]:
         for batch in stream:

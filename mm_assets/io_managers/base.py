@@ -23,8 +23,8 @@ from pydantic import Field
 from mm_assets.accounting import records
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.proof_store import damaged_shards
-from mm_assets.accounting.records import ShardRecord, ShardRecords, own_folders
-from mm_assets.formats.error_lines import error_line, told_in_words
+from mm_assets.accounting.records import ShardRecord, ShardRecords, account_folders
+from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
 from mm_assets.io_managers import events
 from mm_assets.io_managers.planned_jobs import PlannedJob, done_before, is_intact
@@ -121,7 +121,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
         for folder in folders:
             sweep_output(folder)
         if not is_remote(self.root):
-            for folder in own_folders(local_path(self.root), asset):
+            for folder in account_folders(local_path(self.root), asset):
                 sweep(folder)
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
@@ -151,7 +151,7 @@ class ShardIOManager(dg.ConfigurableIOManager):
 
     # --- Dagster's side ---
 
-    @told_in_words()
+    @readable_store_errors()
     def handle_output(self, context: dg.OutputContext, obj: Plan) -> None:
         """Carry out the plan for the run's shards and log one event for each. Raises only for faults of code
         or set-up.

@@ -5,7 +5,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.formats.error_lines import told_in_words
+from mm_assets.formats.error_lines import readable_store_errors
 from mm_assets.formats.raw_shards import Listing, RawLocations
 
 
@@ -34,7 +34,7 @@ class RawShards(dg.ConfigurableResource[Any]):
         Raises ``FileNotFoundError`` when nothing is found at all, `StoreError` when a store cannot be asked,
         each in one line.
         """
-        with told_in_words():
+        with readable_store_errors():
             return RawLocations(
                 self.locations, excluded=self.excluded, missing_keys=self.missing_keys
             ).shards(self.files_per_partition)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.accounting.contract import Published, SchemaContract
-from mm_assets.accounting.shard_columns import Need, ShardColumns, type_name
+from mm_assets.accounting.shard_columns import RequiredType, ShardColumns, type_name
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.json_values import FieldTally, build_column, is_json, json_field
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, SchemaMismatch, align_table
@@ -60,7 +60,7 @@ def kind(
     shards: dict[str, ShardColumns], published: dict[str, Published] | None = None, widen: bool = False
 ) -> str:
     """The contract's type for column ``x``."""
-    return type_name(SchemaContract.derive(shards, published or {}, widen).columns["x"].need.field)
+    return type_name(SchemaContract.derive(shards, published or {}, widen).columns["x"].required_type.field)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_not_null_holds_only_while_all_shards_say_so() -> None:
     strict = ShardColumns({}, pa.schema([pa.field("x", pa.int64(), nullable=False)]))
     for other, nullable in ((strict, False), (raw(x=1), True), (raw(x=None), True)):
         contract = SchemaContract.derive({"a": strict, "b": other}, {"a": landed(strict)})
-        assert contract.columns["x"].need.field.nullable is nullable
+        assert contract.columns["x"].required_type.field.nullable is nullable
 
 
 def test_reserved_names_are_never_passthrough() -> None:
@@ -292,7 +292,10 @@ number_shards = st.dictionaries(
 
 
 def _types(contract: SchemaContract) -> dict[str, tuple[str, bool]]:
-    return {name: (type_name(c.need.field), c.need.field.nullable) for name, c in contract.columns.items()}
+    return {
+        name: (type_name(c.required_type.field), c.required_type.field.nullable)
+        for name, c in contract.columns.items()
+    }
 
 
 @given(shards_of | number_shards, st.randoms())
@@ -317,14 +320,15 @@ def test_it_never_narrows_and_refuses_only_what_is_left_out(
     contract = SchemaContract.derive({**earlier, **now}, published, widen)
     for output in published.values():
         for field in output.schema:
-            assert contract.columns[field.name].need.holds(Need(field))
+            assert contract.columns[field.name].required_type.holds(RequiredType(field))
     for key, shard in now.items():
         admission = contract.admit(key, shard)
         assert set(admission.fields.names) | set(admission.refused) == set(shard.required_types())
         assert not set(admission.fields.names) & set(admission.refused)
         assert not (widen and admission.refused)
         assert all(
-            f.equals(contract.columns[f.name].need.field, check_metadata=True) for f in admission.fields
+            f.equals(contract.columns[f.name].required_type.field, check_metadata=True)
+            for f in admission.fields
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
-from mm_assets.accounting.shard_columns import Need
+from mm_assets.accounting.shard_columns import RequiredType
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
@@ -79,9 +79,9 @@ def test_the_contract_holds_without_any_note(tmp_path: Path) -> None:
     assert list(published) == ["z"]
     assert published["z"].schema.equals(table_of([], FIELDS).schema, check_metadata=True)
     contract = SchemaContract.derive({}, published)
-    assert {name: column.need.field for name, column in contract.columns.items()} == {
+    assert {name: column.required_type.field for name, column in contract.columns.items()} == {
         field.name: field for field in FIELDS
     }
-    number = Need(pa.field("n", pa.float64()))
-    assert contract.columns["n"].need.join(number).field.type == pa.float64()
-    assert contract.columns["big"].need.clashes(number)  # no float holds 2^53 + 1
+    number = RequiredType(pa.field("n", pa.float64()))
+    assert contract.columns["n"].required_type.join(number).field.type == pa.float64()
+    assert contract.columns["big"].required_type.clashes(number)  # no float holds 2^53 + 1

@@ -22,7 +22,7 @@ from botocore.exceptions import (
 )
 from s3fs.errors import translate_boto_error
 
-from mm_assets.formats.error_lines import cause_line, error_line, told_in_words
+from mm_assets.formats.error_lines import cause_line, error_line, readable_store_errors
 from mm_assets.formats.error_places import located
 from mm_assets.formats.store_errors import StoreError
 
@@ -169,7 +169,7 @@ def test_errors_of_stores_say_what_to_do(error: Exception, line: str) -> None:
     assert found.startswith(line)
 
     def told() -> None:
-        with told_in_words(), located(URL):
+        with readable_store_errors(), located(URL):
             raise error
 
     in_words = raised(told, "s3://elsewhere")

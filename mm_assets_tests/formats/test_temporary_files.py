@@ -21,7 +21,7 @@ from mm_assets.formats.lance.fragments import write_fragments
 from mm_assets.formats.lance.partitions import FOLDER
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.storage import StagedFile, sweep, temporary_name
-from mm_assets.formats.temporary_files import ABANDONED_SECONDS, building_folder, claim
+from mm_assets.formats.temporary_files import ABANDONED_SECONDS, building_folder, create_locked
 from mm_assets_tests.cli.documents import document
 from mm_assets_tests.formats.arrow_cache.caches import build, content, require_tidy
 from mm_assets_tests.formats.datasets import batch_of, item, write
@@ -110,7 +110,7 @@ def test_a_process_whose_start_is_not_known_is_told_by_its_lock(tmp_path: Path) 
     """As where there is no /proc."""
     own = temporary_name("a.parquet")
     paths = [tmp_path / made_by(f".{mark}{own[2:]}", start="0") for mark in ("free", "held", "new")]
-    lock = claim(paths[1])
+    lock = create_locked(paths[1])
     for path in (paths[0], paths[2]):
         path.touch()
     for path in paths[:2]:

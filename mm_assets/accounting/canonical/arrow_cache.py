@@ -1,4 +1,4 @@
-"""Read caches of interleaved rows with `pyarrow.ipc` alone."""
+"""Canonical reader of interleaved Arrow caches, with `pyarrow.ipc` alone."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ _METADATA = "_metadata.json"
 
 
 def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterator[RowPart]:
-    """The rows of one cache, in the types its shards state; those of the metadata where it has none.
+    """Yield the rows of one cache, in the types of its shards, or of its metadata if it has no shards.
 
-    ``uri`` is its folder, or the `_metadata.json` in it.
+    Args:
+        uri: its folder, or the `_metadata.json` in it.
+        options: for the file system.
     """
     folder = uri.removesuffix(f"/{_METADATA}")
     metadata = join(folder, _METADATA)
@@ -35,7 +37,7 @@ def arrow_cache_parts(uri: str, options: StorageOptions | None = None) -> Iterat
 
 
 def _shard(uri: str, options: StorageOptions | None) -> Iterator[RowPart]:
-    # Read, not mapped: what is mapped counts as memory of a worker until the file is closed.
+    # Read, not mapped: mapped pages count as memory of the worker until the file is closed.
     with (
         naming_file(uri),
         open_binary(uri, options) if is_remote(uri) else pa.OSFile(regular_file(uri)) as file,

@@ -1,6 +1,4 @@
-"""Whether the files of a cache are those that its metadata tell of: readers refuse it otherwise, whatever
-rows it has.
-"""
+"""Check that the files of an Arrow cache are those in its metadata; readers refuse the cache otherwise."""
 
 from __future__ import annotations
 
@@ -13,7 +11,11 @@ from mm_assets.formats.storage import StorageOptions, is_remote, join, local_pat
 
 
 def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[str]:
-    """What is wrong, a line for each shard. Every byte is read. Raises ``FileNotFoundError``."""
+    """Yield a line for each shard of a cache that differs from its metadata. Every byte is read.
+
+    Raises:
+        FileNotFoundError: the cache has no metadata.
+    """
     with open_binary(join(uri, METADATA_FILE), options) as file:
         text = file.read()
     try:
@@ -31,8 +33,8 @@ def cache_problems(uri: str, options: StorageOptions | None = None) -> Iterator[
             yield f"{path}: {differing} are not those that {METADATA_FILE} says"
 
 
-def _differing(found: OpenShard, told: CacheShard, schema: object) -> str:
-    if found.rows != told.rows:
+def _differing(found: OpenShard, declared: CacheShard, schema: object) -> str:
+    if found.rows != declared.rows:
         return "its rows"
     return "" if found.schema.equals(schema, check_metadata=True) else "its columns"
 

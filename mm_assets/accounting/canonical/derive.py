@@ -1,4 +1,4 @@
-"""Counts and digest of rows, derived from what lies there."""
+"""Counts and digest of rows, derived from the output files themselves."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ def derive(
     *,
     options: dict[str, Any] | None = None,
 ) -> Derived:
-    """What one partition of an output holds; an empty ``uri`` holds nothing.
+    """Count and digest one partition of an output; an empty ``uri`` has no rows.
 
-    With ``schema`` the columns it names are digested in its types: a Lance table may have widened some since
-    they were written. Raises as `CanonicalSource.tables` does, and `SchemaMismatch`
-    for a column that does not fit.
+    Args:
+        kind: the format.
+        uri: the output.
+        partition: for a Lance table, the partition.
+        schema: digest these columns in these types: a Lance table may have widened some since they were
+            written.
+        options: for the file system.
+
+    Raises:
+        SchemaMismatch: a column does not fit ``schema``. Others as `CanonicalSource.tables`.
     """
     _keep_freed_memory()
     digest = accounted_format(kind).digest
@@ -45,28 +52,30 @@ def derive(
 
 @cache
 def _keep_freed_memory() -> None:
-    """Until glibc has seen a block as large freed, it gives back the memory of each image, and page faults
-    cost more than reading.
+    """Make glibc keep freed blocks of image size.
+
+    Until it has seen a block as large freed, it returns the memory of each image to the system, and the page
+    faults cost more than reading.
     """
     bytes(16 << 20)
 
 
 class DigestTally:
-    """Counts rows as they come."""
+    """Running counts and digest of rows."""
 
     def __init__(self) -> None:
         self.schemas: list[pa.Schema] = []
         self.digest = ContentDigest()
         self.rows = self.samples = 0
         self._counts: Counter[str] = Counter()  # by modality
-        self._last: str | None = None  # sample id: a sample may go on in the next table
+        self._last: str | None = None  # last sample id: the sample may continue in the next table
 
     def observe(self, table: pa.Table) -> None:
-        """Add the rows of a table, in the types it has."""
+        """Add the rows of a table, in its types."""
         self.add(RowPart(table))
 
     def add(self, part: RowPart) -> None:
-        """Add rows as they are read."""
+        """Add rows as a canonical reader yields them."""
         table, schema = part.table, part.schema
         if not any(schema.equals(known, check_metadata=True) for known in self.schemas):
             self.schemas.append(schema)
@@ -80,7 +89,7 @@ class DigestTally:
         self._counts.update(table.column("modality").to_pylist())
 
     def derived(self) -> Derived:
-        """What has been seen so far."""
+        """Return the counts so far."""
         schema = unify_schemas(self.schemas) if self.schemas else pa.schema([])
         return Derived(
             self.rows,

@@ -1,4 +1,4 @@
-"""What a canonical reader finds of an output: counts, digest, columns."""
+"""Result of a canonical reader: counts, digest and columns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from mm_assets.interleaved.digest import ContentDigest
 
 @dataclass(frozen=True)
 class Derived:
-    """What a canonical reader finds. ``samples`` are runs of rows of one sample id, ``schema`` the columns,
-    each in one type for all.
+    """Counts and digest by a canonical reader.
 
-    ``offsets`` are where the samples of a tar of ours begin and where the last ends, in bytes; None where
-    they were not looked at.
+    Attributes:
+        rows: number of rows.
+        samples: number of runs of rows with one sample id.
+        images: image rows.
+        texts: text rows.
+        digest: sum of the digests of all rows, in hex.
+        schema: the columns, each in one type for all rows.
+        offsets: for our tars, the byte offsets at which samples begin, and the end of the last one; None if
+            not determined.
     """
 
     rows: int = 0

@@ -1,5 +1,6 @@
-"""What the files beside a tar say of it: Energon's index of its samples, and its entries in those of the
-folder (docs/tar_layout.md).
+"""Checks of the index files beside a tar: Energon's index of its samples, and its entries in folder indexes.
+
+The files are described in docs/tar_layout.md.
 """
 
 from __future__ import annotations
@@ -16,16 +17,12 @@ _IDX, _WIDS, _INFO, _SPLIT = ".idx", "index.json", ".nv-meta/.info.json", ".nv-m
 
 
 def has_index(uri: str, offsets: Sequence[int], options: StorageOptions | None = None) -> bool:
-    """Whether the tar's own index leads to its samples, which begin at ``offsets``; the last of these is the
-    end.
-    """
+    """Return whether the tar's own index has exactly these sample ``offsets``, the last being the end."""
     return _content(f"{uri}{_IDX}", options) == struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
 def folder_problems(uri: str, samples: int, nbytes: int, options: StorageOptions | None = None) -> list[str]:
-    """One line for each index file of the folder that does not say how many samples the tar has, in how many
-    bytes.
-    """
+    """Return a line for each index file of the folder with another count of samples or bytes of the tar."""
     folder, _, file = uri.rpartition("/")
     problems = []
     for name, parse, expected in (
@@ -49,9 +46,9 @@ def _content(uri: str, options: StorageOptions | None) -> bytes:
         return b""
 
 
-@lru_cache(maxsize=1)  # it is the same for all shards that a process examines
+@lru_cache(maxsize=1)  # the same file for all shards that a process examines
 def _listed(text: bytes) -> Mapping[str, Any]:
-    """Entries of a wids index, by file; none of what is no such index."""
+    """Return the entries of a wids index by file; none if it is no such index."""
     try:
         return {entry["url"]: entry for entry in json.loads(text)["shardlist"]}
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -60,7 +57,7 @@ def _listed(text: bytes) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def _counted(text: bytes) -> Mapping[str, Any]:
-    """How many samples Energon's file says that each tar has."""
+    """Return the number of samples of each tar in Energon's info file."""
     try:
         return dict(json.loads(text)["shard_counts"])
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -69,7 +66,7 @@ def _counted(text: bytes) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def _named(text: bytes) -> Mapping[str, Any]:
-    """The tars that Energon's split names, each in a line of its own."""
+    """Return the tars in Energon's split file, which has one per line."""
     try:
         return dict.fromkeys(
             (json.loads(line[4:]) for line in text.splitlines() if line.startswith(b'  - "')), True

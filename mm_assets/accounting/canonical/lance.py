@@ -1,4 +1,4 @@
-"""Read interleaved Lance tables with the scanner of `lance` alone."""
+"""Canonical reader of interleaved Lance tables, with the scanner of `lance` alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
 
-_BYTES_AT_ONCE = (
-    6 << 20
-)  # a scanner reads all its rows ahead, up to hundreds of megabytes, so that each is given no more than these
-_BATCHES = 3  # of a scan of blobs: the processor's cache has the last one when it is digested
+# A scanner reads all its rows ahead, up to hundreds of megabytes, so each scan is limited to this.
+_BYTES_AT_ONCE = 6 << 20
+_BATCHES = 3  # per scan of blobs: a batch is still in the processor's cache when it is digested
 _ROWS_AT_ONCE = 4096
 _IDS_PER_QUERY = 10_000
 _LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYTES_AT_ONCE}
@@ -26,10 +25,10 @@ _LIMITS = {"batch_readahead": 1, "fragment_readahead": 1, "io_buffer_size": _BYT
 def lance_parts(
     uri: str, partition: str | None = None, options: StorageOptions | None = None
 ) -> Iterator[RowPart]:
-    """The rows of a table, or of one of its partitions, in the types it states.
+    """Yield the rows of a table, or of one of its partitions, in the types of the table.
 
-    Which rows are a partition's its records say (`mm_assets.formats.lance.partitions`). One that the table
-    does not have has no rows.
+    The rows of a partition are found by its records (`mm_assets.formats.lance.partitions`). A partition that
+    the table lacks has no rows.
     """
     import lance
 
@@ -59,7 +58,7 @@ def _naming(uri: str) -> Iterator[None]:
 
 
 def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[Any], Any]:
-    """The fragments that have the rows, or, where other rows are among them, the sample ids."""
+    """Return the fragments of a partition, or its sample ids if other rows share its fragments."""
     from mm_assets.formats.lance.partitions import PartitionRecords
     from mm_assets.formats.lance.snapshot import Snapshot
 
@@ -69,7 +68,7 @@ def _rows_of(dataset: Any, location: Any, partition: str | None) -> tuple[list[A
     live = snapshot.live(PartitionRecords(location).of([partition])[partition])
     if live is None:
         return [], []
-    if snapshot.present_rows(live) != live.rows:  # compaction, or someone's deletion, has moved them
+    if snapshot.present_rows(live) != live.rows:  # moved by compaction or by a deletion
         return [], live.sample_ids()
     return [snapshot.fragment(id_) for id_ in snapshot.fragment_ids(live)], []
 
@@ -97,14 +96,13 @@ def _fragment(dataset: Any, fragment: Any, schema: pa.Schema, uri: str) -> Itera
             else RowPart(table, _blobs(dataset, fragment, blob_rows, uri), index, schema.field(index))
         )
         start += step
-        step = min(
-            max(_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE
-        )  # without blobs, rows are far smaller
+        # Without blobs, rows are far smaller.
+        step = min(max(_BYTES_AT_ONCE * step // max(table.nbytes, 1), 1), _ROWS_AT_ONCE)
 
 
 def _blobs(dataset: Any, fragment: Any, rows: range, uri: str) -> Iterator[pa.Array]:
-    """The values of these rows, of which each scan is to read one step."""
-    with _naming(uri):  # it runs while the caller takes them
+    """Yield the image bytes of these rows, one scan per step of the range."""
+    with _naming(uri):  # a generator: errors occur while the caller iterates
         for start in rows:
             limits = {
                 "offset": start,

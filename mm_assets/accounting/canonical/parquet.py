@@ -1,4 +1,4 @@
-"""Read interleaved Parquet with `pyarrow.parquet` alone."""
+"""Canonical reader of interleaved Parquet, with `pyarrow.parquet` alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, re
 from mm_assets.interleaved.digest import BLOBS
 
 _BYTES_AT_ONCE = 8 << 20
-_BLOB_BYTES_AT_ONCE = (
-    2 << 20
-)  # what the processor's cache holds between decoding and digest; also about a page of our files
+# Fits the processor's cache between decoding and digest; also about one page of our files.
+_BLOB_BYTES_AT_ONCE = 2 << 20
 _ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 18
 
@@ -29,9 +28,14 @@ def parquet_parts(
     has_prefixes: bool = False,
     options: StorageOptions | None = None,
 ) -> Iterator[RowPart]:
-    """The rows of one file, in the types it states; what ``raw`` gives for one with a row a document.
+    """Yield the rows of one file, in its types; for a file with a row per document what ``raw`` yields.
 
-    ``has_prefixes``: sample ids get one, which pyarrow knows nothing of.
+    Args:
+        uri: the file.
+        raw: the reader for files with a row per document.
+        has_prefixes: prefixes are put in front of sample ids, which pyarrow knows nothing of: ``raw`` is used
+            too.
+        options: for the file system.
     """
     with ExitStack() as stack:
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
@@ -67,18 +71,17 @@ def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) ->
     others = schema.remove(index)
     table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
     rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, row_group.num_rows)
-    rows = 1 << (
-        rows.bit_length() - 1
-    )  # our pages have 16 rows: a batch with rows of two pages is copied once more
+    # Our pages have 16 rows, and a batch with rows of two pages is copied once more.
+    rows = 1 << (rows.bit_length() - 1)
     yield RowPart(table, _blobs(file, group, rows, schema.field(index).type, uri), index, schema.field(index))
 
 
 def _blobs(file: pq.ParquetFile, group: int, rows: int, type_: pa.DataType, uri: str) -> Iterator[pa.Array]:
-    with naming_file(uri):  # it runs while the caller takes them
+    with naming_file(uri):  # a generator: errors occur while the caller iterates
         for batch in file.iter_batches(rows, row_groups=[group], columns=[BLOBS], use_threads=False):
             yield batch.column(BLOBS).cast(type_)
 
 
 def _rows_in(limit: int, nbytes: int, rows: int) -> int:
-    """How many of rows that have these bytes fit into the limit, by their mean."""
+    """Return how many rows fit into the limit, by their mean size."""
     return min(max(limit * rows // max(nbytes, 1), 1), _ROWS_AT_ONCE)

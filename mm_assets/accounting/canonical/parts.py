@@ -1,6 +1,4 @@
-"""Rows of an output as they are read: image bytes apart from the other columns, so that they are digested
-while the cache has them.
-"""
+"""Rows of an output as they are read, with image bytes apart, so that these are digested while in cache."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _BLOB_INDEX = INTERLEAVED_SCHEMA.get_field_index(BLOBS)
 
 @contextmanager
 def naming_file(uri: str) -> Iterator[None]:
-    """What pyarrow raises for a damaged file becomes a `ShardError` that names it."""
+    """Raise what pyarrow raises for a damaged file as `ShardError` that names the file."""
     try:
         yield
     except (FileNotFoundError, NoRegularFile):
@@ -34,18 +32,21 @@ def naming_file(uri: str) -> Iterator[None]:
 
 
 def blob_index(schema: pa.Schema) -> int:
-    """Where the column `BLOBS` is, if it can come apart: once in the schema, of bytes; else -1."""
+    """Return the index of the column `BLOBS` if it is of bytes and occurs once, else -1."""
     index = int(schema.get_field_index(BLOBS))  # -1 also when there are two
     return index if index >= 0 and schema.field(index).type in (pa.binary(), pa.large_binary()) else -1
 
 
 @dataclass(frozen=True)
 class RowPart:
-    """Some rows. With ``blobs``, ``table`` is without the column `BLOBS`: its values come in these, a few
-    rows at a time, in order.
+    """Some rows, possibly with their image bytes apart.
 
-    They are read when they are asked for, once, and before the next part. ``index`` and ``field`` say where
-    the column belongs.
+    Attributes:
+        table: the rows; with ``blobs``, without the column `BLOBS`.
+        blobs: the values of that column in order, a few rows at a time. They are read on demand, once, and
+            must be consumed before the next part.
+        index: position of the column.
+        field: the column.
     """
 
     table: pa.Table
@@ -55,11 +56,11 @@ class RowPart:
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns."""
+        """The schema with all columns."""
         return self.table.schema if self.blobs is None else self.table.schema.insert(self.index, self.field)
 
     def values(self) -> Iterator[Blob | None] | None:
-        """The blobs one by one; None where the table has them."""
+        """Return the blobs one by one; None if the table has them."""
         if self.blobs is None:
             return None
         return chain.from_iterable(
@@ -67,7 +68,7 @@ class RowPart:
         )
 
     def tables(self) -> Iterator[pa.Table]:
-        """The same rows with all columns, some megabytes at a time."""
+        """Yield the same rows with all columns, some megabytes at a time."""
         if self.blobs is None:
             yield self.table
             return

@@ -1,4 +1,4 @@
-"""Where the rows of a dataset lie that a user names."""
+"""Canonical sources of a dataset that a user names."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from mm_assets.formats.storage import absolute, is_remote
 def canonical_sources(
     source: str, layout_of: Callable[[str, str], Mapping[str, Any]] = lambda *_: {}
 ) -> list[CanonicalSource]:
-    """The files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
+    """Return the files, or Lance tables, of a file, folder, glob, brace list or URL of one format.
 
-    ``layout_of`` a format and source says how files of others are read. Their locators and partitions are
-    named as in ``mm-assets convert``. Raises as `detect_format` does.
+    Args:
+        source: path or URL.
+        layout_of: returns for a format and source how files of other tools are read. Their locators and
+            partitions are named as in ``mm-assets convert``.
+
+    Raises as `detect_format` does.
     """
     source = absolute(source)
     kind = detect_format(source)

@@ -1,5 +1,6 @@
-"""Digest a tar of ours straight from its jsons, where all values are plain: no column is built, and images
-are hashed as they come.
+"""Fast digest of our tars directly from their JSON members where all values are plain.
+
+No column is built, and images are hashed as they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 from mm_assets.interleaved.unify import unify_schemas
 
 _INT64 = range(-(2**63), 2**63)
-# Types whose values are in json as they are in a row.
+# Types whose JSON values are the same as in a row.
 _PLAIN = {pa.string(): str, pa.int64(): int, pa.float64(): float, pa.bool_(): bool, pa.null(): type(None)}
 _PLAIN_RESERVED = {pa.string(): str, pa.int32(): int, pa.large_binary(): bytes}
 
@@ -34,12 +35,13 @@ _Columns = dict[str, _Column]
 
 
 class _NotPlain(Exception):
-    """Rows that need Arrow: to convert values, or to say what is wrong with them."""
+    """Rows that need Arrow, to convert values or to name what is wrong with them."""
 
 
 def derive_tar(uri: str, options: StorageOptions | None = None) -> Derived | None:
-    """What a tar of ours holds; None where that takes `tar_parts`, which has the same rows. Raises as that
-    does.
+    """Count and digest one of our tars; None if that needs `tar_parts`, which has the same rows.
+
+    Raises as `tar_parts` does.
     """
     digest = ContentDigest()
     schemas: dict[str, pa.Schema] = {}
@@ -67,9 +69,9 @@ def derive_tar(uri: str, options: StorageOptions | None = None) -> Derived | Non
 
 
 def _digest(item: Item, sample_id: str, columns: _Columns, extras: Set[str]) -> int:
-    """The digest of a row, as `row_digests` has it of the row in a table.
+    """Return the digest of a row, equal to that of `row_digests`.
 
-    ``sample_id`` is what the id adds to its head.
+    ``sample_id`` is the part of the digest's head that the id makes up.
     """
     if not item.extras.keys() <= extras:
         raise _NotPlain
@@ -100,7 +102,7 @@ def _digest(item: Item, sample_id: str, columns: _Columns, extras: Set[str]) -> 
 
 @lru_cache(maxsize=64)
 def _columns(text: str) -> tuple[pa.Schema, _Columns, Set[str]]:
-    """All columns of a tar whose jsons state these types, and the names of those that are not reserved."""
+    """Return all columns of a tar whose JSON declares these types, and the names of the passthrough ones."""
     try:
         declared = declared_columns(text)
     except (ValueError, TypeError, OSError):
@@ -109,9 +111,8 @@ def _columns(text: str) -> tuple[pa.Schema, _Columns, Set[str]]:
         field.name: (label(field), _PLAIN_RESERVED[field.type], field) for field in INTERLEAVED_SCHEMA
     }
     for field in declared:
-        kind = (
-            None if isinstance(field.type, pa.BaseExtensionType) else _PLAIN.get(field.type)
-        )  # those of users have no hash
+        # Extension types of users may have no hash.
+        kind = None if isinstance(field.type, pa.BaseExtensionType) else _PLAIN.get(field.type)
         if kind is None or field.name in columns:
             raise _NotPlain
         columns[field.name] = label(field), object if kind is str and is_json(field) else kind, field

@@ -1,6 +1,4 @@
-"""Decode one sample of our tars as docs/tar_layout.md describes it: written from that page, not from the
-writer.
-"""
+"""Decoder of samples in our tars, written from docs/tar_layout.md and not from the writer."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mm_assets.accounting.canonical.tar_order import misplaced
+from mm_assets.accounting.canonical.tar_order import order_fault
 from mm_assets.formats.reader import ShardError
 
 _TYPES = {
@@ -25,12 +23,12 @@ _FIELDS = {"sample_id", "texts", "images", "image_members", "_row_extra", "_row_
 _LARGEST_POSITION = 2**31 - 1
 _NOT_AS_DOCUMENTED = (LookupError, TypeError, AttributeError, ValueError)
 
-CanonicalSource = tuple[str, int]  # modality and position
+ItemKey = tuple[str, int]  # modality and position
 
 
 @dataclass(slots=True)
 class Item:
-    """One row: reserved columns (but for the sample id, absent is null), and all others as JSON values."""
+    """One row: reserved columns (except the sample id; absent is null), and all others as JSON values."""
 
     values: dict[str, Any]
     extras: dict[str, Any] = field(default_factory=dict)
@@ -38,8 +36,9 @@ class Item:
 
 @dataclass(slots=True)
 class Document:
-    """One sample; ``schema`` is the text that states the types of the other columns, empty where the json
-    states none.
+    """One sample of a tar.
+
+    ``schema`` is the text with the types of the other columns, empty if the JSON declares none.
     """
 
     sample_id: str
@@ -50,7 +49,7 @@ class Document:
 
 
 def has_bookkeeping(payload: Any) -> bool:
-    """Whether a json is one of our own tars: others of the layout lack what makes it exact."""
+    """Return whether the JSON is one of our own tars: others of this layout lack the exact types."""
     return (
         isinstance(payload, dict)
         and isinstance(payload.get("_row_extra"), dict)
@@ -58,21 +57,22 @@ def has_bookkeeping(payload: Any) -> bool:
     )
 
 
-def decode_sample(sample: Mapping[str, Any], where: str) -> Document:
-    """The rows of a WebDataset sample (bytes by key).
+def decode_sample(sample: Mapping[str, Any], location: str) -> Document:
+    """Return the rows of a WebDataset sample (bytes by key).
 
-    Raises `ShardError` naming file, sample and what is not as documented.
+    Raises:
+        ShardError: the sample is not as documented; the message names file, sample and fault.
     """
     if "json" not in sample:
-        raise ShardError(f"{where}: sample with key {sample['__key__']!r} has no json")
+        raise ShardError(f"{location}: sample with key {sample['__key__']!r} has no json")
     try:
         payload = json.loads(sample["json"])
         check_sample_id(payload)
     except (*_NOT_AS_DOCUMENTED, RecursionError) as error:
         raise ShardError(
-            f"{where}: json of the sample with key {sample['__key__']!r}: {error!r:.300}"
+            f"{location}: json of the sample with key {sample['__key__']!r}: {error!r:.300}"
         ) from error
-    return decode_payload(payload, sample, where)
+    return decode_payload(payload, sample, location)
 
 
 def check_sample_id(payload: dict[str, Any]) -> None:
@@ -81,31 +81,35 @@ def check_sample_id(payload: dict[str, Any]) -> None:
         raise TypeError(f"sample_id is {payload['sample_id']!r:.100}")
 
 
-def decode_payload(payload: dict[str, Any], sample: Mapping[str, Any], where: str) -> Document:
-    """The rows of a sample whose json is parsed, and known to have a sample id. Raises as `decode` does."""
+def decode_payload(payload: dict[str, Any], sample: Mapping[str, Any], location: str) -> Document:
+    """Return the rows of a sample whose json is parsed, and known to have a sample id.
+
+    Raises:
+        ShardError: as `decode_sample` does.
+    """
     sample_id: str = payload["sample_id"]
     if added := [name for name in payload if name not in _FIELDS]:
-        raise ShardError(f"{where}: sample {sample_id!r}: field {added[0]!r} is not of the layout")
+        raise ShardError(f"{location}: sample {sample_id!r}: field {added[0]!r} is not of the layout")
     try:
         items = _items(payload, sample)
         schema = payload.get("_mm_assets", {}).get("schema", "")
-        fault = misplaced(payload, sample, _length(payload, items))
+        fault = order_fault(payload, sample, _length(payload, items))
     except _NOT_AS_DOCUMENTED as error:
         raise ShardError(
-            f"{where}: sample {sample_id!r}: its json is not as the layout says: {error!r:.300}"
+            f"{location}: sample {sample_id!r}: its json is not as the layout says: {error!r:.300}"
         ) from error
     if fault is not None:
-        raise ShardError(f"{where}: sample {sample_id!r}, {fault}")
-    ordered = sorted(items, key=lambda place: (place[1], place[0] == "image"))
-    return Document(sample_id, schema, [items[place] for place in ordered], sum(map(len, sample.values())))
+        raise ShardError(f"{location}: sample {sample_id!r}, {fault}")
+    ordered = sorted(items, key=lambda key: (key[1], key[0] == "image"))
+    return Document(sample_id, schema, [items[key] for key in ordered], sum(map(len, sample.values())))
 
 
-def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[CanonicalSource, Item]:
+def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[ItemKey, Item]:
     extra, book = (
         payload["_row_extra"],
         payload.get("_mm_assets", {"refs": [], "rows": {"metadata": {}, "text": {}, "image": {}}}),
     )
-    items: dict[CanonicalSource, Item] = {}
+    items: dict[ItemKey, Item] = {}
     if "metadata" in book["rows"]:
         items["metadata", -1] = _item("metadata", -1, "application/json", extra["metadata"])
     for position, text in enumerate(payload["texts"]):
@@ -114,33 +118,31 @@ def _items(payload: dict[str, Any], sample: Mapping[str, Any]) -> dict[Canonical
             items["text", position].values["text_content"] = text
     for position, name in enumerate(payload["images"]):
         if name is not None:
-            if name.startswith("__"):  # what webdataset itself adds to a sample
+            if name.startswith("__"):  # keys that webdataset itself adds to a sample
                 raise ValueError(f"{name!r} is no image")
             items["image", position] = _item(
                 "image", position, _TYPES.get(name.rpartition(".")[2]), extra["image"][position]
             )
             items["image", position].values["binary_content"] = sample.get(name)
     for entry in payload["_row_errors"]:
-        place = _place(entry["modality"], entry["position"])
-        if place not in items:
-            items[place] = _item(*place, entry["content_type"], entry["extra"])
-        items[place].values["materialize_error"] = entry["materialize_error"]
+        key = _item_key(entry["modality"], entry["position"])
+        if key not in items:
+            items[key] = _item(*key, entry["content_type"], entry["extra"])
+        items[key].values["materialize_error"] = entry["materialize_error"]
     for modality, patches in book["rows"].items():
         for position, patch in [(-1, patches)] if modality == "metadata" else patches.items():
-            place = _place(modality, int(position))
-            if (
-                place in items
-            ):  # else an item was taken out of the lists: it is missing, as the comparison will say
-                _patch(items[place].values, patch, book["refs"])
+            key = _item_key(modality, int(position))
+            # An item that was removed from the lists is reported as missing by the comparison.
+            if key in items:
+                _patch(items[key].values, patch, book["refs"])
     return items
 
 
-def _length(payload: dict[str, Any], items: Iterable[CanonicalSource]) -> int:
-    """How many entries the lists have: up to the last item, or as many as the source had."""
+def _length(payload: dict[str, Any], items: Iterable[ItemKey]) -> int:
+    """Return the length of the lists: up to the last item, or as many entries as the source had."""
     rows = payload.get("_mm_assets", {}).get("rows", {})
     lengths = [position + 1 for _, position in items]
-    # An item that was taken out of the lists has left its bookkeeping: that it is missing, the comparison
-    # will say.
+    # An item that was removed from the lists still has its bookkeeping; the comparison reports it as missing.
     lengths += [int(position) + 1 for modality in ("text", "image") for position in rows.get(modality, ())]
     if "metadata" in rows:
         source = payload["_row_extra"]["metadata"].get("_source")
@@ -159,7 +161,7 @@ def _item(modality: str, position: int, content_type: str | None, extras: Any) -
     )
 
 
-def _place(modality: Any, position: Any) -> CanonicalSource:
+def _item_key(modality: Any, position: Any) -> ItemKey:
     is_known = (
         position == -1
         if modality == "metadata"

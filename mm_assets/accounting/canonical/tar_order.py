@@ -1,5 +1,6 @@
-"""Whether the lists of a sample's json and its members stand as docs/tar_layout.md has them: what clients go
-by beyond the rows.
+"""Check of the order in a tar sample's JSON lists and members, on which clients rely beyond the rows.
+
+The order is described in docs/tar_layout.md.
 """
 
 from __future__ import annotations
@@ -8,12 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def misplaced(payload: Mapping[str, Any], sample: Mapping[str, Any], length: int) -> str | None:
-    """The first thing of a WebDataset sample that is not where the layout has it, as ``position 3: …``; None
-    if all is.
+def order_fault(payload: Mapping[str, Any], sample: Mapping[str, Any], length: int) -> str | None:
+    """Return the first deviation from the layout in a WebDataset sample, as ``position 3: …``; None without.
 
-    ``length`` is that of its lists. An image without a member is no fault of order. Raises what a json of
-    another kind makes it raise.
+    An image without a member is no fault of order. JSON of another kind raises whatever its types cause.
+
+    Args:
+        payload: the JSON of the sample.
+        sample: the sample as webdataset gives it.
+        length: the length of its lists.
     """
     texts, images, members = payload["texts"], payload["images"], payload["image_members"]
     extra = payload["_row_extra"]
@@ -23,19 +27,29 @@ def misplaced(payload: Mapping[str, Any], sample: Mapping[str, Any], length: int
         *((f"_row_extra.{modality}", extra[modality]) for modality in ("text", "image")),
     ):
         if len(entries) != length:
-            return f"position {min(len(entries), length)}: {name!r} has {len(entries)} entries, where the lists have {length}"
+            return (
+                f"position {min(len(entries), length)}: {name!r} has {len(entries)} entries, "
+                f"where the lists have {length}"
+            )
     expected = [None if name is None else f"{sample['__key__']}.{name}" for name in images]
     if members != expected:
-        at = next(at for at, pair in enumerate(zip(members, expected, strict=True)) if pair[0] != pair[1])
-        return f"position {at}: 'image_members' has {members[at]!r}, where 'images' has {images[at]!r}"
+        index = next(
+            index for index, pair in enumerate(zip(members, expected, strict=True)) if pair[0] != pair[1]
+        )
+        return (
+            f"position {index}: 'image_members' has {members[index]!r}, where 'images' has {images[index]!r}"
+        )
     for modality, entries in (("text", texts), ("image", images)):
         empty = [entry is None for entry in entries]
         if [entry is None for entry in extra[modality]] != empty:
-            at = next(at for at, entry in enumerate(extra[modality]) if (entry is None) != empty[at])
-            return f"position {at}: '_row_extra.{modality}' has {'an entry without' if empty[at] else 'no entry for'} the {modality}"
-    for at, name in enumerate(images):
-        if name is not None and not name.startswith(f"{at}."):
-            return f"position {at}: 'images' has {name!r}"
+            index = next(
+                index for index, entry in enumerate(extra[modality]) if (entry is None) != empty[index]
+            )
+            fault = "an entry without" if empty[index] else "no entry for"
+            return f"position {index}: '_row_extra.{modality}' has {fault} the {modality}"
+    for index, name in enumerate(images):
+        if name is not None and not name.startswith(f"{index}."):
+            return f"position {index}: 'images' has {name!r}"
     found = [name for name in sample if name != "__key__"]
     ordered = [*(name for name in images if name in sample), "json"]  # one at most for each position
     if found == ordered:
@@ -44,5 +58,8 @@ def misplaced(payload: Mapping[str, Any], sample: Mapping[str, Any], length: int
         position, _, extension = added[0].partition(".")
         place = f"position {position}: " if extension and position.isdecimal() else ""
         return f"{place}member {sample['__key__']}.{added[0]} is not in 'images'"
-    stray = next(name for name, due in zip(found, ordered, strict=True) if name != due)
-    return f"member {sample['__key__']}.{stray} is not in its place: images come first, by position, then the json"
+    unexpected = next(name for name, due in zip(found, ordered, strict=True) if name != due)
+    return (
+        f"member {sample['__key__']}.{unexpected} is not in its place: "
+        "images come first, by position, then the json"
+    )

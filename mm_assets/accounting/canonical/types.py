@@ -1,4 +1,4 @@
-"""The column types that rows are digested in."""
+"""Column types that rows are digested in."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from mm_assets.interleaved.schema import (
 )
 
 
-def normalized(part: RowPart, where: str) -> RowPart:
-    """The rows with reserved columns in their canonical types, where no value is lost by that, and
-    dictionaries unwrapped.
+def normalized(part: RowPart, location: str) -> RowPart:
+    """Return rows with reserved columns in their canonical types, where lossless, without dictionaries.
 
-    Raises `ShardError` when these are no items: a required column is missing or null somewhere, or a name
-    occurs twice.
+    Raises:
+        ShardError: the rows are no items: a required column is missing or has nulls, or a name occurs twice.
     """
     table, names = part.table, part.schema.names
     if len(set(names)) != len(names):
         raise ShardError(
-            f"{where}: column {next(name for name in names if names.count(name) > 1)!r} occurs twice"
+            f"{location}: column {next(name for name in names if names.count(name) > 1)!r} occurs twice"
         )
     for name in REQUIRED_COLUMNS:
         if name not in names:
-            raise ShardError(f"{where}: not interleaved data, column {name!r} is missing")
+            raise ShardError(f"{location}: not interleaved data, column {name!r} is missing")
         if table.column(name).null_count:
-            raise ShardError(f"{where}: column {name!r} is null in {table.column(name).null_count} rows")
+            raise ShardError(f"{location}: column {name!r} is null in {table.column(name).null_count} rows")
     table = table.replace_schema_metadata(None)
     canonical = canonical_schema(table.schema)
     for index, field in enumerate(table.schema):
@@ -45,16 +44,18 @@ def normalized(part: RowPart, where: str) -> RowPart:
             try:
                 table = table.set_column(index, target, table.column(index).cast(target.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                continue  # the type that it has is a difference
-    is_large = part.field.type == BLOB_FIELD.type  # else its bytes are the same
+                continue  # the comparison reports the type as a difference
+    is_large = part.field.type == BLOB_FIELD.type  # otherwise only the offsets differ, not the bytes
     return replace(part, table=table, field=part.field if is_large else BLOB_FIELD)
 
 
 def retyped(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The same columns, those of ``schema`` in its types. Reserved columns stay as they are.
+    """Return the same columns, with those of ``schema`` in its types; reserved columns stay as they are.
 
-    Raises `SchemaMismatch` naming a column that does not fit; values of JSON text become the values they
-    hold.
+    JSON text becomes the values it holds.
+
+    Raises:
+        SchemaMismatch: a column does not fit; the message names it.
     """
     fields, columns = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -74,7 +75,7 @@ def retyped(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def changes(schema: pa.Schema, other: pa.Schema) -> bool:
-    """Whether `retyped` to ``other`` changes a column of ``schema`` that can have values."""
+    """Return whether `retyped` to ``other`` changes a column of ``schema`` that can have values."""
     return any(
         (field.type, is_json(field)) != (other.field(field.name).type, is_json(other.field(field.name)))
         for field in schema

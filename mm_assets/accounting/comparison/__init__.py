@@ -1,4 +1,4 @@
-"""Compare two datasets, or two outputs of one shard, whatever their formats, and name what differs."""
+"""Comparison of two datasets, or two outputs of one shard, in any formats; differences are named."""
 
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.comparison.compare import Comparison, compare

@@ -1,4 +1,4 @@
-"""Find the items that two datasets do not share."""
+"""Comparison of two datasets: the items that they do not share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,17 @@ Item = tuple[str | None, int | None, str | None]  # sample id, position, modalit
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two datasets hold, the first differences (all, unless ``is_cut``), and how many items differ.
+    """Result of a comparison: counts of both sides, the first differences, and how many items differ.
 
-    The digests of the two may differ where no item does: when their columns have different types because
-    of other rows.
+    The digests of the two sides may differ though no item does: when other rows gave their columns different
+    types.
+
+    Attributes:
+        left: what the left dataset holds.
+        right: what the right dataset holds.
+        differences: the first ones, or all unless ``is_cut``.
+        items: how many items differ.
+        is_cut: there are more differences.
     """
 
     left: Derived
@@ -39,6 +46,7 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
+        """True if no item differs."""
         return self.items == 0
 
 
@@ -48,30 +56,36 @@ def compare(
     lost: Iterable[Item] = (),
     names: Names = ("A", "B"),
 ) -> Comparison:
-    """Whether both hold the same items. ``names`` are what the two are called in differences, of which at
-    most `LISTED` are described.
+    """Compare the items of two datasets.
 
-    The order of items does not count, nor does a column without values. An item is the same when its columns
-    are, each in its own type. Where a side is not free in its types (`CanonicalSource.states_types`), an item is also
-    the same in the types that columns have in the whole of its dataset: a shard's integers may be floats in
-    the Lance table of all shards. What is compared with one partition of a Lance table is taken in the types
-    of that, too. ``lost`` are items of the left that are known not to be on the right, as often as they are
-    named. Raises as `CanonicalSource.tables` does.
+    The order of items does not count, nor does a column without values. Items are the same if their columns
+    are, each in its own type. If a side's types were not chosen for its own rows
+    (`CanonicalSource.states_types`), items are also the same if they agree in the column types of their whole
+    datasets: a shard's integers may be floats in the Lance table of all shards. Data compared with one
+    partition of a Lance table is also taken in the types of that table.
 
-    Both are read once. Only if their digests differ, or items are lost, they are read once more, and the
-    places that differ once again.
+    Both sides are read once. They are read again only if their digests differ or items are lost, and the
+    differing sources a third time.
+
+    Args:
+        left: a dataset or one source.
+        right: a dataset or one source.
+        lost: items of the left that are known to be missing on the right, as often as they are named.
+        names: names of the two sides in differences; at most `LISTED` differences are described.
+
+    Raises as `CanonicalSource.tables` does.
     """
     first, second = _datasets(left, right)
-    normalized = not all(place.states_types() for place in (*first.places, *second.places))
-    forgiven = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
-    if not forgiven and (
+    normalized = not all(source.states_types() for source in (*first.sources, *second.sources))
+    known_lost = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
+    if not known_lost and (
         first.stats_as_stored.digest == second.stats_as_stored.digest
         or (normalized and first.stats.digest == second.stats.digest)
     ):
         return Comparison(first.stats, second.stats)
     indexes = first.index(), second.index()
     rows = [found.tolist() for found in indexes[0].without_partner(indexes[1], normalized)]
-    by_key = _by_key(indexes, rows, forgiven)
+    by_key = _by_key(indexes, rows, known_lost)
     listed = dict(list(by_key.items())[:LISTED])
     found = [
         rows_at(dataset, [row for pair in listed.values() for row in pair[side]])
@@ -79,11 +93,11 @@ def compare(
     ]
     types = (first.stats.schema, second.stats.schema) if normalized else None
     differences: list[Difference] = []
-    for key, (mine, others) in listed.items():
-        for row, other in zip(mine, others, strict=False):
+    for key, (left_rows, right_rows) in listed.items():
+        for row, other in zip(left_rows, right_rows, strict=False):
             differences += pair_differences(found[0][row], found[1][other], types, names)
-        if len(mine) != len(others):
-            row = found[0][mine[0]] if mine else found[1][others[0]]
+        if len(left_rows) != len(right_rows):
+            row = found[0][left_rows[0]] if left_rows else found[1][right_rows[0]]
             differences.append(
                 unpaired_difference(row, (indexes[0].count(key), indexes[1].count(key)), names)
             )
@@ -103,17 +117,15 @@ def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset)
 
 
 def _by_key(
-    indexes: tuple[RowIndex, RowIndex], rows: Sequence[list[int]], forgiven: Counter[bytes]
+    indexes: tuple[RowIndex, RowIndex], rows: Sequence[list[int]], known_lost: Counter[bytes]
 ) -> dict[bytes, tuple[list[int], list[int]]]:
-    """Rows without partner of the left and the right, by key, in the order of the left; those that are known
-    to be lost are left out.
-    """
+    """Return rows without a partner by key, left and right, except known losses, in the order of the left."""
     found: dict[bytes, tuple[list[int], list[int]]] = {}
     for side in (0, 1):
         for row in rows[side]:
             found.setdefault(indexes[side].key(row), ([], []))[side].append(row)
-    for key in found.keys() & forgiven.keys():
-        mine, others = found[key]
-        known = min(forgiven[key], max(len(mine) - len(others), 0))
-        found[key] = mine[: len(mine) - known], others
+    for key in found.keys() & known_lost.keys():
+        left_rows, right_rows = found[key]
+        lost = min(known_lost[key], max(len(left_rows) - len(right_rows), 0))
+        found[key] = left_rows[: len(left_rows) - lost], right_rows
     return {key: pair for key, pair in found.items() if pair[0] or pair[1]}

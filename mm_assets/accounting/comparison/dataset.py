@@ -1,6 +1,4 @@
-"""A dataset as canonical readers find it: counts and digest over all its places, its columns in one type
-each.
-"""
+"""Dataset as canonical readers see it: counts and digest over all sources, each column in one type."""
 
 from __future__ import annotations
 
@@ -21,20 +19,19 @@ from mm_assets.interleaved.unify import unify_schemas
 
 
 class Dataset:
-    """Rows that lie in one place or several. Everything is read when first asked for, and read again for each
-    question.
+    """Rows in one source or several; read on first use, and again for each further question.
 
-    ``typed_as`` is another dataset whose columns have their types because of further rows: `stats` takes
-    these rows in those, too.
+    ``typed_as`` is another dataset with the same columns in types that further rows widened: `stats` unifies
+    the types with its own.
     """
 
-    def __init__(self, places: Sequence[CanonicalSource]) -> None:
-        self.places = tuple(places)
+    def __init__(self, sources: Sequence[CanonicalSource]) -> None:
+        self.sources = tuple(sources)
         self.typed_as: Dataset | None = None
 
     @cached_property
     def stats_as_stored(self) -> Derived:
-        """What is there, each row digested in the types that it has where it lies."""
+        """Counts and digest with each row in the types of its source."""
         digest = ContentDigest()
         for tally in self._tallies:
             digest = digest.plus(tally.digest)
@@ -54,9 +51,7 @@ class Dataset:
 
     @cached_property
     def stats(self) -> Derived:
-        """What is there, each column digested in one type for the whole dataset, as a table of all places
-        would have it.
-        """
+        """Counts and digest with each column in one type for the whole dataset."""
         schema = (
             self.stats_as_stored.schema
             if self.typed_as is None
@@ -64,8 +59,8 @@ class Dataset:
         )
         while True:
             digest = ContentDigest()
-            for place, tally in zip(self.places, self._tallies, strict=True):
-                found = self._normalized_digest(place, tally, schema)
+            for source, tally in zip(self.sources, self._tallies, strict=True):
+                found = self._normalized_digest(source, tally, schema)
                 if isinstance(found, str):
                     schema = _wider(schema, found)
                     break
@@ -74,7 +69,7 @@ class Dataset:
                 return replace(self.stats_as_stored, digest=digest.hexdigest(), schema=schema)
 
     def index(self) -> RowIndex:
-        """The keys and digests of all rows, in the order of `tables`."""
+        """Return keys and digests of all rows, in the order of `tables`."""
         index = RowIndex()
         schema = self.stats.schema
         for table in self.tables():
@@ -87,28 +82,28 @@ class Dataset:
         return index
 
     def tables(self) -> Iterator[pa.Table]:
-        """All rows, place by place."""
-        for place in self.places:
-            yield from place.tables()
+        """Yield all rows, source by source."""
+        for source in self.sources:
+            yield from source.tables()
 
     @cached_property
     def _tallies(self) -> list[DigestTally]:
         tallies = []
-        for place in self.places:
+        for source in self.sources:
             tally = DigestTally()
-            for table in place.tables():
+            for table in source.tables():
                 tally.observe(table)
             tallies.append(tally)
         return tallies
 
     def _normalized_digest(
-        self, place: CanonicalSource, tally: DigestTally, schema: pa.Schema
+        self, source: CanonicalSource, tally: DigestTally, schema: pa.Schema
     ) -> ContentDigest | str:
-        """The digest of a place in these types, or the name of a column whose values do not fit."""
+        """Return the digest of a source in these types, or the name of a column whose values do not fit."""
         if not any(changes(known, schema) for known in tally.schemas):
             return tally.digest
         digest = ContentDigest()
-        for table in place.tables():
+        for table in source.tables():
             try:
                 normalized = retyped(table, schema)
             except ValueError:
@@ -126,8 +121,9 @@ def _fits(table: pa.Table, field: pa.Field) -> bool:
 
 
 def _wider(schema: pa.Schema, name: str) -> pa.Schema:
-    """JSON text for this column, or, where it is that already, no type of its own: then each row keeps its
-    type.
+    """Return the schema with JSON text for this column, or without it if it is JSON text already.
+
+    Without the column, each row keeps its own type.
     """
     index = schema.get_field_index(name)
     return schema.remove(index) if is_json(schema.field(index)) else schema.set(index, json_field(name))

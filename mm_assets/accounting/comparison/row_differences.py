@@ -1,4 +1,4 @@
-"""What differs between two rows, in words: the column, and what is there in each."""
+"""Descriptions of the differences between two rows: the column, and its value on each side."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from mm_assets.interleaved.json_values import dumps, is_json
 
 Names = tuple[str, str]
 
-_SHOWN = 60  # characters of a long value
-_BEFORE = 20  # of them before the first that differs
+_SHOWN = 60  # characters shown of a long value
+_BEFORE = 20  # of these, characters before the first difference
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One column of an item, or (``column`` None) an item as a whole, that is not the same in two datasets."""
+    """One column of an item, or (``column`` None) a whole item, that differs between two datasets."""
 
     sample_id: str
     position: int
@@ -36,16 +36,16 @@ class Difference:
 
 
 def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
-    """Single rows of a dataset by their number in reading order, each as a table in its own types."""
-    wanted = sorted(set(rows), reverse=True)
+    """Return single rows of a dataset by number in reading order, each as a table in its own types."""
+    numbers = sorted(set(rows), reverse=True)
     found: dict[int, pa.Table] = {}
     start = 0
-    tables = dataset.tables() if wanted else iter(())
+    tables = dataset.tables() if numbers else iter(())
     for table in tables:
-        while wanted and wanted[-1] < start + table.num_rows:
-            row = wanted.pop()
+        while numbers and numbers[-1] < start + table.num_rows:
+            row = numbers.pop()
             found[row] = table.take([row - start])  # a copy: a slice would keep the whole table
-        if not wanted:
+        if not numbers:
             break
         start += table.num_rows
     return found
@@ -54,21 +54,24 @@ def rows_at(dataset: Dataset, rows: Iterable[int]) -> dict[int, pa.Table]:
 def pair_differences(
     left: pa.Table, right: pa.Table, normalized: tuple[pa.Schema, pa.Schema] | None, names: Names
 ) -> list[Difference]:
-    """The columns of one item that differ, in their own types and in ``normalized`` ones: of the whole of the
-    two datasets.
+    """Return the columns of an item that differ.
+
+    They differ in their own types and, if given, in ``normalized`` types: those of the two whole datasets.
     """
     columns = dict.fromkeys([*left.column_names, *right.column_names])
     differing = [name for name in columns if _value(left, name) != _value(right, name)]
     if normalized is not None:
-        wide = retyped(left, normalized[0]), retyped(right, normalized[1])
-        differing = [name for name in differing if _value(wide[0], name) != _value(wide[1], name)]
+        retyped_rows = retyped(left, normalized[0]), retyped(right, normalized[1])
+        differing = [
+            name for name in differing if _value(retyped_rows[0], name) != _value(retyped_rows[1], name)
+        ]
     if not differing:
         return [_difference(left, None, f"its columns have other types in {names[0]} than in {names[1]}")]
     return [_difference(left, name, _described(left, right, name, names)) for name in differing]
 
 
 def unpaired_difference(row: pa.Table, counts: tuple[int, int], names: Names) -> Difference:
-    """One item that occurs more often in one dataset than in the other."""
+    """Return the difference of an item that occurs more often in one dataset than in the other."""
     modality = row.column("modality")[0].as_py()
     if 0 in counts:
         return _difference(row, None, f"the {modality} row is missing in {names[counts.index(0)]}")
@@ -87,7 +90,7 @@ def _difference(row: pa.Table, column: str | None, what: str) -> Difference:
 
 
 def _value(row: pa.Table, name: str) -> int | None:
-    """A digest of one column's type and value; None for null, and without the column."""
+    """Return a digest of one column's type and value; None for null or a missing column."""
     is_there = name in row.column_names and row.column(name).null_count == 0
     return row_digests(row.select([name]))[0] if is_there else None
 
@@ -103,9 +106,7 @@ def _described(left: pa.Table, right: pa.Table, name: str, names: Names) -> str:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What is to be said of a value: of bytes their number, of a long text the part around where it begins to
-    differ.
-    """
+    """A value for display: bytes as their number, long text as the part around the first difference."""
 
     kind: str
     value: Any = None
@@ -134,8 +135,8 @@ def _cell(row: pa.Table, name: str) -> _Cell:
 
 
 def _common_length(first: Any, second: Any) -> int:
-    """How many characters or bytes two values begin with in common."""
+    """Return how many leading characters or bytes two values share."""
     if type(first) is not type(second) or not isinstance(first, str | bytes):
         return 0
     shared = min(len(first), len(second))
-    return next((at for at in range(shared) if first[at] != second[at]), shared)
+    return next((index for index in range(shared) if first[index] != second[index]), shared)

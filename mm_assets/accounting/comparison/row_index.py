@@ -1,4 +1,4 @@
-"""Which rows of two datasets have no partner: found with 48 bytes a row in memory, whatever the rows hold."""
+"""Index of rows to find those of two datasets without a partner, in 48 bytes of memory per row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES = 16
 
 
 class RowIndex:
-    """The key and the digests of every row, in the order they are read."""
+    """The key and the digests of every row, in reading order."""
 
     def __init__(self) -> None:
         self._keys = bytearray()
@@ -34,35 +34,37 @@ class RowIndex:
         return len(self._keys) // _BYTES
 
     def key(self, row: int) -> bytes:
+        """Return the key of a row."""
         return bytes(self._keys[row * _BYTES : (row + 1) * _BYTES])
 
     def count(self, key: bytes) -> int:
-        """How many rows have this key."""
+        """Return how many rows have this key."""
         return int((_words(self._keys) == np.frombuffer(key, np.uint64)).all(axis=1).sum())
 
     def without_partner(self, other: RowIndex, normalized: bool) -> tuple[Rows, Rows]:
-        """Rows of this and of the other index that are left when equal ones are paired off one by one: those
-        of the same key and digest, then, if ``normalized``, of the same key and digest in the types of their
-        datasets.
+        """Return the rows of this and the other index that remain when equal rows are paired off one by one.
+
+        Rows are equal with the same key and digest; then, if ``normalized``, with the same key and digest in
+        the types of their datasets.
         """
-        mine, others = np.arange(len(self)), np.arange(len(other))
+        left_rows, right_rows = np.arange(len(self)), np.arange(len(other))
         for name in ("_digests", "_normalized") if normalized else ("_digests",):
             left, right = (
                 np.concatenate([_words(index._keys)[rows], _words(getattr(index, name))[rows]], axis=1)
-                for index, rows in ((self, mine), (other, others))
+                for index, rows in ((self, left_rows), (other, right_rows))
             )
             is_left, is_right = _unpaired(left, right)
-            mine, others = mine[is_left], others[is_right]
-        return mine, others
+            left_rows, right_rows = left_rows[is_left], right_rows[is_right]
+        return left_rows, right_rows
 
 
 def row_key(sample_id: str, position: int, modality: str) -> bytes:
-    """16 bytes for an item's place in its dataset."""
+    """Return 16 bytes that identify an item in its dataset."""
     return xxhash.xxh3_128_digest(f"{position}:{modality}:{sample_id}".encode())
 
 
 def _unpaired(left: _Words, right: _Words) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Masks of the rows of each array for which the other has no equal row left."""
+    """Return masks of the rows of each array for which the other has no equal row left."""
     both = np.concatenate([left, right])
     side = np.repeat([0, 1], [len(left), len(right)])
     order = np.lexsort((side, *both.T))
@@ -70,7 +72,9 @@ def _unpaired(left: _Words, right: _Words) -> tuple[npt.NDArray[np.bool_], npt.N
     starts = np.ones(len(both), bool)
     starts[1:] = (both[1:] != both[:-1]).any(axis=1)
     group = np.cumsum(starts) - 1
-    counts = np.stack([np.bincount(group[side == which], minlength=starts.sum()) for which in (0, 1)])
+    counts = np.stack(
+        [np.bincount(group[side == side_number], minlength=starts.sum()) for side_number in (0, 1)]
+    )
     first = np.flatnonzero(starts)[group] + np.where(side == 1, counts[0][group], 0)
     rank = np.arange(len(both)) - first
     unpaired = np.empty(len(both), bool)

@@ -24,7 +24,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     parse_metadata,
 )
 from mm_assets.formats.storage import sweep, sync
-from mm_assets.formats.temporary_files import building_folder, claim, temporary_name
+from mm_assets.formats.temporary_files import building_folder, create_locked, temporary_name
 from mm_assets.interleaved.schema_text import schema_to_text
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Generation:
         match = _MARKER.match(self._marker.name)
         assert match is not None
         self.name = match["generation"]
-        self._lock = claim(self._marker)
+        self._lock = create_locked(self._marker)
         self.folder = building_folder(self._marker)
         self.folder.mkdir()
         self._sweep()  # before the build, which may need the disk space
@@ -125,7 +125,7 @@ class Generation:
 
     def _move_inside(self) -> None:
         marker, folder = self._cache_dir / self._marker.name, self._cache_dir / self.folder.name
-        lock = claim(marker)
+        lock = create_locked(marker)
         os.rename(self.folder, folder)
         self._marker.unlink()
         os.close(self._lock)

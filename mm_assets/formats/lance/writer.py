@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from mm_assets.formats.error_lines import error_line, told_in_words
+from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.formats.error_places import located
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.lance.evolution import plan_schema
@@ -121,7 +121,7 @@ class InterleavedLanceWriter(InterleavedWriter):
     def finish(self, reports: Sequence[PartitionReport]) -> None:
         """Commit all sound partitions. Raises `PartitionsRefused` for the others."""
         try:
-            with told_in_words(), located(self.table_uri):
+            with readable_store_errors(), located(self.table_uri):
                 complaints = self.commit(reports)
         except (OSError, ValueError) as error:  # none has landed
             raise PartitionsRefused({report.partition: error_line(error) for report in reports}) from error

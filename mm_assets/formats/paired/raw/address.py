@@ -14,7 +14,7 @@ from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import packed_line
-from mm_assets.formats.local_tree import is_beside
+from mm_assets.formats.local_tree import is_metadata_folder
 from mm_assets.formats.storage import absolute, exists, filesystem, join
 from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
 
@@ -97,7 +97,9 @@ class PairedAddress:
                 [join(folder, name) for name, is_folder in entries if name in selection and not is_folder],
             )
             if selection == _ALL:
-                subfolders = [name for name, is_folder in entries if is_folder and not is_beside(name)]
+                subfolders = [
+                    name for name, is_folder in entries if is_folder and not is_metadata_folder(name)
+                ]
                 hint = f"not read: below the folder of modality {modality!r}; move its tars up into that"
                 lines += [f"{join(folder, name)}: {hint}" for name in subfolders]
         return lines
