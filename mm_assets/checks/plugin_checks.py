@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.shards import ShardCheck
 from mm_assets.plugins import load_plugins, plugin_fault
 
-ASSETS = ("curated_parquet", "filtered_parquet", "final_tars", "lance_table", "arrow_cache")
+ASSETS = tuple(output.asset for output in OUTPUTS)
 
 
 def with_plugins(asset: str, own: tuple[ShardCheck, ...]) -> tuple[ShardCheck, ...]:
