@@ -46,10 +46,6 @@ if TYPE_CHECKING:
     from mm_assets.formats.parquet import InterleavedParquetWriter as InterleavedParquetWriter
     from mm_assets.formats.reader import InterleavedReader as InterleavedReader
     from mm_assets.formats.reader import ShardError as ShardError
-    from mm_assets.formats.registry import detect_format as detect_format
-    from mm_assets.formats.registry import other_formats as other_formats
-    from mm_assets.formats.registry import reader_for as reader_for
-    from mm_assets.formats.registry import writer_for as writer_for
     from mm_assets.formats.reports import PartitionReport as PartitionReport
     from mm_assets.formats.reports import WriteReport as WriteReport
     from mm_assets.formats.store_errors import StoreError as StoreError
@@ -115,17 +111,13 @@ MODULES = {
     "build_source_ref": "mm_assets.interleaved.source_ref",
     "cache_fingerprint": "mm_assets.formats.arrow_cache.fingerprint",
     "decode_example": "mm_assets.formats.arrow_cache.features",
-    "detect_format": "mm_assets.formats.registry",
     "encode_example": "mm_assets.formats.arrow_cache.features",
     "materialize": "mm_assets.formats.materialize",
-    "other_formats": "mm_assets.formats.registry",
     "parse_source_ref": "mm_assets.interleaved.source_ref",
     "read_shard": "mm_assets.formats.arrow_cache.reader",
     "read_sharded_cache_meta": "mm_assets.formats.arrow_cache.metadata",
-    "reader_for": "mm_assets.formats.registry",
     "reconcile_schema": "mm_assets.interleaved.schema",
     "resolve_schema": "mm_assets.interleaved.schema",
     "validate_sharded_cache": "mm_assets.formats.arrow_cache.metadata",
     "write_sharded_arrow_cache": "mm_assets.formats.arrow_cache.writer",
-    "writer_for": "mm_assets.formats.registry",
 }

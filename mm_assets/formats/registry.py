@@ -8,22 +8,20 @@ from importlib import import_module
 from typing import Any
 
 from mm_assets.formats.absent_paths import absent
+from mm_assets.formats.format_table import FORMATS as FORMATS
 from mm_assets.formats.format_table import (
-    FORMATS,
     SHOWN,
-    SUFFIXES,
     format_by_suffix,
     format_of,
     without_sidecars,
 )
+from mm_assets.formats.format_table import SUFFIXES as SUFFIXES
 from mm_assets.formats.listing import expand_paths, names_in, packed_line
 from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, filesystem
 from mm_assets.formats.writer import InterleavedWriter
 from mm_assets.interleaved.notices import warn_user
-
-__all__ = ["FORMATS", "SUFFIXES", "detect_format", "other_formats", "reader_for", "writer_for"]
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
