@@ -1,4 +1,4 @@
-"""From raw shards to filtered Parquet."""
+"""Assets of the curation: raw shards to filtered Parquet."""
 
 from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.readable import ReadableImages
@@ -32,7 +32,10 @@ def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
     checks=QUARANTINE_CHECKS,
     io_manager_key="quarantine_io_manager",
     group_name="interleaved",
-    description="What could not be read, with its class, its place and its raw bytes. Mend the raw shard, and its records close.",
+    description=(
+        "What could not be read, with its class, its place and its raw bytes. "
+        "Mend the raw shard, and its records close."
+    ),
 )
 def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
     return Plan(curated_parquet, side_inputs={RAW: raw_shards})
@@ -54,7 +57,10 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     checks=with_plugins("filtered_parquet", ROW_CHECKS),
     io_manager_key="parquet_io_manager",
     group_name="interleaved",
-    description="Curated rows without the images that the filters drop (none, where no bound is set); positions keep their gaps.",
+    description=(
+        "Curated rows without the images that the filters drop (none, where no bound is set); "
+        "positions keep their gaps."
+    ),
 )
 def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterThresholds) -> Plan:
     return Plan(curated_parquet, bounds.steps(), side_inputs={SCORES: image_scores})

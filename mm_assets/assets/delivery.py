@@ -1,4 +1,4 @@
-"""From filtered Parquet to what training and search read."""
+"""Assets for training and search, made from filtered Parquet."""
 
 from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.io_managers.check_results import ROW_CHECKS
@@ -11,7 +11,9 @@ from mm_assets.io_managers.shards import Plan, ShardSet
     checks=with_plugins("final_tars", ROW_CHECKS),
     io_manager_key="webdataset_io_manager",
     group_name="interleaved",
-    description="WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator.",
+    description=(
+        "WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator."
+    ),
 )
 def final_tars(filtered_parquet: ShardSet) -> Plan:
     return Plan(filtered_parquet)

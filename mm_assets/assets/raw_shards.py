@@ -1,4 +1,4 @@
-"""The raw shards, observed."""
+"""Observable source asset of the raw shards."""
 
 import dagster as dg
 

@@ -1,5 +1,6 @@
-"""The integrity gate: checks on the raw shards. `curated_parquet` logs them before it reads; launched alone
-they only look.
+"""Integrity gate: checks on the raw shards.
+
+`curated_parquet` logs them before it reads. Launched alone they read the shards and write no output.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ RAW_SHARDS = dg.AssetKey("raw_shards")
 
 
 def raw_gate_checks() -> dg.AssetChecksDefinition:
-    """The checks of the raw shards, in one step: they come from one survey."""
+    """Return the checks of the raw shards; they run in one step, as they come from one survey."""
 
     @dg.multi_asset_check(
         name="raw_gate",

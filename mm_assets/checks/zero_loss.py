@@ -1,6 +1,4 @@
-"""The check `zero_loss` of every output: what should be there lies there as it was written, to the last byte
-of every item.
-"""
+"""The check `zero_loss`: every published output still has every item as it was written, to the last byte."""
 
 from collections.abc import Iterator
 
@@ -8,7 +6,7 @@ import dagster as dg
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.io_managers import events
-from mm_assets.io_managers.proof_resource import ZERO_LOSS, Prover, Question
+from mm_assets.io_managers.proof_resource import ZERO_LOSS, ProofRequest, Prover
 from mm_assets.io_managers.shard_checks import report_shards, specs_by_shard
 from mm_assets.io_managers.shards import Check
 from mm_assets.partitions import SHARDS
@@ -17,14 +15,15 @@ _NAMED = 5  # shards in the message of a failure
 
 
 def zero_loss_checks() -> list[dg.AssetChecksDefinition]:
-    """One check for each output that is proven; launched alone it reads every shard again, and fails its run
-    for one that is damaged.
+    """Return the check of each output that is proven.
+
+    Launched alone it reads every shard again, and fails its run for one that is damaged.
     """
     return [_zero_loss(dg.AssetKey(output.asset)) for output in OUTPUTS]
 
 
 def proof_keys() -> list[dg.AssetCheckKey]:
-    """The keys of these checks."""
+    """Return the keys of these checks."""
     return [dg.AssetCheckKey(dg.AssetKey(output.asset), ZERO_LOSS) for output in OUTPUTS]
 
 
@@ -37,11 +36,11 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
         ),
     )
     def zero_loss(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
-        question = _question(context, asset)
+        request = _request(context, asset)
         damaged: dict[str, str] = {}
 
         def verdicts() -> Iterator[tuple[str, list[Check]]]:
-            for key, check in prover.prove(question):
+            for key, check in prover.prove(request):
                 if not check.passed:
                     damaged[key] = str(check.metadata["summary"])
                 yield key, [check]
@@ -49,39 +48,40 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
         unknown: list[str] = []
 
         def beyond_shards() -> dict[str, list[str]]:
-            unknown.extend(prover.unknown_files(question.asset) if question.is_whole else ())
+            unknown.extend(prover.unknown_files(request.asset) if request.is_whole else ())
             return {ZERO_LOSS: [f"{file}: no shard has written it" for file in unknown]}
 
         yield from report_shards(context, asset, verdicts(), beyond_shards)
-        if question.again and (
+        if request.again and (
             damaged or unknown
-        ):  # all is stored by now; where the asset is made, its check alone tells
+        ):  # all is stored by now; in a run that makes the asset, the check alone reports it
             for key, summary in sorted(damaged.items()):
-                context.log.error(f"{question.asset}, shard {key}: {summary}")
+                context.log.error(f"{request.asset}, shard {key}: {summary}")
             for file in unknown:
-                context.log.error(f"{question.asset}: {file}: no shard has written it")
-            raise dg.Failure(_failure(question.asset, damaged, unknown), allow_retries=False)
+                context.log.error(f"{request.asset}: {file}: no shard has written it")
+            raise dg.Failure(_failure(request.asset, damaged, unknown), allow_retries=False)
 
     return zero_loss
 
 
-def _question(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> Question:
-    asked_for = events.keys_of_run(context.run, SHARDS, context.instance)
+def _request(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> ProofRequest:
+    selected = events.keys_of_run(context.run, SHARDS, context.instance)
     again = not events.makes_asset(context, asset)
-    keys = asked_for or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
+    keys = selected or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
     latest = events.latest_materializations(context.instance, asset, keys)
     versions = {key: found.version for key, found in latest.items()}
-    return Question(asset.to_user_string(), keys, versions, again, is_whole=again and not asked_for)
+    return ProofRequest(asset.to_user_string(), keys, versions, again, is_whole=again and not selected)
 
 
 def _failure(asset: str, damaged: dict[str, str], unknown: list[str]) -> str:
     parts = []
     if damaged:
-        named = "; ".join(f"{key}: {summary}" for key, summary in sorted(damaged.items())[:_NAMED])
+        listed = "; ".join(f"{key}: {summary}" for key, summary in sorted(damaged.items())[:_NAMED])
         more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
-        parts.append(f"{len(damaged)} shard(s) of {asset} are not as they were written: {named}{more}")
+        parts.append(f"{len(damaged)} shard(s) of {asset} are not as they were written: {listed}{more}")
     if unknown:
         parts.append(
-            f"{len(unknown)} file(s) that no shard has written: {', '.join(unknown[:_NAMED])}{', …' if unknown[_NAMED:] else ''}"
+            f"{len(unknown)} file(s) that no shard has written: "
+            f"{', '.join(unknown[:_NAMED])}{', …' if unknown[_NAMED:] else ''}"
         )
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Parquet in, caches of memory-mapped Arrow files out."""
+"""IO manager of Arrow caches: Parquet in, memory-mapped Arrow files out."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +37,7 @@ class ArrowCacheIOManager(ShardIOManager):
         return BY_ASSET[asset].place(self.root, key)
 
     def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
-        """Also what killed builders left: in the caches, and beside them."""
+        """Also remove what killed builders left, in the caches and beside them."""
         super().remove_leftovers(asset, planned)
         if is_remote(self.root):
             return

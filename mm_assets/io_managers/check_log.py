@@ -1,6 +1,4 @@
-"""Outcomes of asset checks in the event log: one evaluation a shard, against the materialization it judges,
-then one over all shards.
-"""
+"""Log of check outcomes: one evaluation per shard, tied to its materialization, then one over all shards."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,20 +10,23 @@ from mm_assets.io_managers import events
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.shards import Check
 
-# Evaluations wait for others, so that one query finds the materializations of all: so many shards, and so
-# many seconds, at most.
-_SHARDS_AT_ONCE = 50
-_LONGEST_WAIT = 2.0
+# Evaluations are batched, so that one query finds the materializations of all. Limits of a batch: shards,
+# seconds.
+_BATCH_SHARDS = 50
+_MAX_WAIT_SECONDS = 2.0
 _LISTED = 50
-_LOOKED_AT = 500  # failures of other runs, the latest first
+_MAX_FAILURES = 500  # of other runs, the latest first
 
 
 class CheckLog:
-    """Logs the checks of one asset from within a step. Give it each shard's checks after the shard's
-    materialization was logged.
+    """Logs the checks of one asset from within a step.
 
-    ``checks`` are those that this step may evaluate: others are passed over. Call `finish` once all shards
-    are known.
+    Add each shard's outcomes after the shard's materialization was logged. Call `finish` once all shards are
+    known.
+
+    Args:
+        log_event: the method of the step's context.
+        checks: specs of the checks that this step may evaluate, by name; outcomes of others are ignored.
     """
 
     def __init__(
@@ -41,27 +42,29 @@ class CheckLog:
         self._log_event = log_event
         self._asset = asset
         self._specs = checks
-        self._waiting: dict[str, Sequence[Check]] = {}
-        self._since = 0.0
+        self._pending: dict[str, Sequence[Check]] = {}
+        self._pending_since = 0.0
         self._evaluated: dict[str, dict[str, Check]] = {}  # check -> shard -> outcome
 
     def add(self, shard: str, checks: Sequence[Check]) -> None:
-        """Log these outcomes, soon."""
+        """Log these outcomes, at the latest with the next batch."""
         known = [check for check in checks if check.name in self._specs]
         if not known:
             return
-        self._since = self._since if self._waiting else time.monotonic()
-        self._waiting[shard] = known
-        if len(self._waiting) >= _SHARDS_AT_ONCE or time.monotonic() - self._since > _LONGEST_WAIT:
+        self._pending_since = self._pending_since if self._pending else time.monotonic()
+        self._pending[shard] = known
+        if len(self._pending) >= _BATCH_SHARDS or time.monotonic() - self._pending_since > _MAX_WAIT_SECONDS:
             self._flush()
 
     def finish(self, problems: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Log what waits, and one evaluation over all shards for each check evaluated here: it is what the
-        asset's overview shows.
+        """Log pending outcomes, and one evaluation over all shards for each check evaluated here.
 
-        ``problems`` says by check what is wrong with no shard in particular: the evaluation over all has it
-        and fails. A check that was planned for a shard and never came to be evaluated (the shard failed
-        before) counts as not evaluated.
+        The asset's overview shows the evaluation over all shards. A check that was planned for a shard but
+        never evaluated (the shard failed before) counts as not evaluated.
+
+        Args:
+            problems: lines by check that concern no shard in particular. The evaluation over all shards lists
+                them and fails.
         """
         self._flush()
         events.withdraw_planned(self._instance, self._run_id, [spec.key for spec in self._specs.values()])
@@ -75,11 +78,11 @@ class CheckLog:
             )
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        if not waiting:
+        pending, self._pending = self._pending, {}
+        if not pending:
             return
-        found = events.latest_materializations(self._instance, self._asset, waiting)
-        for shard, checks in waiting.items():
+        found = events.latest_materializations(self._instance, self._asset, pending)
+        for shard, checks in pending.items():
             for check in checks:
                 self._evaluated.setdefault(check.name, {})[shard] = check
                 self._log_event(_evaluation(self._specs[check.name], shard, check, found.get(shard)))
@@ -97,7 +100,7 @@ class CheckLog:
             if not check.passed
         }
         severities = {check.severity for check in outcomes.values() if not check.passed}
-        for shard, evaluation in events.failing_shards(self._instance, spec.key, _LOOKED_AT).items():
+        for shard, evaluation in events.failing_shards(self._instance, spec.key, _MAX_FAILURES).items():
             if shard not in outcomes:
                 summary = evaluation.metadata.get("summary")
                 bad[shard] = "" if summary is None else str(summary.value)
@@ -128,7 +131,7 @@ class CheckLog:
 
 
 def _evaluation(
-    spec: dg.AssetCheckSpec, shard: str, check: Check, judged: events.Latest | None
+    spec: dg.AssetCheckSpec, shard: str, check: Check, materialization: events.Latest | None
 ) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=spec.asset_key,
@@ -138,5 +141,5 @@ def _evaluation(
         severity=dg.AssetCheckSeverity[check.severity],
         blocking=spec.blocking,
         metadata=metadata_values(check.metadata),
-        target_materialization_data=events.target(judged),
+        target_materialization_data=events.target(materialization),
     )

@@ -1,4 +1,4 @@
-"""The checks that workers run on each shard of an asset, each with its function."""
+"""Checks that workers run on each shard of an asset, with their functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTED = 20
 
 
 class Balanced(Protocol):
-    """What is shown of a shard of which items in and out are known."""
+    """A shard whose items in and out are known."""
 
     @property
     def balance(self) -> Balance: ...
@@ -35,14 +35,14 @@ class Balanced(Protocol):
 
 @dataclass(frozen=True)
 class ScoredShard:
-    """What checks are shown of a shard of image scores."""
+    """A shard of image scores, as checks see it."""
 
     dimensions: DimensionTally
     balance: Balance
 
 
 def schema_alignment(shard: WrittenShard) -> Check:
-    """Reserved columns first, in canonical order, with canonical types; nothing left out on the way."""
+    """Check order and types of the reserved columns, and that no column was left out."""
     report = shard.report
     problems = []
     for index, field in enumerate(INTERLEAVED_SCHEMA):
@@ -62,9 +62,9 @@ def schema_alignment(shard: WrittenShard) -> Check:
 
 
 def materialization_errors(shard: WrittenShard) -> Check:
-    """No item carries an error.
+    """Check that no item carries an error.
 
-    Under ``error`` a single one fails the shard; the other policies let it pass with a warning.
+    Under the policy ``error`` a single one fails the shard. Other policies publish it with a warning.
     """
     report, policy = shard.report, shard.policy
     listed = [
@@ -91,10 +91,10 @@ def _first(errors: Sequence[ItemError]) -> str:
 
 
 def ledger_balance(shard: Balanced) -> Check:
-    """Items in = out + filtered + quarantined; where the input's digest is known, also the rows themselves,
-    modulo order.
+    """Check that items in = out + filtered + quarantined, and that the rows have the digest of the input.
 
-    An input that does not say how many items it holds leaves nothing to balance; ours all say it.
+    Digests are compared modulo order, where that of the input is known. An input that does not say how many
+    items it holds leaves nothing to balance; those of this project all say it.
     """
     balance = shard.balance
     metadata = {
@@ -111,7 +111,7 @@ def ledger_balance(shard: Balanced) -> Check:
 
 
 def images_decode(shard: WrittenShard) -> Check:
-    """Every image that was looked into could be read; a sample of them was decoded to the last pixel."""
+    """Check that every inspected image could be read; a sample of them was decoded in full."""
     bad = [error for error in shard.report.errors if error.kind in (UNDECODABLE_IMAGE, DECOMPRESSION_BOMB)]
     listed = [{"sample_id": e.sample_id, "position": e.position, "message": e.message} for e in bad[:_LISTED]]
     metadata = {
@@ -125,7 +125,7 @@ def images_decode(shard: WrittenShard) -> Check:
 
 
 def dimensions_agree(shard: ScoredShard) -> Check:
-    """Images have the size that their documents declare, where they declare one."""
+    """Check that images have the size that their documents declare, where they declare one."""
     tally = shard.dimensions
     listed = [
         {
@@ -149,7 +149,7 @@ def dimensions_agree(shard: ScoredShard) -> Check:
 
 
 def empty(records: pa.Table) -> Check:
-    """Nothing of the shard is in quarantine."""
+    """Check that nothing of the shard is in quarantine."""
     kinds = dict(Counter(records.column("kind").to_pylist()))
     summary = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     metadata = {"records": len(records), "kinds": {"json": kinds}, "summary": summary}

@@ -1,7 +1,6 @@
-"""What the seam takes from Dagster 1.13.27 beyond its documented interface. Nothing of that kind is used in
-any other module.
+"""Access to Dagster 1.13.27 beyond its documented interface; no other module uses any.
 
-Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`: run them first after an
+Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:
 
 * `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
@@ -49,7 +48,7 @@ T = TypeVar("T")
 # observable source assets. Without it each shard would get a second, empty event, which comes last and wins.
 MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
-# Metadata entry of each event that says where the shard lies. Dagster shows it as the asset's URI.
+# Metadata entry of each event: the shard's URI. Dagster shows it as the asset's.
 URI = "dagster/uri"
 
 # Storage ids or keys per query: SQLite refuses statements with too many variables.
@@ -58,8 +57,12 @@ _BATCH = 500
 
 @dataclass(frozen=True)
 class Latest:
-    """The latest event of one partition: its storage id (`pointer`), data version, run, time (seconds since
-    1970), and metadata.
+    """The latest event of one partition.
+
+    Args:
+        pointer: its storage id.
+        version: the data version.
+        timestamp: seconds since 1970.
     """
 
     pointer: int
@@ -74,13 +77,12 @@ class Latest:
 
 
 def observed_version(version: str) -> dict[str, str]:
-    """Tags of an `AssetObservation` that give the partition this data version."""
+    """Return the tags of an `AssetObservation` that give the partition this data version."""
     return {DATA_VERSION_TAG: version}
 
 
 def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) -> dict[str, str]:
-    """Tags of a materialization: its data version, and per parent asset the version and the event it was made
-    from.
+    """Return the tags of a materialization: its data version, and version and event of each parent.
 
     Staleness of a partition compares the parent's version *at the pointer* with its latest one, so a parent
     without pointer never makes it stale. Without the code version Dagster sees no provenance at all and
@@ -103,9 +105,9 @@ def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) ->
 def latest_materializations(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
 ) -> dict[str, Latest]:
-    """The latest materialization of each of these partitions that has one."""
+    """Return the latest materialization of each of these partitions that has one."""
     found: dict[str, Latest] = {}
-    for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys):
+    for ids in _id_batches(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION, keys):
         records = instance.fetch_materializations(
             dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH
         ).records
@@ -119,9 +121,9 @@ def latest_materializations(
 def latest_observations(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
 ) -> dict[str, Latest]:
-    """The latest observation of each of these partitions that has one."""
+    """Return the latest observation of each of these partitions that has one."""
     found: dict[str, Latest] = {}
-    for ids in _ids(instance, asset, dg.DagsterEventType.ASSET_OBSERVATION, keys):
+    for ids in _id_batches(instance, asset, dg.DagsterEventType.ASSET_OBSERVATION, keys):
         records = instance.fetch_observations(
             dg.AssetRecordsFilter(asset, storage_ids=ids), limit=_BATCH
         ).records
@@ -133,9 +135,9 @@ def latest_observations(
 
 
 def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationData | None:
-    """What an evaluation says of the materialization that it judges.
+    """Return the reference of an evaluation to the materialization that it is about.
 
-    Without it the UI takes the evaluation for outdated.
+    Without it the UI shows the evaluation as outdated.
     """
     if latest is None:
         return None
@@ -145,7 +147,7 @@ def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationDa
 
 
 def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest | None:
-    """The latest materialization of any partition: the one an evaluation over all partitions must name."""
+    """Return the latest materialization of any partition; an evaluation over all partitions must name it."""
     for found in instance.get_asset_records([asset]):
         record = found.asset_entry.last_materialization_record
         if record is not None and record.asset_materialization is not None:
@@ -154,11 +156,10 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
 
 
 def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable[dg.AssetCheckKey]) -> None:
-    """Forget that a run meant to evaluate these checks, where it has not: what was not looked at has not
-    failed.
+    """Withdraw the planned evaluations of these checks that a run never made.
 
-    Partitions keep the verdict they had before. Only event logs in a database know planned checks apart from
-    their events.
+    What was not checked has not failed: partitions keep their earlier outcome. Only event logs in a database
+    store planned checks apart from their events.
     """
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -181,8 +182,10 @@ def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable
 def failing_shards(
     instance: dg.DagsterInstance, check: dg.AssetCheckKey, limit: int
 ) -> dict[str, dg.AssetCheckEvaluation]:
-    """The partitions whose latest evaluation of a check stands and did not pass, of its ``limit`` latest
-    failures.
+    """Return the partitions whose latest valid evaluation of a check failed.
+
+    Args:
+        limit: number of failures to look at, the latest first.
     """
     status = {AssetCheckExecutionRecordStatus.FAILED}
     found: dict[str, dg.AssetCheckEvaluation] = {}
@@ -206,11 +209,13 @@ def failed_attempts(
     keys: Iterable[str],
     run_ids: Iterable[str] | None = None,
 ) -> list[str]:
-    """Those of `keys` whose latest attempt has no materialization, sorted; attempts of these runs, or of any
-    run that has ended.
+    """Return those of `keys` whose latest attempt has no materialization, sorted.
 
-    Asked within a run, after the asset's step. A shard that another run has planned since is that run's to
-    answer for.
+    Called within a run, after the asset's step. A shard that another run has planned since belongs to that
+    run.
+
+    Args:
+        run_ids: count attempts of these runs only; None: of any run that has ended.
     """
     keys = list(keys)
     planned = _storage_ids(instance, asset, dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED, keys)
@@ -218,10 +223,10 @@ def failed_attempts(
     open_ = {key for key, storage_id in planned.items() if storage_id > landed.get(key, -1)}
     if not open_:
         return []
-    # This query goes over all partitions of the asset; it is only asked when something failed, and only from
-    # there on.
+    # This query scans all partitions of the asset: it runs only when something failed, and from there on.
     start = min(planned[key] for key in open_) - 1
-    attempts = instance.event_log_storage.get_latest_asset_partition_materialization_attempts_without_materializations(
+    log = instance.event_log_storage
+    attempts = log.get_latest_asset_partition_materialization_attempts_without_materializations(
         asset, after_storage_id=start
     )
     run_of_key = {key: attempts[key][0] for key in open_ if key in attempts}
@@ -234,8 +239,9 @@ def failed_attempts(
 
 
 def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterRun]:
-    """The run and the runs it re-executes: a re-execution "from failure" may consist of nothing but the
-    failed gate.
+    """Return the run and the runs it re-executes.
+
+    A re-execution "from failure" may consist of nothing but the failed check.
     """
     group = instance.get_run_group(run.run_id)
     return list(group[1]) if group else [run]
@@ -244,7 +250,7 @@ def family(instance: dg.DagsterInstance, run: dg.DagsterRun) -> list[dg.DagsterR
 def keys_of_run(
     run: dg.DagsterRun, partitions_def: dg.PartitionsDefinition, instance: dg.DagsterInstance
 ) -> list[str]:
-    """The partition keys a run was launched for, from its tags; empty for a run without.
+    """Return the partition keys a run was launched for, from its tags; empty for a run without.
 
     Ranges follow the order in which dynamic partitions were added, not the alphabet, and include whatever was
     added in between. A range whose end was added before its start is empty, without an error.
@@ -261,7 +267,7 @@ def keys_of_run(
 
 
 def run_of(context: dg.InputContext) -> dg.DagsterRun | None:
-    """The run that loads an input; None outside of runs (`load_asset_value`, tests)."""
+    """Return the run that loads an input; None outside of runs (`load_asset_value`, tests)."""
     try:
         return context.step_context.dagster_run
     except dg.DagsterInvariantViolationError:
@@ -269,7 +275,7 @@ def run_of(context: dg.InputContext) -> dg.DagsterRun | None:
 
 
 def asset_step() -> dg.AssetExecutionContext | None:
-    """The asset step that is being executed here; None outside of one (also within the step of a check)."""
+    """Return the asset step that is being executed; None outside of one (also within the step of a check)."""
     try:
         return dg.AssetExecutionContext.get()
     except dg.DagsterInvariantViolationError:
@@ -277,12 +283,12 @@ def asset_step() -> dg.AssetExecutionContext | None:
 
 
 def runs_check(run: dg.AssetExecutionContext, check: dg.AssetCheckKey) -> bool:
-    """Whether this run executes that check."""
+    """Return whether this run executes that check."""
     return any(check in data.assets_def.check_keys for data in run.job_def.asset_layer.data)
 
 
 def makes_asset(context: dg.AssetCheckExecutionContext, asset: dg.AssetKey) -> bool:
-    """Whether this run also materializes the asset that a check is about."""
+    """Return whether this run also materializes the asset that a check is about."""
     return any(
         asset in data.assets_def.keys
         for data in context.job_def.asset_layer.data
@@ -304,7 +310,7 @@ def _storage_ids(
     return found
 
 
-def _ids(
+def _id_batches(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType, keys: Iterable[str]
 ) -> Iterator[list[int]]:
     return _batches(list(_storage_ids(instance, asset, kind, keys).values()))

@@ -1,4 +1,4 @@
-"""Parquet in, one Lance table out: workers write fragments, the parent commits a chunk of shards at once."""
+"""IO manager of the Lance table: workers write fragments, the parent commits a chunk of shards at once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,9 +19,7 @@ from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 @dataclass(frozen=True)
 class Fragments:
-    """What a worker hands to the commit: the shard's report, the asset it is of, and the digest of the rows
-    that went in.
-    """
+    """What a worker hands to the commit: asset and report of the shard, and the digest of its input rows."""
 
     asset: str
     report: Any
@@ -29,7 +27,7 @@ class Fragments:
 
 
 def fragment_shard(job: ShardJob) -> ShardResult:
-    """Write one filtered shard as fragments of the table; nobody sees them before the commit."""
+    """Write one filtered shard as fragments of the table; they are invisible before the commit."""
     from mm_assets.formats.lance.writer import InterleavedLanceWriter
     from mm_assets.formats.parquet import InterleavedParquetReader
     from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
@@ -39,8 +37,10 @@ def fragment_shard(job: ShardJob) -> ShardResult:
         job.dest, on_materialize_error=job.options["on_materialize_error"], roots=()
     )
     planned = schema_from_text(job.options["planned"])
-    done, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
-    return done if report is None else replace(done, payload=Fragments(job.asset, report, job.shard.version))
+    result, report = convert_shard(job, reader, writer.planned_as(planned), job.shard.version, enters=False)
+    return (
+        result if report is None else replace(result, payload=Fragments(job.asset, report, job.shard.version))
+    )
 
 
 class LanceIOManager(ShardIOManager):
@@ -54,20 +54,21 @@ class LanceIOManager(ShardIOManager):
         return BY_ASSET[asset].place(self.root, key)
 
     def remove_leftovers(self, asset: str, planned: Mapping[str, PlannedJob]) -> None:
-        """Also records of shards in the table that are damaged: whoever reads them would fail for all shards."""
+        """Also remove damaged partition records from the table: they would fail every reader of it."""
         super().remove_leftovers(asset, planned)
         self._writer().drop_damaged_records(list(planned))
 
     def stat_outputs(self, dests: Mapping[str, str]) -> Mapping[str, Mapping[str, Any] | None]:
-        """What the table holds of each shard. Empty shards hold nothing, and that is a state too."""
+        """Return the rows that the table holds of each shard. Zero rows are a state, too."""
         if not dests:
             return {}
         stats = self._writer().partition_stats()
         return {key: stats.get(key, {"rows": 0}) if stats is not None else None for key in dests}
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        """Resolve the table's columns over all shards of the chunk; a shard whose schema cannot be read fails
-        alone.
+        """Resolve the table's columns over all shards of the chunk.
+
+        A shard whose schema cannot be read fails alone.
         """
         from mm_assets.formats.parquet import InterleavedParquetReader
         from mm_assets.formats.partitions import Partition
@@ -88,28 +89,29 @@ class LanceIOManager(ShardIOManager):
             unreadable.get(job.key) or replace(job, options={**job.options, "planned": text}) for job in jobs
         ]
 
-    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
-        assets = {done.key: done.payload.asset for done in dones}
+    def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
+        assets = {result.key: result.payload.asset for result in results}
         damaged = {key for key, asset in assets.items() if damaged_shards(self.root, asset, [key])}
         writer = self._writer()
-        complaints = writer.commit([done.payload.report for done in dones], damaged)
+        errors = writer.commit([result.payload.report for result in results], damaged)
         if damaged and (rows := writer.remove_orphan_rows()):
             dg.AssetExecutionContext.get().log.warning(
-                f"{rows} rows that no shard has written were removed from {writer.table_uri}: the version before still has them"
+                f"{rows} rows that no shard has written were removed from {writer.table_uri}: "
+                "the version before still has them"
             )
         return [
-            replace(done, payload=None, ok=False, error=complaints[done.key])
-            if done.key in complaints
-            else self._entered(done)
-            for done in dones
+            replace(result, payload=None, ok=False, error=errors[result.key])
+            if result.key in errors
+            else self._entered(result)
+            for result in results
         ]
 
-    def _entered(self, done: ShardResult) -> ShardResult:
-        """A committed shard, entered in the ledger: before the commit nothing of it has happened."""
+    def _entered(self, result: ShardResult) -> ShardResult:
+        """Enter a committed shard in the ledger; before the commit it is not published."""
         from mm_assets.io_managers.shard_work import enter
 
-        files = enter(self.root, done.payload.asset, done.payload.report, done.payload.in_digest)
-        return replace(done, payload=None, account={**done.account, FILES: files})
+        files = enter(self.root, result.payload.asset, result.payload.report, result.payload.in_digest)
+        return replace(result, payload=None, account={**result.account, FILES: files})
 
     def _writer(self) -> Any:
         from mm_assets.formats.lance.writer import InterleavedLanceWriter

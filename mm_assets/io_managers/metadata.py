@@ -1,4 +1,4 @@
-"""Plain values as metadata that Dagster shows."""
+"""Conversion of plain values into Dagster metadata."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,10 +7,12 @@ import dagster as dg
 
 
 def metadata_values(plain: Mapping[str, Any]) -> dict[str, dg.MetadataValue]:
-    """Plain values (see `ShardResult`) as what Dagster shows: Markdown, JSON, table schema, path, url; numbers and
-    text as they are.
+    """Return plain values (see `ShardResult`) as Dagster metadata.
 
-    Raises `ValueError` for a value of another kind.
+    Markdown, JSON, table schema, path and URL get their own type. Numbers and text stay as they are.
+
+    Raises:
+        ValueError: for a value of another kind.
     """
     return {name: _metadata_value(name, value) for name, value in plain.items()}
 

@@ -1,4 +1,4 @@
-"""Raw shards or Parquet in, interleaved Parquet out."""
+"""IO managers of Parquet: raw shards or Parquet in, interleaved Parquet out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +22,9 @@ from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
 
 
 def ingest_shard(job: ShardJob) -> ShardResult:
-    """Read one raw shard and write it as Parquet; what cannot be read is quarantined, unless the policy is to
-    fail.
+    """Read one raw shard and write it as Parquet.
+
+    What cannot be read is quarantined, unless the policy is ``error``.
     """
     from mm_assets.accounting.contract import Published
     from mm_assets.accounting.file_digests import FILES, digest_files
@@ -45,7 +46,7 @@ def ingest_shard(job: ShardJob) -> ShardResult:
         **reader_arguments(options),
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
-    done, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
+    result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
     if report is not None:
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
@@ -58,11 +59,11 @@ def ingest_shard(job: ShardJob) -> ShardResult:
             absent |= set(options["taken_ids"])
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
             notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
-            done = replace(
-                done,
-                account={**done.account, FILES: {**done.account[FILES], **digest_files(job.root, notes)}},
+            result = replace(
+                result,
+                account={**result.account, FILES: {**result.account[FILES], **digest_files(job.root, notes)}},
             )
-    return done
+    return result
 
 
 def rewrite_shard(job: ShardJob) -> ShardResult:
@@ -89,7 +90,7 @@ class _ParquetOutput(ShardIOManager):
 
 
 class IngestIOManager(RawInput, _ParquetOutput):
-    """Writes curated Parquet from raw shards that passed the gate."""
+    """Writes curated Parquet from raw shards that passed the integrity gate."""
 
     gate: dg.ResourceDependency[RawGate]
 
@@ -103,32 +104,33 @@ class IngestIOManager(RawInput, _ParquetOutput):
         return {**super().options(), "layout": self.gate.layout()}
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        """Ids that other shards keep and the types of columns, from the survey of this shard and all others."""
-        examined = self.gate.examine([job.shard for job in jobs])
+        """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
+        inspections = self.gate.inspect([job.shard for job in jobs])
         is_strict = self.on_materialize_error == "error"
         before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
         self._source = plan.source.asset
         resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
-            found = examined[job.key]
-            checks = unreadable(found) if isinstance(found, str) else found.checks
-            refusal = _refusal(found, is_strict) or _wipe_out(found, before.get(job.key))
+            inspection = inspections[job.key]
+            checks = unreadable(inspection) if isinstance(inspection, str) else inspection.checks
+            refusal = _refusal_of(inspection, is_strict) or _refusal_to_empty(inspection, before.get(job.key))
             self._verdicts[job.key] = checks
             if refusal is not None:
                 self._refused.add(job.key)
                 resolved.append(ShardResult(job.key, ok=False, error=refusal))
                 continue
-            assert isinstance(found, ShardInspection)
-            orders = {
-                "columns": schema_to_text(_in_own_order(found)),
-                "taken_ids": sorted(found.claimed_ids),
+            assert isinstance(inspection, ShardInspection)
+            resolved_options = {
+                "columns": schema_to_text(_ordered_columns(inspection)),
+                "taken_ids": sorted(inspection.claimed_ids),
             }
-            resolved.append(replace(job, options={**job.options, **orders}))
+            resolved.append(replace(job, options={**job.options, **resolved_options}))
         return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
-        """How much may be lost is no part of the fingerprint, either: it decides whether a shard lands, not
-        what is written.
+        """Return the jobs with the tolerated loss.
+
+        It is no part of the fingerprint: it decides whether a shard is published, not what is written.
         """
         return [
             replace(job, options={**job.options, "max_loss": self.gate.max_loss})
@@ -136,9 +138,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         ]
 
     def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
-        """Log the verdicts of the gate on the raw shards that are about to be read, and on
-        those that may not be.
-        """
+        """Log the results of the integrity gate on the raw shards that are read or refused in this run."""
         run = dg.AssetExecutionContext.get()
         asset = dg.AssetKey.from_user_string(self._source)
         log = CheckLog(
@@ -155,42 +155,52 @@ class IngestIOManager(RawInput, _ParquetOutput):
         self._verdicts, self._refused = {}, set()
 
 
-def _refusal(found: ShardInspection | str, is_strict: bool) -> str | None:
-    """Why a shard may not be read at all."""
-    if isinstance(found, str):
-        return found
-    if found.admission.refused:
-        return "; ".join(found.admission.refused.values())
-    if is_strict and found.claimed_ids:
-        sample_id, owner = next(iter(sorted(found.claimed_ids.items())))
+def _refusal_of(inspection: ShardInspection | str, is_strict: bool) -> str | None:
+    """Return why a shard may not be read at all, or None."""
+    if isinstance(inspection, str):
+        return inspection
+    if inspection.decision.refused:
+        return "; ".join(inspection.decision.refused.values())
+    if is_strict and inspection.claimed_ids:
+        sample_id, owner = next(iter(sorted(inspection.claimed_ids.items())))
         return f"sample id {sample_id!r} is already in shard {owner!r}"
-    return found.refusal
+    return inspection.refusal
 
 
-def _in_own_order(found: ShardInspection) -> pa.Schema:
-    """The shard's columns in the order it has them itself: another shard must not change the bytes of this
-    one's output.
+def _ordered_columns(inspection: ShardInspection) -> pa.Schema:
+    """Return the resolved columns in the shard's own order.
+
+    Another shard must not change the bytes of this one's output.
     """
-    fields = {field.name: field for field in found.admission.fields}
-    return pa.schema([fields[name] for name in found.survey.columns.required_types()])
+    fields = {field.name: field for field in inspection.decision.fields}
+    return pa.schema([fields[name] for name in inspection.survey.columns.required_types()])
 
 
-def _wipe_out(found: ShardInspection | str, before: ShardRecord | None) -> str | None:
-    """Why a file in which nothing can be read may not replace samples that were published; an empty tar may."""
+def _refusal_to_empty(inspection: ShardInspection | str, before: ShardRecord | None) -> str | None:
+    """Return why an unreadable shard may not replace published samples, or None.
+
+    A valid tar without samples may replace them.
+    """
     if (
-        isinstance(found, str)
-        or found.survey.samples.num_rows
+        isinstance(inspection, str)
+        or inspection.survey.samples.num_rows
         or before is None
         or not before.account["written"]["samples"]
     ):
         return None
     damage = [
-        loss.reason for losses in found.survey.losses.values() for loss in losses.first if not loss.is_item
+        loss.reason
+        for losses in inspection.survey.losses.values()
+        for loss in losses.first
+        if not loss.is_item
     ]
     if not damage:
         return None
     kept = before.account["written"]["samples"]
-    return f"{damage[0]}. No sample can be read: the {kept} published before stay (an empty tar would remove them)"
+    return (
+        f"{damage[0]}. No sample can be read: the {kept} published before stay "
+        "(an empty tar would remove them)"
+    )
 
 
 class ParquetIOManager(_ParquetOutput):

@@ -1,4 +1,4 @@
-"""A shard's job on the parent's side: what it is made from, what its answer must be, what is recorded of it."""
+"""The parent's side of a shard's job: fingerprint and parents, validation of the result, the record."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -11,8 +11,13 @@ from mm_assets.workers import WorkerFailure
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job with what the parent keeps of it: the fingerprint for its record, the parent shards for its
-    provenance, and what identifies code and configuration (`made_by`, part of the fingerprint).
+    """A job with what the parent keeps of it.
+
+    Args:
+        job: what is sent to the worker.
+        fingerprint: digest of everything that the output is made from; kept in its record.
+        parents: the upstream shards, by asset, for its provenance.
+        made_by: digest of code and configuration, part of the fingerprint.
     """
 
     job: ShardJob
@@ -25,7 +30,7 @@ class PlannedJob:
         return self.job.key
 
     def validated(self, answer: ShardResult | WorkerFailure) -> ShardResult:
-        """The worker's answer, held to the contract of `run_job`."""
+        """Return the worker's result, or a failure where it breaks the contract of `run_job`."""
         if isinstance(answer, WorkerFailure):
             return ShardResult(self.key, ok=False, error=str(answer), detail=answer.traceback)
         if not isinstance(answer, ShardResult) or answer.key != self.key:
@@ -35,44 +40,45 @@ class PlannedJob:
             return replace(answer, ok=False, error=f"{blocked}, but run_job published the shard")
         return answer if answer.ok or answer.error else replace(answer, error=blocked or "no reason given")
 
-    def record(self, asset: str, done: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
-        """What to remember of the published shard."""
-        checks = [asdict(check) for check in done.checks]
-        account = {**done.account, "made_by": self.made_by}
+    def record(self, asset: str, result: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
+        """Return the record of the published shard; `stat` is the state of its output."""
+        checks = [asdict(check) for check in result.checks]
+        account = {**result.account, "made_by": self.made_by}
         return ShardRecord(
             asset,
             self.key,
             self.fingerprint,
-            done.version,
-            done.uri,
+            result.version,
+            result.uri,
             stat,
-            dict(done.metadata),
+            dict(result.metadata),
             checks,
             account,
         )
 
-    def is_done(self, record: ShardRecord, asked_for: frozenset[str]) -> bool:
-        """Whether the record is of the same work, with a result for each check asked for and none that
-        forbids to publish.
+    def is_up_to_date(self, record: ShardRecord, required_checks: frozenset[str]) -> bool:
+        """Return whether the recorded work is the planned one, and passed its checks.
+
+        Every required check needs a result, and none may forbid to publish.
         """
         checks = [Check(**check) for check in record.checks]
         return (
             record.fingerprint == self.fingerprint
-            and asked_for <= {check.name for check in checks}
+            and required_checks <= {check.name for check in checks}
             and not blocked_by(checks, self.job.blocking)
         )
 
 
 def is_intact(record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
-    """Whether the output is the recorded one.
+    """Return whether the output is still the recorded one.
 
     A shard without content may have no output (an empty tar is never written).
     """
     return digest(stat) == digest(record.stat) and not (stat is None and record.uri)
 
 
-def done_before(record: ShardRecord) -> ShardResult:
-    """The answer of the worker that made the recorded shard."""
+def recorded_result(record: ShardRecord) -> ShardResult:
+    """Return the result of the worker that made the recorded shard."""
     checks = tuple(Check(**check) for check in record.checks)
     return ShardResult(
         record.key, ok=True, uri=record.uri, version=record.version, metadata=record.metadata, checks=checks

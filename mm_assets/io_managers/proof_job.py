@@ -1,4 +1,4 @@
-"""Examine outputs as they lie there: what workers do for the check `zero_loss`. Imports no Dagster."""
+"""Worker side of the check `zero_loss`: read one published shard and compare it. Imports no Dagster."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ _COUNTS = ("rows", "samples", "images", "texts", "digest")
 
 @dataclass(frozen=True)
 class ProofTarget:
-    """Where one shard of an asset lies: `kind` is the format, `uri` the file, the table or the folder of the
-    cache.
+    """The published output of one shard of an asset.
+
+    Args:
+        kind: name of the format.
+        uri: the file, the table or the folder of the cache.
     """
 
     asset: str
@@ -35,11 +38,14 @@ class ProofTarget:
 
 @dataclass(frozen=True)
 class ProofJob:
-    """One shard of one output to examine.
+    """One shard of one output to prove.
 
-    `account` is what its writer said of it, `table_schema` (of a table) the columns that all shards share
-    (`schema_to_text`); when something differs, it is compared with what it was made from and with what was
-    made from it. `orphan_rows` are rows of the table beyond those of its shards.
+    Args:
+        account: what its writer reported.
+        before: output that it was made from, and `after`, those made from it: compared with it when something
+            differs.
+        table_schema: of a table, the columns that all shards share (`schema_to_text`).
+        orphan_rows: number of rows in the table that belong to no shard.
     """
 
     key: str
@@ -53,9 +59,7 @@ class ProofJob:
 
 
 def prove_shard(job: ProofJob) -> ShardProof:
-    """Read one shard with the library that its users read it with, and compare with what was written: counts,
-    digest, types.
-    """
+    """Read one shard with the library of its users; compare counts, digest and types with those written."""
     written = job.account["written"]
     expected = schema_from_text(job.account["schema"])
     output = job.output
@@ -64,25 +68,26 @@ def prove_shard(job: ProofJob) -> ShardProof:
     except (OSError, ValueError, TypeError, LookupError) as error:
         return _proof(job, Derived(), (f"{output.uri}: cannot be read: {error_line(error)}",))
     if job.table_schema and found.digest != written["digest"]:
-        # Columns that other shards widened since: the rows must be the same in the types they were written
-        # in.
+        # Other shards have widened columns since: compare the rows in the types they were written in.
         planned = schema_from_text(job.table_schema)
         if not type_differences(planned, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
-    resized = _resized(job)
+    size_problems = _size_problems(job)
     orphan_rows = (f"{output.uri}: {job.orphan_rows} rows belong to no shard",) if job.orphan_rows else ()
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
     if not differing:
-        sound = (
-            Found() if resized or not output.uri else accounted_format(output.kind).examine(output.uri, found)
+        inspection = (
+            Found()
+            if size_problems or not output.uri
+            else accounted_format(output.kind).examine(output.uri, found)
         )
-        return _proof(job, found, (*resized, *orphan_rows, *sound.problems), sound.beside)
+        return _proof(job, found, (*size_problems, *orphan_rows, *inspection.problems), inspection.beside)
     problems = [f"{name}: {written[name]} written, {getattr(found, name)} found" for name in differing]
-    return _proof(job, found, (*_named(job), *problems, *resized, *orphan_rows))
+    return _proof(job, found, (*_differences(job), *problems, *size_problems, *orphan_rows))
 
 
-def _resized(job: ProofJob) -> tuple[str, ...]:
-    """A file of another size than written: something may hang on it that readers pass over."""
+def _size_problems(job: ProofJob) -> tuple[str, ...]:
+    """Return a line for a file of another size than written: readers may ignore what was appended."""
     uri, written = job.output.uri, job.account.get("nbytes")
     if (
         not format_of(job.output.kind).is_file
@@ -95,7 +100,10 @@ def _resized(job: ProofJob) -> tuple[str, ...]:
 
 
 def type_differences(expected: pa.Schema, found: pa.Schema) -> list[str]:
-    """Columns that are missing or of another type; columns without values need not be there."""
+    """Return a line for each column that is missing or of another type.
+
+    Columns without values may be missing.
+    """
     lines = []
     for column in expected:
         if pa.types.is_null(column.type):
@@ -109,9 +117,10 @@ def type_differences(expected: pa.Schema, found: pa.Schema) -> list[str]:
     return lines
 
 
-def _named(job: ProofJob) -> list[str]:
-    """Sample, position and column of what differs, found by comparing with the outputs of the same shard
-    before and after it.
+def _differences(job: ProofJob) -> list[str]:
+    """Return sample, position and column of what differs.
+
+    They are found by comparing with the outputs of the same shard before and after this one.
     """
     pairs = [(job.before, job.output, job.before)] if job.before is not None else []
     pairs += [(job.output, other, other) for other in job.after]
@@ -143,8 +152,10 @@ def _named(job: ProofJob) -> list[str]:
 def _proof(
     job: ProofJob, found: Derived, problems: tuple[str, ...] = (), beside: tuple[str, ...] = ()
 ) -> ShardProof:
-    below_root = f"{job.root.rstrip('/')}/"  # what is published names no place of this machine
-    problems, beside = (tuple(line.replace(below_root, "") for line in lines) for lines in (problems, beside))
+    root_prefix = f"{job.root.rstrip('/')}/"  # proofs are published: no paths of this machine in them
+    problems, beside = (
+        tuple(line.replace(root_prefix, "") for line in lines) for lines in (problems, beside)
+    )
     derived = {name: getattr(found, name) for name in _COUNTS}
     return ShardProof(
         job.output.asset,

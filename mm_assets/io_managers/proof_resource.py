@@ -1,6 +1,4 @@
-"""The proof of zero loss, as a resource that checks use: outputs examined in worker processes, verdicts kept
-below `proof/`.
-"""
+"""Proof of zero loss as a Dagster resource: workers read outputs, results are kept below `proof/`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,19 +23,21 @@ from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
 
 ZERO_LOSS = "zero_loss"
-_NAMED = 20  # samples of rows that no shard has written
+_NAMED = 20  # samples with orphan rows
 _COUNTS = ("rows", "samples", "images", "texts", "digest")
 _NOTHING = {"rows": 0, "samples": 0, "images": 0, "texts": 0, "digest": ""}
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be proven of an asset: these shards, of which the event log knows the versions of those that
-    were ``materialized``.
+class ProofRequest:
+    """A request to prove shards of an asset.
 
-    ``again``: every shard is read, also one that has not changed since it was found good. ``is_whole``: all
-    shards of the asset are meant, also those of which only the storage knows, and files that are of none of
-    them.
+    Args:
+        keys: the shards.
+        materialized: the version of each materialized shard, by the event log.
+        again: whether to read every shard, also one that has not changed since it was found good.
+        is_whole: whether all shards of the asset are meant, also those that only the storage knows, and files
+            that belong to none of them.
     """
 
     asset: str
@@ -48,46 +48,51 @@ class Question:
 
 
 class Prover(dg.ConfigurableResource[Any]):
-    """Compares what lies there, read by the canonical reader of its format, with what was written."""
+    """Compares published outputs, read by the canonical reader of their format, with what was written."""
 
     root: str = Field(description="Where outputs and their records are stored: a directory or a URL.")
     workers: dg.ResourceDependency[Workers]
 
-    def prove(self, question: Question) -> Iterator[tuple[str, Check]]:
-        """The verdict on each shard that should be there; then `proof.json` is brought up to date.
+    def prove(self, request: ProofRequest) -> Iterator[tuple[str, Check]]:
+        """Yield the check of each shard that should exist; then bring `proof.json` up to date.
 
-        A shard should be there if it has a record, if the event log has it as materialized, or if anything in
-        the storage tells that it landed once. Without a record nobody knows what was written: such a shard is
-        not proven.
+        A shard should exist if it has a record, if the event log has it as materialized, or if anything in
+        the storage shows that it was published once. Without a record it is unknown what was written: such a
+        shard fails.
         """
         from mm_assets.io_managers.proof_job import ProofJob, prove_shard
 
-        asset, output = question.asset, BY_ASSET[question.asset]
-        evidence = self._evidence(asset) if question.is_whole else {}
-        keys = sorted({*question.keys, *evidence})
+        asset, output = request.asset, BY_ASSET[request.asset]
+        evidence = self._evidence(asset) if request.is_whole else {}
+        keys = sorted({*request.keys, *evidence})
         records = {each.asset: ShardRecords(self.root).read(each.asset, keys) for each in OUTPUTS}
-        proofs = ProofStore(self.root)
+        store = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
         table = accounted_format(output.kind).table
         suspects = self._suspects(table, records[asset]) if table is not None else {}
-        beside = self._problems_beside(asset, records[asset]) if question.again else {}
+        problems_by_shard = self._problems_beside(asset, records[asset]) if request.again else {}
         jobs: list[ProofJob] = []
-        examined: list[ShardProof] = []
+        proofs: list[ShardProof] = []
         for key in keys:
             record = records[asset].get(key)
             if record is None:
-                told_by = [
-                    *(["the event log"] if key in question.materialized else []),
+                known_from = [
+                    *(["the event log"] if key in request.materialized else []),
                     *evidence.get(key, []),
                 ]
-                if told_by:
-                    examined.append(self._unrecorded(asset, key, told_by))
-                    proofs.write(examined[-1])
-                    yield key, _check(examined[-1])
+                if known_from:
+                    proofs.append(self._unrecorded(asset, key, known_from))
+                    store.write(proofs[-1])
+                    yield key, _check(proofs[-1])
                 continue
-            known = None if question.again or key in suspects else proofs.read(asset, key)
-            if known is not None and known.is_equal and known.stat and _same(known, record, stats.get(key)):
-                examined.append(known)  # so that a summary that misses it, for whatever reason, is put right
+            known = None if request.again or key in suspects else store.read(asset, key)
+            if (
+                known is not None
+                and known.is_equal
+                and known.stat
+                and _is_current(known, record, stats.get(key))
+            ):
+                proofs.append(known)  # so that a summary without it is repaired
                 yield key, _check(known)
                 continue
             jobs.append(self._job(asset, key, records))
@@ -99,27 +104,28 @@ class Prover(dg.ConfigurableResource[Any]):
             ]
         for job, answer in self.workers.map(prove_shard, jobs):
             if isinstance(answer, WorkerFailure):
-                answer = self._unexamined(job, str(answer))
-            problems = [*answer.problems, *_of_no_shard(suspects.get(job.key, {}))]
-            problems += _versions_differ(records[asset][job.key], question.materialized.get(job.key))
-            told = tuple(beside.get(job.key, ()))
+                answer = self._unread(job, str(answer))
+            problems = [*answer.problems, *_orphan_problems(suspects.get(job.key, {}))]
+            problems += _version_problems(records[asset][job.key], request.materialized.get(job.key))
+            file_problems = tuple(problems_by_shard.get(job.key, ()))
             proof = replace(
-                answer, stat=stats.get(job.key), problems=(*problems, *told), beside=(*answer.beside, *told)
+                answer,
+                stat=stats.get(job.key),
+                problems=(*problems, *file_problems),
+                beside=(*answer.beside, *file_problems),
             )
-            proofs.write(proof)
-            examined.append(proof)
+            store.write(proof)
+            proofs.append(proof)
             yield job.key, _check(proof)
-        if question.is_whole:
-            proofs.roll_up(
-                examined, {asset: Evidence(self.root).unmade(asset)}, {asset: self.unknown_files(asset)}
+        if request.is_whole:
+            store.roll_up(
+                proofs, {asset: Evidence(self.root).unmade(asset)}, {asset: self.unknown_files(asset)}
             )
         else:
-            proofs.roll_up(examined)
+            store.roll_up(proofs)
 
     def unknown_files(self, asset: str) -> list[str]:
-        """Files in the output's folder, as its readers would find them, that are of no shard that has a
-        record.
-        """
+        """Return the files in the output's folder that belong to no recorded shard."""
         return Evidence(self.root).unknown_files(asset, ShardRecords(self.root).keys(asset))
 
     def _evidence(self, asset: str) -> dict[str, list[str]]:
@@ -128,15 +134,16 @@ class Prover(dg.ConfigurableResource[Any]):
         if (table := accounted_format(output.kind).table) is not None:
             try:
                 committed = table.partitions(output.uri(self.root, ""))
-            except (OSError, ValueError):  # whoever reads the shards will say why
+            except (OSError, ValueError):  # the readers of the shards report the reason
                 committed = ()
             for key in committed:
                 found.setdefault(key, []).append("the table")
         return found
 
     def _problems_beside(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, list[str]]:
-        """A line, by shard, for each file of its ledger, scores and quarantine that is not as it was written;
-        the next run mends it.
+        """Return a line, by shard, for each altered file of its ledger, scores and quarantine.
+
+        The next run repairs it.
         """
         found = shards_with_problems(self.root, records.values())
         for derived in DERIVED.get(asset, ()):
@@ -145,7 +152,7 @@ class Prover(dg.ConfigurableResource[Any]):
                 found.setdefault(key, []).extend(problems)
         return found
 
-    def _unrecorded(self, asset: str, key: str, told_by: Sequence[str]) -> ShardProof:
+    def _unrecorded(self, asset: str, key: str, known_from: Sequence[str]) -> ShardProof:
         output = BY_ASSET[asset]
         place = output.uri(self.root, key).removeprefix(f"{self.root.rstrip('/')}/")
         there = (
@@ -153,7 +160,7 @@ class Prover(dg.ConfigurableResource[Any]):
             if exists(output.uri(self.root, key))
             else "nothing is there"
         )
-        problem = f"{place}: no record says what was written, known from {', '.join(told_by)}; {there}"
+        problem = f"{place}: no record says what was written, known from {', '.join(known_from)}; {there}"
         return ShardProof(
             asset,
             key,
@@ -165,7 +172,7 @@ class Prover(dg.ConfigurableResource[Any]):
             examined_at=_now(),
         )
 
-    def _unexamined(self, job: Any, why: str) -> ShardProof:
+    def _unread(self, job: Any, why: str) -> ShardProof:
         written, lost, made_by = (job.account[name] for name in ("written", "lost", "made_by"))
         return ShardProof(
             job.output.asset,
@@ -193,13 +200,13 @@ class Prover(dg.ConfigurableResource[Any]):
 
     def _stats(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, Mapping[str, Any]]:
         if BY_ASSET[asset].format.is_table:
-            # It has no file of a shard's own; the commit that its rows came with is in the record.
+            # A shard has no file of its own in a table; its record has the commit of its rows.
             return {key: record.stat for key, record in records.items() if record.stat is not None}
         found = stat_outputs({record.uri for record in records.values() if record.uri})
         return {key: stat for key, record in records.items() if (stat := found.get(record.uri)) is not None}
 
     def _table_schema(self, asset: str) -> str:
-        """The columns that the shards of a table share, as writers resolved them."""
+        """Return the columns that the shards of a table share, as writers resolved them."""
         ledger = ShardRecords(self.root)
         records = ledger.read(asset, ledger.keys(asset)).values()
         return schema_to_text(
@@ -207,7 +214,7 @@ class Prover(dg.ConfigurableResource[Any]):
         )
 
     def _suspects(self, table: TableAccount, records: Mapping[str, ShardRecord]) -> dict[str, Counter[str]]:
-        """Shards of a table with which something is wrong, and the rows that are no shard's, by sample id."""
+        """Return shards of a table that have problems, with their orphan rows by sample id."""
         suspects: dict[str, Counter[str]] = {}
         for uri in {record.uri for record in records.values() if record.uri}:
             schemas = {
@@ -217,24 +224,25 @@ class Prover(dg.ConfigurableResource[Any]):
             }
             try:
                 suspects |= table.suspects(uri, schemas)
-            except (OSError, ValueError):  # whoever reads the shards will say why
+            except (OSError, ValueError):  # the readers of the shards report the reason
                 suspects |= {key: Counter() for key in schemas}
         return suspects
 
 
-def _of_no_shard(rows_by_sample: Mapping[str, int]) -> list[str]:
+def _orphan_problems(rows_by_sample: Mapping[str, int]) -> list[str]:
     return [
         f"sample {name!r}: {rows} rows that no shard has written"
         for name, rows in list(rows_by_sample.items())[:_NAMED]
     ]
 
 
-def _versions_differ(record: ShardRecord, materialized: str | None) -> list[str]:
-    """A record that was put in the place of another, or an event log that knows of another making."""
+def _version_problems(record: ShardRecord, materialized: str | None) -> list[str]:
+    """Return a line if the event log has another version than the record: one of them was replaced."""
     if materialized in (None, record.version):
         return []
     return [
-        f"the record is of version {record.version}, the event log of {materialized}: materialize the shard again"
+        f"the record is of version {record.version}, the event log of {materialized}: "
+        "materialize the shard again"
     ]
 
 
@@ -242,7 +250,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _same(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
+def _is_current(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
     return digest([proof.stat, proof.written]) == digest([stat, record.account["written"]])
 
 

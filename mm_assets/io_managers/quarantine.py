@@ -1,6 +1,4 @@
-"""The quarantine: faulty items of each shard with their raw bytes, from the ledger of the asset that read
-them.
-"""
+"""Quarantine of each shard: its faulty items with their raw bytes, collected from the ledger."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +15,15 @@ from mm_assets.io_managers.shards import Plan, ShardJob, ShardResult, digest
 
 # Side input: the raw shards, whose bytes the records hold.
 RAW = "raw"
-# Metadata: how many records the run closed.
+# Metadata: number of records that the run closed.
 _CLOSED = "closed"
 
 
 def quarantine_shard(job: ShardJob) -> ShardResult:
-    """Collect the open records of one shard; one that has none any more is closed, and its file goes."""
+    """Write the open quarantine records of one shard.
+
+    Records of items that are not faulty any more are closed. Without open records the file is removed.
+    """
     from collections import Counter
 
     from mm_assets.accounting.file_digests import FILES, digest_files
@@ -30,14 +31,14 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     from mm_assets.formats.raw_shards import files_of
     from mm_assets.interleaved.digest import ContentDigest
 
-    before = record_names(job.dest)
+    previous = record_names(job.dest)
     losses = Ledger(job.root).items(job.options["source_asset"], job.key)
     records = quarantine_table(losses, files_of(job.side_inputs[RAW].uri), job.options["raw_roots"])
     nbytes = publish_quarantine(job.dest, records)
     content = ContentDigest()
     content.observe(
         records.drop_columns(["raw"])
-    )  # the locators and the version of the raw shard stand for the bytes
+    )  # locators and version of the raw shard determine the bytes
     kinds = dict(Counter(records.column("kind").to_pylist()))
     first = (
         records.select(["sample_id", "position", "kind", "message", "source_uri", "byte_offset"])
@@ -47,7 +48,7 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
     metadata = {
         "dagster/partition_row_count": len(records),
         "records": len(records),
-        _CLOSED: len(before - record_names(job.dest)),
+        _CLOSED: len(previous - record_names(job.dest)),
         "kinds": {"json": kinds},
         "first": {"json": first},
         "bytes": nbytes,
@@ -76,10 +77,9 @@ class QuarantineIOManager(RawInput):
         return join(self.root, self.folder, f"{partition_filename(key)}.parquet")
 
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
-        """The ledger to read is that of the asset that the plan takes its shards from; what is in it decides
-        the records.
+        """Return the jobs with the ledger to read, that of the plan's source, and a digest of its losses.
 
-        One that is damaged fails its shard: what was lost is not known, and no record may be closed for that.
+        A damaged ledger fails its shard: the losses are unknown, and no record may be closed for that.
         """
         ledger, source = Ledger(self.root), plan.source.asset
         records = ShardRecords(self.root).read(source, [job.key for job in jobs])
@@ -94,5 +94,5 @@ class QuarantineIOManager(RawInput):
         return resolved
 
     def unchanged_record(self, record: ShardRecord) -> ShardRecord:
-        """What an earlier run closed is not closed again."""
+        """Return the record with a count of 0 closed records: an earlier run closed them."""
         return replace(record, metadata={**record.metadata, _CLOSED: 0})

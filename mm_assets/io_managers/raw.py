@@ -1,8 +1,8 @@
-"""Raw shards as a source that is observed: which shards there are, where, and in which version.
+"""Raw shards as an observable source: the shards that exist, with URI and version.
 
-They change without us, so each version seen is logged as an `AssetObservation` of its partition; staleness of
-everything made from the shard is measured against the latest one. Only new and changed shards are logged: an
-event costs ~10 ms, a listing far less.
+They change outside of the graph, so each new version is logged as an `AssetObservation` of its partition.
+Staleness of everything made from the shard is measured against the latest one. Only new and changed shards
+are logged: an event costs ~10 ms, a listing far less.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from mm_assets.io_managers.shards import Shard, ShardSet
 
 
 class RawShardLike(Protocol):
-    """A raw shard as it lies there: where, and a version that changes whenever it does."""
+    """A raw shard: its URI, and a version that changes whenever the data do."""
 
     @property
     def uri(self) -> str: ...
@@ -26,7 +26,7 @@ class RawShardLike(Protocol):
 
 
 class RawListing(Protocol):
-    """What `RawShardIOManager.raw` must be able to do: list the raw shards by partition key, as they are now."""
+    """Interface of `RawShardIOManager.raw`: lists the current raw shards by partition key."""
 
     def listing(self) -> Mapping[str, RawShardLike]: ...
 
@@ -36,10 +36,12 @@ def observe_changes(
     asset: dg.AssetKey,
     listing: Mapping[str, RawShardLike],
 ) -> dg.DataVersionsByPartition:
-    """Body of the observable source asset: log each shard of `listing` that is new or has another version
-    than last seen.
+    """Log each shard of `listing` that is new or has another version than last seen.
 
-    The result to return is empty: Dagster would log all shards of it, changed or not, and without their URI.
+    This is the body of the observable source asset.
+
+    Returns:
+        An empty result: Dagster would log all shards of a full one, changed or not, and without their URI.
     """
     _warn_of_unmatched(context.log, listing)
     seen = events.latest_observations(context.instance, asset, listing)
@@ -49,11 +51,10 @@ def observe_changes(
 
 
 class RawShardIOManager(dg.ConfigurableIOManager):
-    """Loads raw shards as a `ShardSet` with the version they have now, and the event that says so.
+    """Loads raw shards as a `ShardSet`, with their current version and the event that logged it.
 
-    A shard never observed, or changed since, is observed here and now (inside a run): what is made from it
-    then names the version that it was really made from, and mending a raw shard is enough to have it done
-    again.
+    A shard that was never observed, or has changed since, is observed now (inside a run). So what is made
+    from it names the version that was read, and repairing a raw shard is enough to have it processed again.
     """
 
     raw: dg.ResourceDependency[Any]
@@ -89,8 +90,9 @@ class RawShardIOManager(dg.ConfigurableIOManager):
 
 
 def _warn_of_unmatched(log: dg.DagsterLogManager, listing: Mapping[str, RawShardLike]) -> None:
-    """A folder out of reach, or a pattern that matches nothing, keeps no shard of another from its work; but
-    it is told.
+    """Warn of locations without shards: an unreachable folder, or a pattern that matches nothing.
+
+    They do not keep other shards from being processed.
     """
     for line in listing.unmatched if isinstance(listing, Listing) else ():
         log.warning(line)

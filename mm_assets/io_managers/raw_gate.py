@@ -1,6 +1,4 @@
-"""The gate before compute: what is known of the raw shards, each by itself and all together, as checks and as
-orders to the workers.
-"""
+"""Integrity gate: inspection of raw shards before compute, each alone and all together."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -41,17 +39,20 @@ _LISTED = 20
 
 @dataclass(frozen=True)
 class ShardInspection:
-    """One raw shard: what it holds, which of its ids other shards keep (id -> shard), and the types its
-    columns take.
+    """The inspection of one raw shard.
 
-    `removed_owners` are those of them whose raw shards are not there any more: their outputs are, until
-    someone removes them.
-    `refusal` says why the shard may not be read, where more of it would be lost than may be.
+    Args:
+        survey: its content.
+        claimed_ids: its sample ids that other shards keep, with the shard that keeps each.
+        decision: the types that its columns take.
+        removed_owners: those of the keeping shards whose raw shards are missing. Their outputs stay until
+            someone removes them.
+        refusal: why the shard may not be read, where more of it would be lost than may be.
     """
 
     survey: ShardSurvey
     claimed_ids: Mapping[str, str]
-    admission: SchemaDecision
+    decision: SchemaDecision
     removed_owners: frozenset[str] = frozenset()
     refusal: str | None = None
 
@@ -60,13 +61,14 @@ class ShardInspection:
         return (
             integrity(self.survey, self.refusal),
             unique_sample_ids(self.claimed_ids, self.removed_owners),
-            schema_contract(self.admission),
+            schema_contract(self.decision),
         )
 
 
 class RawGate(dg.ConfigurableResource[Any]):
-    """Surveys raw shards (once for each version of one) and resolves among all shards which one keeps an id
-    and which type a column has.
+    """Surveys raw shards, and resolves sample ids and column types among all of them.
+
+    Each sample id gets one owner, each column one type. A shard is surveyed once for each of its versions.
     """
 
     raw: dg.ResourceDependency[Any]
@@ -101,13 +103,13 @@ class RawGate(dg.ConfigurableResource[Any]):
     schema_changes: str = Field(default=SCHEMA_CHANGES[0], description="refuse or widen.")
 
     def layout(self) -> dict[str, Any]:
-        """How raw shards are read, as arguments of the reader."""
+        """Return the arguments of the reader of raw shards."""
         return {f.name: getattr(self, f.name) for f in fields(RawLayout)} | {
             "max_member_bytes": parse_bytes(self.max_member_bytes)
         }
 
-    def examine(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
-        """What is known of each shard by key; one line for a shard that cannot be opened at all."""
+    def inspect(self, shards: Sequence[Shard]) -> dict[str, ShardInspection | str]:
+        """Return the inspection of each shard by key; one line of text for a shard that cannot be opened."""
         store = SurveyStore(self.root)
         surveys, errors = self._surveys(store, shards)
         found: dict[str, ShardInspection | str] = dict(errors)
@@ -119,39 +121,39 @@ class RawGate(dg.ConfigurableResource[Any]):
         published = store.published(landed)
         columns = store.columns(known)
         contract = SchemaContract.derive(columns, published, widen=self.schema_changes == "widen")
-        admissions = {key: contract.admit(key, survey.columns) for key, survey in surveys.items()}
-        for key in [key for key, admission in admissions.items() if admission.refused and key in published]:
-            # What only the shard itself has published it may change: its output is made anew.
+        decisions = {key: contract.admit(key, survey.columns) for key, survey in surveys.items()}
+        for key in [key for key, decision in decisions.items() if decision.refused and key in published]:
+            # The shard may change columns that only it has published: its output is made again.
             others = {name: made for name, made in published.items() if name != key}
-            admissions[key] = SchemaContract.derive(
+            decisions[key] = SchemaContract.derive(
                 columns, others, widen=self.schema_changes == "widen"
             ).admit(key, surveys[key].columns)
-        faulty = {key: _faulty_ids(survey, admissions[key]) for key, survey in surveys.items()}
-        hopeless = {
+        faulty = {key: _faulty_ids(survey, decisions[key]) for key, survey in surveys.items()}
+        too_lossy = {
             key for key, survey in surveys.items() if LossShare.of_survey(survey, {}).share > self.max_loss
         }
-        for key in hopeless:
+        for key in too_lossy:
             faulty[key] = frozenset(surveys[key].sample_ids.to_pylist())
-        stuck = {key for key, admission in admissions.items() if admission.refused} | hopeless
-        claimed_ids = duplicates(store, surveys, landed, known, faulty, stuck)
-        gone = frozenset(known).difference(listed, surveys)
+        unpublishable = {key for key, decision in decisions.items() if decision.refused} | too_lossy
+        claimed_ids = duplicates(store, surveys, landed, known, faulty, unpublishable)
+        removed = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
             refusal = LossShare.of_survey(survey, claimed_ids[key]).refusal(self.max_loss)
             found[key] = ShardInspection(
                 survey,
                 claimed_ids[key],
-                admissions[key],
-                gone.intersection(claimed_ids[key].values()),
+                decisions[key],
+                removed.intersection(claimed_ids[key].values()),
                 refusal,
             )
         return found
 
     def verdicts(self, keys: Sequence[str]) -> Iterator[tuple[str, Sequence[Check]]]:
-        """The checks of these raw shards, as they lie there now."""
+        """Yield the checks of these raw shards in their current version."""
         listing = self.raw.listing()
         shards = [Shard(key, listing[key].uri, listing[key].version) for key in keys if key in listing]
-        for key, examined in self.examine(shards).items():
-            yield key, unreadable(examined) if isinstance(examined, str) else examined.checks
+        for key, inspection in self.inspect(shards).items():
+            yield key, unreadable(inspection) if isinstance(inspection, str) else inspection.checks
 
     def _surveys(
         self, store: SurveyStore, shards: Sequence[Shard]
@@ -171,8 +173,8 @@ class RawGate(dg.ConfigurableResource[Any]):
             else:
                 jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))
         for attempts_left in (2, 1, 0):
-            # Without a survey the others' types and ids would be resolved for good: a death may be anybody's,
-            # so it is tried again.
+            # Types and ids of the other shards are resolved without one that has no survey. Any shard may
+            # have killed the worker, so the survey is tried again.
             died = []
             for job, answer in self.workers.map(survey_raw_shard, jobs):
                 if not isinstance(answer, WorkerFailure):
@@ -185,18 +187,18 @@ class RawGate(dg.ConfigurableResource[Any]):
         return surveys, errors
 
 
-def _faulty_ids(survey: ShardSurvey, admission: SchemaDecision) -> frozenset[str]:
-    """Ids of samples that will not be published whole, as far as a survey knows."""
-    if admission.refused:
+def _faulty_ids(survey: ShardSurvey, decision: SchemaDecision) -> frozenset[str]:
+    """Return ids of samples that will not be published whole, as far as a survey tells."""
+    if decision.refused:
         return frozenset(survey.sample_ids.to_pylist())
     return frozenset(sample_id for sample_id, _, _ in survey.unresolved.first)
 
 
 def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
-    """End of archive, header checksums, sizes, JSON, references, frames, ids within the shard, members that
-    are no files.
+    """Check the tar itself: archive, JSON, references, ids.
 
-    ERROR when bytes of the tar are lost, or for a ``refusal``.
+    Covers end of archive, header checksums, sizes, JSON, references, frames, ids within the shard, and
+    members that are no files. The severity is ERROR when bytes of the tar are lost, or for a ``refusal``.
     """
     found = findings(survey)
     metadata = {name: value if isinstance(value, int) else {"json": value} for name, value in found.items()}
@@ -209,7 +211,7 @@ def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:
 
 
 def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection[str] = ()) -> Check:
-    """No sample id of the shard belongs to another shard."""
+    """Check that no sample id of the shard belongs to another shard."""
     first = dict(sorted(claimed_ids.items())[:_LISTED])
     owners = sorted(set(claimed_ids.values()))
     summary = (
@@ -230,19 +232,19 @@ def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection
     return Check(UNIQUE_SAMPLE_IDS, not claimed_ids, "WARN", metadata)
 
 
-def schema_contract(admission: SchemaDecision) -> Check:
-    """The shard's columns fit the types of all shards; what it adds, adapts or lacks is told."""
+def schema_contract(decision: SchemaDecision) -> Check:
+    """Check that the shard's columns fit the types of all shards; list what it adds, adapts or lacks."""
     metadata = {
-        "added": {"json": list(admission.added)},
-        "promoted": {"json": dict(admission.promoted)},
-        "adapted": {"json": dict(admission.adapted)},
-        "absent": {"json": list(admission.absent)},
-        "refused": {"json": dict(admission.refused)},
-        "summary": "; ".join(admission.refused.values()),
+        "added": {"json": list(decision.added)},
+        "promoted": {"json": dict(decision.promoted)},
+        "adapted": {"json": dict(decision.adapted)},
+        "absent": {"json": list(decision.absent)},
+        "refused": {"json": dict(decision.refused)},
+        "summary": "; ".join(decision.refused.values()),
     }
-    return Check(SCHEMA_CONTRACT, not admission.refused, "ERROR", metadata)
+    return Check(SCHEMA_CONTRACT, not decision.refused, "ERROR", metadata)
 
 
 def unreadable(error: str) -> tuple[Check, ...]:
-    """The checks of a shard that cannot be opened."""
+    """Return the checks of a shard that cannot be opened."""
     return (Check(INTEGRITY, False, "ERROR", {"error": error, "summary": error}),)

@@ -1,4 +1,4 @@
-"""What IO managers need that read raw shards."""
+"""Base of IO managers that read raw shards."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from mm_assets.io_managers.shards import ShardJob
 
 
 class RawInput(ShardIOManager):
-    """Tells workers where the raw roots are, so that locators of local shards are stored relative to theirs.
+    """Passes the raw roots to workers, so that locators of local shards are stored relative to them.
 
     The roots are no part of the fingerprint: the same shards in another place give the same output.
     """

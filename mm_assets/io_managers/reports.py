@@ -1,6 +1,4 @@
-"""What becomes of a shard, as events in the log of a run: its materialization or an error, and check
-evaluations.
-"""
+"""Shard results as events of a run: a materialization or an error, and check evaluations."""
 
 import re
 from ast import literal_eval
@@ -21,7 +19,7 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a shard of an asset did not land; as text, the first line of what is logged of it."""
+    """Why a shard of an asset was not published; as text, the first line of its log message."""
 
     key: str
     asset: str
@@ -32,13 +30,13 @@ class Failure:
 
 
 def parse_failure(message: str) -> Failure | None:
-    """The failure that a log message tells of, if it does."""
+    """Return the failure that a log message reports; None for any other message."""
     match = _FAILURE.match(message)
     return Failure(literal_eval(match["key"]), match["asset"], match["error"]) if match else None
 
 
 class ShardReports:
-    """Reports the shards of one asset from within its step, each as soon as it is known."""
+    """Reports the shards of one asset from within its step, each as soon as its result is known."""
 
     def __init__(self, run: dg.AssetExecutionContext, asset: dg.AssetKey) -> None:
         self.asset = asset
@@ -54,39 +52,39 @@ class ShardReports:
 
     @property
     def checks(self) -> frozenset[str]:
-        """Names of the declared checks that this run asks for."""
+        """Names of the declared checks that are part of this run."""
         return frozenset(self._specs)
 
     @property
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def landed(self, done: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
+    def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
         """Log the shard's one materialization, and its checks."""
-        metadata = dict(done.metadata) | ({"unchanged": True} if unchanged else {})
-        if done.uri:
-            metadata[URI] = done.uri
+        metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
+        if result.uri:
+            metadata[URI] = result.uri
         self._run.log_event(
             dg.AssetMaterialization(
                 self.asset,
-                partition=done.key,
+                partition=result.key,
                 metadata=metadata_values(metadata),
-                tags=provenance(done.version, self.code_version, parents),
+                tags=provenance(result.version, self.code_version, parents),
             )
         )
-        self._checks.add(done.key, done.checks)
+        self._checks.add(result.key, result.checks)
 
-    def failure(self, done: ShardResult) -> None:
-        """Log why the shard did not land, and the checks it got to.
+    def failure(self, result: ShardResult) -> None:
+        """Log why the shard was not published, and the checks that were evaluated.
 
-        No materialization: Dagster shows the shard as failed.
+        There is no materialization: Dagster shows the shard as failed.
         """
-        error = done.error or "no reason given"
-        self.failed[done.key] = error
-        line = str(Failure(done.key, self.asset.to_user_string(), error))
-        self._run.log.error(line + (f"\n{done.detail}" if done.detail else ""))
-        self._checks.add(done.key, done.checks)
+        error = result.error or "no reason given"
+        self.failed[result.key] = error
+        line = str(Failure(result.key, self.asset.to_user_string(), error))
+        self._run.log.error(line + (f"\n{result.detail}" if result.detail else ""))
+        self._checks.add(result.key, result.checks)
 
     def finish(self) -> None:
-        """Log one evaluation over all shards for each check; once, when every shard was reported."""
+        """Log one evaluation over all shards for each check; call it once, after all shards."""
         self._checks.finish()

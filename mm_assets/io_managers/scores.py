@@ -1,4 +1,4 @@
-"""Image scores: one small Parquet file per shard."""
+"""IO manager of image scores: one small Parquet file per shard."""
 
 from pydantic import Field
 

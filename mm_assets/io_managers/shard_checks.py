@@ -1,6 +1,4 @@
-"""Asset checks that are steps of their own and say something of every shard: one evaluation a shard, then one
-for all.
-"""
+"""Asset checks that run as a step of their own, with one evaluation per shard and one over all."""
 
 from __future__ import annotations
 
@@ -16,11 +14,13 @@ from mm_assets.partitions import SHARDS
 
 
 def specs_by_shard(asset: dg.AssetKey, descriptions: Mapping[str, str]) -> list[dg.AssetCheckSpec]:
-    """Specs of checks that are partitioned by shard, by name."""
+    """Return specs of checks that are partitioned by shard.
+
+    Args:
+        descriptions: description of each check, by name.
+    """
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", dg.PreviewWarning
-        )  # partitioned checks: looked at, pinned, under test
+        warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: reviewed, pinned, tested
         return [
             dg.AssetCheckSpec(name, asset=asset, description=text, partitions_def=SHARDS)
             for name, text in descriptions.items()
@@ -28,7 +28,7 @@ def specs_by_shard(asset: dg.AssetKey, descriptions: Mapping[str, str]) -> list[
 
 
 def shards_to_check(context: dg.AssetCheckExecutionContext) -> list[str]:
-    """The shards the run was launched for; launched without partitions, all there are."""
+    """Return the shards the run was launched for; all shards for a run without partitions."""
     keys = events.keys_of_run(context.run, SHARDS, context.instance)
     return keys or sorted(SHARDS.get_partition_keys(dynamic_partitions_store=context.instance))
 
@@ -39,14 +39,15 @@ def report_shards(
     outcomes: Iterable[tuple[str, Sequence[Check]]],
     beyond_shards: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> Iterator[dg.Output[None]]:
-    """Log the checks of each shard as they become known, then one evaluation over all shards for each check
-    of the step.
+    """Log the checks of each shard as they become known, then one evaluation over all shards for each check.
 
-    ``beyond_shards`` gives by check what is wrong with no shard in particular; it is asked once all shards
-    are known.
-
-    Yields an empty output in the place of each check. An `AssetCheckResult` would have Dagster look for the
+    Yields an empty output in the place of each check. For an `AssetCheckResult` Dagster would look for the
     one partition of the run, and a run of many, or of none, has no such thing.
+
+    Args:
+        outcomes: the shards with their outcomes.
+        beyond_shards: returns, by check, problems of no shard in particular; called once all shards are
+            known.
     """
     specs = {spec.name: spec for spec in context.check_specs if spec.key in context.selected_asset_check_keys}
     log = CheckLog(context.instance, context.run.run_id, context.op_execution_context.log_event, asset, specs)

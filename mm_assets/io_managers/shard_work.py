@@ -1,4 +1,4 @@
-"""What workers do with one shard, for every format: read, transform, check, write. Imports no Dagster."""
+"""Worker side of an asset of rows: read, transform, check and write one shard. Imports no Dagster."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from mm_assets.io_managers.check_results import MATERIALIZATION_ERRORS
 from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.io_managers.written_shard import CheckStep, WrittenShard
 
-# Metadata of a shard that was made from a raw one: the share of its members and items that is lost, and how
-# many it has.
+# Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
+# number.
 LOSS_SHARE = "loss_share"
 LOSS_SHARE_OF = "loss_share_of"
 
 
 class _Withheld(Exception):
-    """A blocking check failed: what was written is not published."""
+    """A shard that is not published: a blocking check failed, or too much of it is lost."""
 
 
 def convert_shard(
@@ -47,18 +47,24 @@ def convert_shard(
     enters: bool = True,
     max_loss: float | None = None,
 ) -> tuple[ShardResult, PartitionReport | None]:
-    """Take one shard through its steps into a writer, enter it in the ledger, and say what came of it.
+    """Take one shard through its steps into a writer, and enter it in the ledger.
 
-    ``in_digest`` is the digest of the shard's rows, where its version is one: what is written and what is
-    lost must add up to it. Without ``enters`` the entry is left to whoever publishes the shard (`enter`). A
-    shard that loses more than ``max_loss`` is withheld.
+    Args:
+        in_digest: digest of the shard's rows, where its version is one. What is written and what is lost must
+            add up to it.
+        enters: whether to enter it in the ledger; else whoever publishes the shard does (`enter`).
+        max_loss: share of members and items (0..1) that may be lost; a shard that loses more is not
+            published.
+
+    Returns:
+        The result, and the writer's report (None for a shard that failed).
     """
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     strip = ThumbnailStrip()
-    looks = (CheckStep(check) for check in job.checks if check.step is not None)
-    conversion = Conversion(reader, partition, writer, (*steps, *looks, strip))
+    check_steps = (CheckStep(check) for check in job.checks if check.step is not None)
+    conversion = Conversion(reader, partition, writer, (*steps, *check_steps, strip))
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
@@ -112,8 +118,10 @@ def convert_shard(
 def enter(
     root: str, asset: str, report: PartitionReport, in_digest: str | None, more: Iterable[Loss] = ()
 ) -> dict[str, FileDigest | None]:
-    """Enter a published shard in the ledger; returns the digests of its files, by which a later run knows
-    them again.
+    """Enter a published shard in the ledger.
+
+    Returns:
+        The digests of the ledger's files, by which a later run checks them.
     """
     ledger = Ledger(root)
     ledger.write(asset, report.partition, (_balance(report, in_digest), (*report.losses, *more)))
@@ -121,12 +129,12 @@ def enter(
 
 
 def _balance(report: PartitionReport, in_digest: str | None) -> Balance:
-    # Rows that a step changed are not the ones that went in; their number still is.
+    # A step that changes rows changes their digest, but not their number.
     return Balance.of(report, None if report.counts.get(ROWS_CHANGED) else in_digest)
 
 
 def _account(report: PartitionReport) -> dict[str, Any]:
-    """What a later proof compares the output with."""
+    """Return what a later proof compares the output with."""
     written = {name: getattr(report, name) for name in ("rows", "samples", "images", "texts", "digest")}
     lost = {"rows": sum(loss.is_item for loss in report.losses), "digest": report.lost_digest}
     return {
@@ -138,15 +146,16 @@ def _account(report: PartitionReport) -> dict[str, Any]:
 
 
 def _unreferenced_losses(report: PartitionReport) -> Iterator[Loss]:
-    """Members and frames that are no image of any sample: no items, so nothing that must balance, but listed
-    all the same.
+    """Yield members and frames that are no image of any sample.
+
+    They are no items, so they need not balance, but they are listed.
     """
     for notes in report.notes.values():
         yield from notes.get("unreferenced_losses", ())
 
 
 def report_metadata(report: PartitionReport) -> dict[str, Any]:
-    """The counts of a report as plain values for an event."""
+    """Return the counts of a report as plain values for an event."""
     metadata: dict[str, Any] = {
         "dagster/partition_row_count": report.rows,
         **({"items_in": report.items} if report.items is not None else {}),
@@ -174,12 +183,12 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
 
 
 def column_schema(schema: pa.Schema) -> list[list[str]]:
-    """Names and types for display; a column of JSON text is called that."""
+    """Return names and types for display; a column of JSON text has the type ``json``."""
     return [[field.name, "json" if is_json(field) else str(field.type)] for field in schema]
 
 
 def reader_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that all readers of the graph share."""
+    """Return the arguments that all readers of the graph share."""
     return {"max_batch_bytes": options.get("max_batch_bytes") or DEFAULT_BATCH_BYTES}
 
 

@@ -1,6 +1,4 @@
-"""`@sharded`: an asset with one partition per shard, whose body says what shall happen and leaves the doing
-to its IO manager.
-"""
+"""`@sharded`: an asset with one partition per shard, whose body returns a `Plan` for its IO manager."""
 
 import functools
 import inspect
@@ -31,22 +29,25 @@ def sharded(
     tags: Mapping[str, str] | None = None,
     **asset_kwargs: Any,
 ) -> Callable[[Body], dg.AssetsDefinition]:
-    """Decorate a function that returns a `Plan`; its parameters are upstream assets (`ShardSet`s), `context`,
-    or resources.
+    """Decorate a function that returns a `Plan`.
 
-    `code_version` is required: change it when the code would make other bytes, and every shard becomes stale.
-    `on_failed_shards`: when shards of a run fail, "fail" fails the run after all good shards have landed in
-    every asset, "skip" lets it succeed with a warning. Further keyword arguments are those of
-    `dagster.asset`. Put `landed_checks(assets)` beside the assets in the `Definitions`.
+    The function's parameters are upstream assets (`ShardSet`s), `context`, or resources. Put
+    `landed_checks(assets)` beside the assets in the `Definitions`.
+
+    Args:
+        code_version: change it when the code would make other bytes, and every shard becomes stale.
+        checks: checks that workers run on every shard before they publish it.
+        on_failed_shards: when shards of a run fail, "fail" fails the run after all good shards have landed in
+            every asset; "skip" lets it succeed with a warning.
+        chunk_shards: largest number of shards in one run of a backfill.
+        asset_kwargs: further arguments of `dagster.asset`.
     """
 
     def decorate(body: Body) -> dg.AssetsDefinition:
         name = asset_kwargs.get("name") or body.__name__
         key = asset_kwargs.get("key") or dg.AssetKey([*_prefix(asset_kwargs.get("key_prefix")), name])
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", dg.PreviewWarning
-            )  # partitioned checks: looked at, pinned, under test
+            warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: reviewed, pinned, tested
             warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy
             return dg.asset(
                 code_version=code_version,
@@ -71,11 +72,11 @@ def sharded(
 
 
 def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
-    """The check `landed` of each sharded asset among `assets`; other objects are passed over.
+    """Return the check `landed` of each sharded asset among `assets`; other objects are ignored.
 
-    It runs as a step of its own after the asset's. When shards of the run did not land it fails and names
-    them, and with it the run, while the good shards flow on. Launched alone it looks at all shards of the
-    asset, whichever run they failed in.
+    It runs as a step of its own after the asset's. When shards of the run did not land, it fails and names
+    them, and with it the run; the good shards still reach the next assets. Launched alone it covers all
+    shards of the asset, whichever run they failed in.
     """
     return [
         _landed_check(key, policy)
@@ -87,7 +88,7 @@ def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
 
 
 def _outputs_of(body: Body, checks: tuple[ShardCheck, ...]) -> Callable[..., Iterator[dg.Output[Any]]]:
-    """The body as Dagster wants it: a generator with an output for each check, then the marked plan."""
+    """Return the body as Dagster expects it: a generator of an output per check, then the marked plan."""
 
     @functools.wraps(body)
     def outputs(*args: Any, **kwargs: Any) -> Iterator[dg.Output[Any]]:
@@ -119,7 +120,7 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         keys = {key for run in runs for key in events.keys_of_run(run, partitions_def, context.instance)}
         if keys:
             bad = events.failed_attempts(context.instance, asset, keys, [run.run_id for run in runs])
-        else:  # launched on its own: a stocktaking of the whole asset
+        else:  # launched on its own: all shards of the asset
             keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
             bad = events.failed_attempts(context.instance, asset, keys)
         metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
@@ -130,8 +131,7 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
                 f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
             )
             if policy == "fail":
-                # Their errors are in the log of the asset's step. A retry of this step alone could not change
-                # anything.
+                # Their errors are in the log of the asset's step. A retry of this step alone changes nothing.
                 raise dg.Failure(text, metadata=metadata, allow_retries=False)
             context.log.warning(text)
 

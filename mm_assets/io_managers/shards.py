@@ -1,10 +1,9 @@
-"""What assets, IO managers and worker processes say to each other: small, picklable, free of data and of
-Dagster.
+"""Messages between assets, IO managers and worker processes: small and picklable, without data or Dagster.
 
-asset body      ──► Plan(source, steps, side)      what shall happen to every shard
-IO manager      ──► Job                            the same for one shard, sent to a worker
-worker          ──► Done                           what came of it
-next asset      ◄── ShardSet of Shard              what landed, and in which version
+asset body      ──► Plan(source, steps, side_inputs)   the same work for every shard
+IO manager      ──► ShardJob                           that work for one shard, sent to a worker
+worker          ──► ShardResult                        the outcome for one shard
+next asset      ◄── ShardSet of Shard                  the published shards, each with its version
 """
 
 import dataclasses
@@ -23,8 +22,9 @@ from mm_assets.formats.error_lines import error_line
 class Shard:
     """One shard of an asset as it was last published.
 
-    `version` is its data version, `pointer` the storage id of the event that said so (None outside of the
-    event log).
+    Args:
+        version: its data version.
+        pointer: storage id of the event that logged the version; None outside of the event log.
     """
 
     key: str
@@ -35,9 +35,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardSet:
-    """The shards of `asset` that a step may use: a handle without data, iterable in the order of the keys.
+    """The shards of an asset that a step may use: a handle without data, iterable in the order of the keys.
 
-    `absent` says for each further key that was asked for why it is not here.
+    Args:
+        absent: the reason for each further requested key that is missing.
     """
 
     asset: str
@@ -54,7 +55,7 @@ class ShardSet:
         return {shard.key: shard for shard in self.shards}
 
     def why_absent(self, key: str) -> str:
-        """One line for the user about a key that is not in `shards`."""
+        """Return one line for the user about a key that is not in `shards`."""
         return f"shard {key!r} of {self.asset}: {self.absent.get(key, 'not among its partitions')}"
 
 
@@ -62,7 +63,9 @@ class ShardSet:
 class Check:
     """Outcome of one declared check on one shard.
 
-    `severity` is "ERROR" or "WARN", `metadata` as in `ShardResult`.
+    Args:
+        severity: "ERROR" or "WARN".
+        metadata: plain values, as in `ShardResult`.
     """
 
     name: str
@@ -75,11 +78,13 @@ class Check:
 class ShardCheck:
     """A check that workers run on every shard before they publish it.
 
-    `function` is one of a module; it is shown what the asset's IO manager has to show of a shard (rows: a
-    `WrittenShard`) and returns the outcome. A `blocking` check that fails with ERROR withholds its shard
-    only. `step`, where there is one, sees each batch that is about to be written, and changes nothing: what
-    it counts, with its examples, is in what `function` is shown. A new `version` has every shard checked
-    again.
+    Args:
+        function: a function of a module. It gets what the asset's IO manager provides for a shard (rows: a
+            `WrittenShard`) and returns the outcome.
+        blocking: whether a failure with ERROR keeps its shard, and only that, from being published.
+        step: gets each batch that is about to be written, and changes nothing. Its counts and examples are in
+            what `function` gets.
+        version: another one has every shard checked again.
     """
 
     name: str
@@ -90,7 +95,7 @@ class ShardCheck:
     version: str = ""
 
     def outcome(self, shown: Any) -> Check:
-        """The outcome on one shard.
+        """Return the outcome on one shard.
 
         Raises:
             ValueError: in one line that names check and module, when the function fails or returns something
@@ -101,24 +106,26 @@ class ShardCheck:
         except Exception as error:
             raise self.fault(error) from error
         if not isinstance(found, Check) or found.name != self.name:
-            raise ValueError(f"{self._place()} returned {found!r}, no outcome of {self.name!r}")
+            raise ValueError(f"{self._name()} returned {found!r}, no outcome of {self.name!r}")
         return found
 
     def fault(self, error: Exception) -> ValueError:
-        """The error to raise for one in the code of the check."""
-        return ValueError(f"{self._place()}: {error_line(error)}")
+        """Return the error to raise for one in the code of the check."""
+        return ValueError(f"{self._name()}: {error_line(error)}")
 
-    def _place(self) -> str:
+    def _name(self) -> str:
         return f"check {self.name!r} of {self.function.__module__}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What an asset's body returns: take each shard of `source` through `steps`, with the same shard of each
-    `side_inputs` input at hand.
+    """The return value of an asset's body: take each shard of `source` through `steps`.
 
-    `steps` are picklable frozen dataclasses. `side_inputs` names further inputs (image scores, for instance) whose
-    shards have the same keys. `checks` are those of the asset; `sharded` adds them.
+    Args:
+        steps: picklable frozen dataclasses.
+        side_inputs: further inputs (image scores, for instance) whose shards have the same keys. The same
+            shard of each is at hand.
+        checks: checks of the asset; `sharded` adds them.
     """
 
     source: ShardSet
@@ -127,11 +134,14 @@ class Plan:
     checks: tuple[ShardCheck, ...] = ()
 
     def digest(self) -> str:
-        """Changes if and only if a step's class name, a field or a version, of a step's class or a check,
-        changes; equal in every process.
+        """Return a digest of the steps, equal in every process.
 
-        Raises `TypeError` for a step that has no such digest (no dataclass, or a field that is an arbitrary
-        object).
+        It changes if and only if a step's class name, a field, or a version, of a step's class or a check,
+        changes.
+
+        Raises:
+            TypeError: for a step that has no such digest (no dataclass, or a field that is an arbitrary
+                object).
         """
         for step in self.steps:
             if not dataclasses.is_dataclass(step) or isinstance(step, type):
@@ -142,13 +152,19 @@ class Plan:
 
 @dataclass(frozen=True)
 class ShardJob:
-    """Everything a worker needs for one shard: read `shard` and `side_inputs`, apply `steps`, publish at
-    `dest` in one step.
+    """Everything a worker needs for one shard.
 
-    `asset` is the asset made, `root` where outputs and accounts are stored. `options` are the IO manager's
-    (compression, error policy …) and what `resolve_jobs` found for this shard. `checks` are asked before the
-    shard is published. `blocking` names those that forbid to publish when they fail with severity ERROR: the
-    worker then leaves what is at `dest` alone and answers `ok=False`.
+    It reads `shard` and `side_inputs`, applies `steps`, and publishes the output in one step.
+
+    Args:
+        dest: URI of the output.
+        options: options of the IO manager (compression, error policy …) and what `resolve_jobs` added for
+            this shard.
+        blocking: names of the checks that forbid to publish when they fail with severity ERROR. The worker
+            then leaves what is at `dest` alone and returns `ok=False`.
+        asset: the asset that is made.
+        root: where outputs and accounts are stored.
+        checks: checks to run before the shard is published.
     """
 
     shard: Shard
@@ -168,13 +184,16 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardResult:
-    """What a worker made of a `ShardJob`.
+    """The result of a `ShardJob`.
 
-    `version` is a digest of the content: equal bytes leave everything downstream undisturbed. `metadata` maps
-    names to plain values: int, float, bool, str, or one of `{"md": text} {"json": value} {"table_schema":
-    [[name, type], …]} {"path": text} {"url": text}`. `error` is one line (only if not `ok`), `detail` more of
-    it (a traceback). `payload` goes to `publish_chunk` and nowhere else. `account` is kept in the shard's
-    record and shown nowhere: plain values that a later proof needs.
+    Args:
+        version: a digest of the content: equal bytes leave everything downstream unchanged.
+        metadata: plain values by name: int, float, bool, str, or one of `{"md": text}`, `{"json": value}`,
+            `{"table_schema": [[name, type], …]}`, `{"path": text}`, `{"url": text}`.
+        error: one line, only if not `ok`.
+        detail: more about the error (a traceback).
+        payload: passed to `publish_chunk` and nowhere else.
+        account: plain values that a later proof needs; kept in the shard's record and shown nowhere.
     """
 
     key: str
@@ -190,23 +209,25 @@ class ShardResult:
 
 
 def blocked_by(checks: Sequence[Check], blocking: frozenset[str]) -> str | None:
-    """Why these outcomes forbid to publish the shard, or None."""
+    """Return why these outcomes forbid to publish the shard, or None."""
     bad = [c.name for c in checks if c.name in blocking and not c.passed and c.severity == "ERROR"]
     return f"blocking check failed: {', '.join(bad)}" if bad else None
 
 
 def digest(value: Any) -> str:
-    """A stable digest of plain values, enums, dataclasses and containers of them.
+    """Return a stable digest of plain values, enums, dataclasses and containers of them.
 
-    Raises `TypeError` for anything else.
+    Raises:
+        TypeError: for anything else.
     """
     text = json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _canonical(value: Any) -> Any:
-    """JSON that tells apart what Python tells apart: tuples stay equal to lists, but 1, 1.0, "1" and True
-    differ.
+    """Return JSON that distinguishes what Python distinguishes.
+
+    Tuples stay equal to lists, but 1, 1.0, "1" and True differ.
     """
     if isinstance(value, enum.Enum):
         return {"enum": [type(value).__qualname__, value.name]}

@@ -1,4 +1,4 @@
-"""Survey one raw shard: what workers do for the gate. Imports no Dagster."""
+"""Worker side of the integrity gate: survey one raw shard. Imports no Dagster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
 @dataclass(frozen=True)
 class SurveyJob:
-    """One raw shard in one version; `layout` are reader arguments (`reader_layout`), `relative_to` the folder
-    its locators start from.
+    """One raw shard in one version, to be surveyed.
+
+    Args:
+        layout: arguments of the reader, with ``max_member_bytes``.
+        relative_to: the folder that locators are relative to.
+        root: the storage root.
     """
 
     key: str
@@ -38,5 +42,5 @@ def survey_raw_shard(job: SurveyJob) -> ShardSurvey:
 
 
 def digest_of_layout(layout: Mapping[str, Any]) -> str:
-    """What a survey by this layout is known by."""
+    """Return the digest of a layout, which its surveys are stored with."""
     return layout_digest(InterleavedWebdatasetReader((), **layout).layout, layout["max_member_bytes"])

@@ -1,4 +1,4 @@
-"""Parquet in, WebDataset tars with the index files of all clients out."""
+"""IO manager of WebDataset tars: Parquet in, tars and the index files of all clients out."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +27,7 @@ def pack_shard(job: ShardJob) -> ShardResult:
 
 
 class WebdatasetIOManager(ShardIOManager):
-    """Writes a tar per shard; the dataset-level files are derived once a chunk."""
+    """Writes a tar per shard; index files of the dataset are derived once per chunk."""
 
     on_materialize_error: str = Field(default="error", description="error, warn, drop_row or drop_sample.")
 
@@ -36,13 +36,14 @@ class WebdatasetIOManager(ShardIOManager):
     def locate(self, asset: str, key: str) -> str:
         return BY_ASSET[asset].place(self.root, key)
 
-    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
+    def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
         self._index()
-        return dones
+        return results
 
     def before_jobs(self, planned: Mapping[str, PlannedJob]) -> None:
-        """Index files are put right also when no tar is to be made: nobody else would see what was done to
-        them.
+        """Repair the index files when no tar is to be made.
+
+        Nothing else would notice that they were changed.
         """
         if planned:
             return
@@ -51,7 +52,7 @@ class WebdatasetIOManager(ShardIOManager):
         except (
             ValueError,
             OSError,
-        ) as error:  # a tar that nobody can index is for its own shard to answer for
+        ) as error:  # a tar that cannot be indexed fails its own shard, not this step
             dg.get_dagster_logger().warning("index files of %s stay as they are: %s", TARS.folder, error)
 
     def _index(self) -> None:

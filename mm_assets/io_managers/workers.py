@@ -18,8 +18,7 @@ from mm_assets.workers import WorkerFailure, WorkerPool
 J = TypeVar("J")
 R = TypeVar("R")
 
-# Dagster makes a copy of a nested resource for every IO manager that has it. The copies of one run find their
-# common pool here.
+# Dagster copies a nested resource for every IO manager that has it. The copies of one run share a pool.
 _Key = tuple[str, int]
 _pools: dict[_Key, WorkerPool] = {}
 _users: Counter[_Key] = Counter()
@@ -28,8 +27,8 @@ _users: Counter[_Key] = Counter()
 class Workers(ConfigurableResource[Any]):
     """Worker processes, started with the first job and shared by all assets that run in one process.
 
-    Give it to every IO manager. Under the multiprocess executor each step is a process and has workers of its
-    own, started anew; use `in_process_executor` and let the workers do the work in parallel.
+    Give them to every IO manager. Under the multiprocess executor each step is a process and starts workers
+    of its own; use `in_process_executor` and let the workers do the work in parallel.
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
@@ -38,7 +37,7 @@ class Workers(ConfigurableResource[Any]):
 
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
-        """Ends the workers with the run, however it ends (also by an interrupt)."""
+        """Set up the workers, and end them with the run, however it ends (also by an interrupt)."""
         key = (context.run.run_id if context.run else "", self.processes)
         _users[key] += 1
         self._pool = _pools.setdefault(key, WorkerPool(self.processes))
@@ -53,9 +52,10 @@ class Workers(ConfigurableResource[Any]):
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """See `mm_assets.workers.WorkerPool.map`.
+        """Run a function on jobs in the workers; see `mm_assets.workers.WorkerPool.map`.
 
-        Outside of a run or of `build_resources`, use a `WorkerPool` itself.
+        Raises:
+            RuntimeError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.
         """
         if self._pool is None:
             raise RuntimeError("the workers have not been set up by a run or build_resources()")

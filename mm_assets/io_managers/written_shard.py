@@ -1,4 +1,4 @@
-"""What checks are shown of a shard of rows before it is published."""
+"""A written, unpublished shard of rows, as checks see it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from mm_assets.io_managers.shards import ShardCheck
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """A shard whose rows are written, but not yet published: its report, its balance, the error policy.
+    """A shard whose rows are written, but not yet published.
 
-    ``counts`` and ``examples`` are those of the steps of the asset and of the check's own step; `listed`
-    makes metadata of examples. A step of a check also sees the items with an error, which the policy then
-    takes out.
+    Args:
+        policy: the error policy. A step of a check also sees the items with an error, which the policy then
+            removes.
+        counts: counts of the asset's steps and of the check's prefix step.
+        examples: examples of the same steps; `listed` makes metadata of them.
     """
 
     report: PartitionReport
@@ -29,22 +31,25 @@ class WrittenShard:
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
 
     def shown_to(self, check: ShardCheck) -> WrittenShard:
-        """The shard with what the step of this check counted."""
-        own = f"{check.name}: "
+        """Return the shard with the counts and examples of this check's step."""
+        prefix = f"{check.name}: "
         return replace(
             self,
-            counts={name.removeprefix(own): count for name, count in self.report.counts.items()},
-            examples={name.removeprefix(own): found for name, found in self.report.examples.items()},
+            counts={name.removeprefix(prefix): count for name, count in self.report.counts.items()},
+            examples={name.removeprefix(prefix): found for name, found in self.report.examples.items()},
         )
 
     def listed(self, name: str) -> dict[str, list[dict[str, Any]]]:
-        """The examples of this name as metadata of a check."""
+        """Return the examples of this name as metadata of a check."""
         return {"json": [vars(example) for example in self.examples.get(name, ())]}
 
 
 @dataclass(frozen=True)
 class CheckStep:
-    """The step of a check as a step of the shard: it changes no row, and its names are the check's own."""
+    """A check's step as a step of the shard.
+
+    It changes no row. Its counts are prefixed with the check's name.
+    """
 
     check: ShardCheck
 

@@ -1,4 +1,4 @@
-"""All resources of the code location, from the settings."""
+"""Resources of the code location, built from the settings."""
 
 from importlib import import_module
 from typing import Any
@@ -19,9 +19,12 @@ from mm_assets.settings import Settings
 
 
 def resources_from_environment() -> dict[str, Any]:
-    """Resources by key, from the variables of `mm_assets.settings`.
+    """Return the resources by key, from the variables of `mm_assets.settings`.
 
-    Read when the code location loads. Raises ``ValueError``.
+    Called when the code location loads.
+
+    Raises:
+        ValueError: for a variable with an invalid value.
     """
     settings = Settings.from_environment()
     root = _storage_root(settings.storage)
@@ -64,10 +67,13 @@ def resources_from_environment() -> dict[str, Any]:
 
 
 def _io_manager(kind: str) -> Any:
-    """The IO manager that makes outputs of a format from Parquet."""
+    """Return the IO manager class that makes outputs of a format from Parquet."""
     return import_module(f"mm_assets.io_managers.{kind}").IO_MANAGER
 
 
 def _storage_root(location: str) -> str:
-    """A URL as it is, a folder as absolute path: daemon, runs and workers need not share a working directory."""
+    """Return a URL as it is, a folder as absolute path.
+
+    Daemon, runs and workers need not share a working directory.
+    """
     return absolute(lasting(location)).rstrip("/") or "/"

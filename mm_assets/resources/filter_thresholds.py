@@ -1,4 +1,4 @@
-"""Thresholds of the filters, as one thing to configure."""
+"""Thresholds of the filters, as a Dagster resource."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,21 +11,26 @@ from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
 
 
 class FilterThresholds(dg.ConfigurableResource[Any]):
-    """The settings of the filters; unset ones keep everything. `filter_thresholds` makes one with its fields.
+    """The settings of the filters; unset ones keep everything.
 
-    Changing them filters again from stored scores: no image is read again.
+    `filter_thresholds` creates a subclass with the fields. Changed settings are applied to stored scores: no
+    image is read again.
     """
 
     filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
 
     def steps(self) -> tuple[ScoreFilter, ...]:
-        """The filters that these settings ask for."""
+        """Return the filters that are turned on by these settings."""
         values = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
         return filters_of(self.filters, values)
 
 
 def filter_thresholds(filters: tuple[type[ScoreFilter], ...], values: Mapping[str, Any]) -> FilterThresholds:
-    """The resource with a field for each setting of ``filters``, and its ``values`` by setting."""
+    """Return the resource with a field for each setting of the filters.
+
+    Args:
+        values: values by setting.
+    """
     fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
     made = create_model("FilterThresholds", __base__=FilterThresholds, **fields)
     made.filters = filters

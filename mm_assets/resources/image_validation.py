@@ -1,4 +1,4 @@
-"""How closely images are looked at, as one thing to configure."""
+"""Settings of the image validation, as a Dagster resource."""
 
 from typing import Any
 
@@ -9,8 +9,9 @@ from mm_assets.filters.readable import MAX_PIXELS
 
 
 class ImageValidation(dg.ConfigurableResource[Any]):
-    """Every image's header and end are looked at; a sample is decoded to the last pixel, chosen by sample id
-    and position.
+    """How images are validated: header and end of each, and a decoded sample.
+
+    The sample is chosen by sample id and position, and decoded in full.
     """
 
     decode_fraction: float = Field(

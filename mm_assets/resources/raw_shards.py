@@ -1,4 +1,4 @@
-"""Where the raw shards are."""
+"""Location of the raw shards, as a Dagster resource."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from mm_assets.formats.raw_shards import Listing, RawLocations
 
 
 class RawShards(dg.ConfigurableResource[Any]):
-    """The raw shards that ``MM_RAW_SHARDS`` names: paths, globs, brace lists or URLs, separated by
-    whitespace.
+    """The raw shards that ``MM_RAW_SHARDS`` names.
 
-    Or, for paired shards, ``modality=location`` items.
+    Locations are paths, globs, brace lists or URLs, separated by whitespace. For paired shards they are
+    ``modality=location`` items.
     """
 
     locations: str = Field(
@@ -29,10 +29,11 @@ class RawShards(dg.ConfigurableResource[Any]):
     files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
 
     def listing(self) -> Listing:
-        """The shards as they are now, by partition key.
+        """Return the current shards by partition key.
 
-        Raises ``FileNotFoundError`` when nothing is found at all, `StoreError` when a store cannot be asked,
-        each in one line.
+        Raises:
+            FileNotFoundError: when nothing is found at all.
+            StoreError: when a store cannot be reached. Each message is one line.
         """
         with readable_store_errors():
             return RawLocations(
@@ -40,5 +41,5 @@ class RawShards(dg.ConfigurableResource[Any]):
             ).shards(self.files_per_partition)
 
     def roots(self) -> list[str]:
-        """The folder and URL prefix that hold all of them; local locators are stored relative to the folder."""
+        """Return the folder and URL prefix of all of them; local locators are relative to the folder."""
         return RawLocations(self.locations, missing_keys=self.missing_keys).roots()

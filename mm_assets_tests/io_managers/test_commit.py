@@ -34,9 +34,9 @@ def test_events_are_logged_after_the_commit(deployment: Toy, monkeypatch: pytest
     seen: list[int] = []
     commit = toy.ToyTableIOManager.publish_chunk
 
-    def watched(self: toy.ToyTableIOManager, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
+    def watched(self: toy.ToyTableIOManager, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
         seen.append(len(deployment.history("table")))
-        return commit(self, dones)
+        return commit(self, results)
 
     monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", watched)
     assert deployment.run("all", "k01", "k03").success
@@ -76,7 +76,7 @@ def test_failed_commit_fails_the_chunk_with_one_error_and_no_event(deployment: T
 def test_shard_that_the_commit_left_out_fails(deployment: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     deployment.shards(2)
     monkeypatch.setattr(
-        toy.ToyTableIOManager, "publish_chunk", lambda self, dones: [d for d in dones if d.key == "k02"]
+        toy.ToyTableIOManager, "publish_chunk", lambda self, results: [d for d in results if d.key == "k02"]
     )
     run = deployment.run("all", "k01", "k02")
     assert deployment.landed("table", run) == []  # k02 is claimed to be published, but is not there
@@ -90,8 +90,8 @@ def test_commit_may_refuse_single_shards(deployment: Toy, monkeypatch: pytest.Mo
     deployment.shards(2)
     commit = toy.ToyTableIOManager.publish_chunk
 
-    def choosy(self: toy.ToyTableIOManager, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
-        return [*commit(self, dones[1:]), replace(dones[0], ok=False, error="schema differs")]
+    def choosy(self: toy.ToyTableIOManager, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
+        return [*commit(self, results[1:]), replace(results[0], ok=False, error="schema differs")]
 
     monkeypatch.setattr(toy.ToyTableIOManager, "publish_chunk", choosy)
     run = deployment.run("all", "k01", "k02")

@@ -82,16 +82,16 @@ class ToyTableIOManager(ShardIOManager):
             for job in jobs
         ]
 
-    def publish_chunk(self, dones: Sequence[ShardResult]) -> Sequence[ShardResult]:
+    def publish_chunk(self, results: Sequence[ShardResult]) -> Sequence[ShardResult]:
         if os.path.exists(f"{self.root}/refuse-commit"):
             raise OSError("the table refuses the commit")
-        uri = dones[0].uri
+        uri = results[0].uri
         with staged(uri) as file:
             Path(file.path).write_text(
-                json.dumps(self.rows(uri) | {done.key: done.payload for done in dones})
+                json.dumps(self.rows(uri) | {result.key: result.payload for result in results})
             )
             file.publish()
-        return [replace(done, metadata={**done.metadata, "commit": len(dones)}) for done in dones]
+        return [replace(result, metadata={**result.metadata, "commit": len(results)}) for result in results]
 
 
 @dg.observable_source_asset(partitions_def=SHARDS, io_manager_key="raw_io")
