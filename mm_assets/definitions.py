@@ -1,6 +1,6 @@
 """The code location: assets, their checks, jobs, sensors and resources."""
 
-from mm_assets.extras import explained
+from mm_assets.interleaved.extras import explained
 
 try:
     import dagster as dg

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mm_assets.extras import MissingExtra as MissingExtra
     from mm_assets.formats.arrow_cache.feature_types import Array3D as Array3D
     from mm_assets.formats.arrow_cache.feature_types import ClassLabel as ClassLabel
     from mm_assets.formats.arrow_cache.feature_types import Image as Image
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
     from mm_assets.interleaved.batch import InterleavedBatch as InterleavedBatch
     from mm_assets.interleaved.errors import DataError as DataError
     from mm_assets.interleaved.errors import MmAssetsError as MmAssetsError
+    from mm_assets.interleaved.extras import MissingExtra as MissingExtra
     from mm_assets.interleaved.policies import MaterializeError as MaterializeError
     from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
     from mm_assets.interleaved.schema import RESERVED_COLUMNS as RESERVED_COLUMNS
@@ -90,7 +90,7 @@ MODULES = {
     "InterleavedWebdatasetWriter": "mm_assets.formats.webdataset.writer",
     "InterleavedWriter": "mm_assets.formats.writer",
     "MaterializeError": "mm_assets.interleaved.policies",
-    "MissingExtra": "mm_assets.extras",
+    "MissingExtra": "mm_assets.interleaved.extras",
     "MmAssetsError": "mm_assets.interleaved.errors",
     "MultiModalWebDataset": "mm_assets.formats.paired.dataset",
     "PairedShardList": "mm_assets.formats.paired.shard_list",

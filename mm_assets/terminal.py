@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Callable
 
-from mm_assets.extras import explained
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.store_errors import is_of_store
+from mm_assets.interleaved.extras import explained
 from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "mm_assets" / "public_names.py"
-SOURCES = ("extras.py", "interleaved", "formats", "filters")  # below mm_assets/
+SOURCES = ("interleaved", "formats", "filters")  # below mm_assets/
 
 _TEMPLATE = '''"""Every public name and the module that defines it.
 

@@ -15,8 +15,8 @@ from mm_assets.formats.storage import StorageOptions
 
 if TYPE_CHECKING:
     from mm_assets.accounting.canonical.derived import Derived
+    from mm_assets.accounting.canonical.location import CanonicalLocation
     from mm_assets.accounting.canonical.parts import RowPart
-    from mm_assets.accounting.canonical.source import CanonicalSource
 
 Rows = list[dict[str, Any]]
 
@@ -77,8 +77,8 @@ class AccountedFormat:
     """
 
     library: str
-    parts: Callable[[CanonicalSource], Iterator[RowPart]]
-    states_types: Callable[[CanonicalSource], bool] = lambda _: True
+    parts: Callable[[CanonicalLocation], Iterator[RowPart]]
+    states_types: Callable[[CanonicalLocation], bool] = lambda _: True
     digest: Callable[[str, StorageOptions | None], Derived | None] | None = None
     examine: Callable[[str, Derived], Found] = lambda *_: Found()
     find_sample: Callable[[SampleQuery], Mapping[str | None, Rows]] | None = None

@@ -1,6 +1,4 @@
-"""The outputs of the graph: where each lies below the storage root, in which format, and what it is made
-from.
-"""
+"""Outputs of the graph: location below the storage root, format and source of each."""
 
 from __future__ import annotations
 
@@ -12,11 +10,9 @@ from mm_assets.formats.storage import join
 
 @dataclass(frozen=True)
 class Output:
-    """One asset of interleaved rows. ``kind`` is its format, ``source`` the output that it is made from
-    (None: raw shards).
+    """One asset of interleaved rows, below ``folder`` of the storage root.
 
-    It lies in ``folder`` below the storage root: as the format has it, a file or folder of each shard in it,
-    or the one table that it is.
+    ``kind`` is its format, ``source`` the output that it is made from (None: raw shards).
     """
 
     asset: str
@@ -30,11 +26,11 @@ class Output:
         return format_of(self.kind)
 
     def uri(self, root: str, partition: str) -> str:
-        """The file of a shard (of a cache its metadata), or the one table."""
+        """Return the file of a shard (for a cache its metadata), or the one table."""
         return self.format.uri(join(root, self.folder), partition)
 
     def place(self, root: str, partition: str) -> str:
-        """Where the output of a shard lies: the file or the folder, or the one table."""
+        """Return the location of a shard's output: the file or the folder, or the one table."""
         return self.format.output(self.uri(root, partition))
 
 
@@ -45,10 +41,10 @@ LANCE = Output("lance_table", "lance", "lance/items.lance", FILTERED.asset)
 CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
-# Assets without samples, by the output that they are made from: what they wrote is proven with its shards.
+# Assets without samples, by the output they are made from: their files are proven with its shards.
 DERIVED = {CURATED.asset: ("image_scores", "quarantine")}
 
 
 def made_from(asset: str) -> tuple[Output, ...]:
-    """The outputs whose source an asset is."""
+    """Return the outputs that are made from an asset."""
     return tuple(output for output in OUTPUTS if output.source == asset)

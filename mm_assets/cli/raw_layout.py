@@ -77,8 +77,9 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
 
 
 def is_ours(kind: str, source: str) -> bool:
-    """Whether this project wrote the first readable file at ``source``, of a format in which others write
-    documents, too.
+    """Return whether the first readable file at ``source`` was written by this project.
+
+    Always False for formats in which others write no documents.
     """
     from mm_assets.accounting.accounted_format import accounted_format
     from mm_assets.formats.storage import is_remote, regular_file
@@ -88,7 +89,7 @@ def is_ours(kind: str, source: str) -> bool:
     for file in _files(kind, source):
         try:
             return accounted_format(kind).is_ours(file if is_remote(file) else regular_file(file))
-        except (OSError, ValueError):  # it fails alone when it is converted
+        except (OSError, ValueError):  # this file alone fails when it is converted
             continue
     return False
 

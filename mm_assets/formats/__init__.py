@@ -1,21 +1,16 @@
 """Formats: bytes in, bytes out.
 
-The public names of `mm_assets` can be imported from here, too.
+The public names of `mm_assets` can be imported from here, too. Type checkers know them in `mm_assets`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mm_assets.public_names import MODULES
+from mm_assets.interleaved.facade import MODULES, public_name
 
 __all__ = [*MODULES]
 
-if TYPE_CHECKING:
-    from mm_assets.public_names import *  # noqa: F403
-else:
 
-    def __getattr__(name: str) -> Any:
-        from mm_assets.facade import public_name
-
-        return public_name(__name__, name)
+def __getattr__(name: str) -> Any:
+    return public_name(__name__, name)

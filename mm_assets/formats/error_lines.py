@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mm_assets.extras import explained
 from mm_assets.formats.error_places import TEMPORARY_FILES, place_of
 from mm_assets.formats.store_errors import StoreError, is_of_store, store_error_message
+from mm_assets.interleaved.extras import explained
 
 # Errors that data or the system cause. Of any other class the name is shown too: it is a bug of ours.
 _EXPECTED = (ValueError, OSError, MemoryError)

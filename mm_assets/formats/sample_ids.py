@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 
 class SampleIds:
-    """The sample ids of one partition, in the order they are met. ``claimed_ids`` are those of other
-    partitions.
+    """The sample ids of one partition, in the order they are met.
+
+    ``claimed_ids`` are those of other partitions.
     """
 
     def __init__(self, claimed_ids: Collection[str] = ()) -> None:

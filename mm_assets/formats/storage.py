@@ -21,11 +21,11 @@ from typing import IO, Any
 import fsspec
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mm_assets.extras import MissingExtra, explained
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.temporary_files import create_locked, is_stale, temporary_name
 from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.extras import MissingExtra, explained
 
 StorageOptions = dict[str, Any]
 

@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        from mm_assets.facade import public_name
+        from mm_assets.interleaved.facade import public_name
 
         return public_name(__name__, name)

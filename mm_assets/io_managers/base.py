@@ -21,6 +21,7 @@ from pydantic import Field
 
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.proof_store import damaged_shards
+from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.records import ShardRecord, ShardRecords, account_folders, stat_outputs
 from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output
@@ -240,6 +241,8 @@ class ShardIOManager(dg.ConfigurableIOManager):
         """Return a job for each shard of the run, by key; report shards without input as failed."""
         asset = context.asset_key.to_user_string()
         options = dict(self.options())
+        if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again
+            options["folder"] = BY_ASSET[asset].folder.partition("/")[0]
         made_by = digest([reports.code_version, plan.digest(), type(self).__qualname__, options])
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}

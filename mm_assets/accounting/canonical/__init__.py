@@ -1,7 +1,6 @@
-"""Canonical readers: the rows of our outputs as the libraries of their users find them, not as our own
-readers and writers do.
+"""Canonical readers: the rows of our outputs as their users' libraries read them, not our own readers.
 
-They share no code with those that reads or writes rows. Shared is what both sides must agree on:
+They share no code with our readers and writers that reads or writes rows. Both sides only share:
 
 - the data model (`mm_assets.interleaved`): schema, JSON values, digest;
 - opening and listing files, the names of partitions, the wording of errors;

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.partitions import Partition, common_root, partition_name
 from mm_assets.formats.registry import reader_for
 
 _BYTES_AT_ONCE = 8 << 20
 
 
-def raw_parts(source: CanonicalSource) -> Iterator[RowPart]:
+def raw_parts(source: CanonicalLocation) -> Iterator[RowPart]:
     """The rows of one file, in types that are told from its values, or those that it states."""
     uri = str(source.uri)
     reader = reader_for(

@@ -1,4 +1,4 @@
-"""Read our tars with `webdataset` alone: a dictionary of bytes per key, nothing decoded by it."""
+"""Canonical reader of our tars, with `webdataset` alone: a dictionary of bytes per key, nothing decoded."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, re
 
 _READ_BUFFER = 1 << 18
 _MAX_JSON = 256 << 20
-_BLOCK = 512  # bytes; of a tar
+_BLOCK = 512  # bytes of a tar block
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)
 
 
 def tar_parts(
     uri: str, raw: Callable[[], Iterator[RowPart]], options: StorageOptions | None = None
 ) -> Iterator[RowPart]:
-    """The rows of one tar, in the types its jsons state; what ``raw`` gives for one of another layout.
+    """Yield the rows of one tar, in the types its JSON declares; for another layout what ``raw`` yields.
 
-    A value that is not of its stated type has, in its row, its own.
+    A value that does not fit its declared type keeps its own type in its row.
     """
     with _local(uri, options) as path:
         if not is_ours(path):
@@ -39,14 +39,14 @@ def tar_parts(
 
 
 def tar_documents(uri: str, options: StorageOptions | None = None) -> Iterator[Document]:
-    """The samples of a tar of ours; none of one in another layout."""
+    """Yield the samples of one of our tars; none for another layout."""
     with _local(uri, options) as path:
         if is_ours(path):
             yield from _documents(path, uri)
 
 
 def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, ...]:
-    """Where the samples of a tar of ours begin, and where the last one ends, in bytes.
+    """Return the byte offsets at which samples of our tar begin, and the end of the last one.
 
     Raises as `tar_documents` does.
     """
@@ -58,7 +58,11 @@ def tar_offsets(uri: str, options: StorageOptions | None = None) -> tuple[int, .
 
 
 def is_ours(uri: str, options: StorageOptions | None = None) -> bool:
-    """Whether a tar is one of our own, which states the types of its columns. Raises ``FileNotFoundError``."""
+    """Return whether a tar is one of ours, which declares the types of its columns.
+
+    Raises:
+        FileNotFoundError: the tar does not exist.
+    """
     with open_binary(uri, options) as file:
         return _is_ours(file)
 
@@ -78,8 +82,8 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
         return True
 
     try:
-        # What `webdataset.WebDataset` does with a file that it has opened, with a buffer larger than the
-        # reads of `tarfile`.
+        # The same steps as `webdataset.WebDataset` on an open file, with a buffer larger than the reads of
+        # `tarfile`.
         with open(path, "rb", buffering=_READ_BUFFER) as stream:
             files = tar_file_expander([{"url": path, "stream": stream}], handler=keep_repeated)
             for sample in group_by_keys(_placed(files, spans, uri), handler=keep_repeated):
@@ -98,9 +102,7 @@ def _documents(path: str, uri: str) -> Iterator[Document]:
 def _placed(
     files: Iterable[dict[str, Any]], spans: dict[str, tuple[int, int]], uri: str
 ) -> Iterator[dict[str, Any]]:
-    """The members; ``spans`` gets the bytes in which those of a key lie, in a tar that has nothing but what
-    is given here.
-    """
+    """Yield the members; ``spans`` gets the byte range of each key, for a tar with only these members."""
     begin = end = 0
     last = ""
     for file in files:
@@ -119,7 +121,7 @@ def _placed(
 
 
 def _is_ours(file: IO[bytes]) -> bool:
-    """Told by the first json of the tar; damage is for the readers to tell."""
+    """Decide by the first JSON member of the tar; damage is left for the readers to report."""
     try:
         with tarfile.open(fileobj=file) as tar:
             for member in tar:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from mm_assets.accounting.accounted_format import AccountedFormat, Found
 from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
 from mm_assets.accounting.canonical.cache_files import cache_problems
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.source import CanonicalSource
 
 
-def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
     return arrow_cache_parts(str(source.uri), source.options)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from mm_assets.accounting.accounted_format import AccountedFormat
 from mm_assets.accounting.canonical.jsonl import is_ours, jsonl_parts
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
-from mm_assets.accounting.canonical.source import CanonicalSource
 
 
-def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
     return jsonl_parts(str(source.uri), lambda: raw_parts(source), source.options)
 
 

@@ -9,14 +9,14 @@ import pyarrow as pa
 
 from mm_assets.accounting.accounted_format import AccountedFormat, Rows, SampleQuery, TableAccount
 from mm_assets.accounting.canonical.lance import lance_parts
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
-from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.lookup import in_lance
 from mm_assets.accounting.shard_columns import is_same_type
 from mm_assets.interleaved.unify import unify_schemas
 
 
-def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
     return lance_parts(str(source.uri), source.partition, source.options)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from mm_assets.accounting.accounted_format import AccountedFormat, Rows, SampleQuery
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parquet import parquet_parts
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
-from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.lookup import in_parquet
 from mm_assets.formats.format_table import DOCUMENT_OPTIONS
 
 _PREFIX = "sample_id_prefix"  # the only option that is about rows that are items
 
 
-def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
     has_prefixes = bool(source.layout.get(_PREFIX))
     return parquet_parts(str(source.uri), lambda: raw_parts(source), has_prefixes, source.options)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from mm_assets.accounting.accounted_format import AccountedFormat, Found, Rows, SampleQuery
 from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
-from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.webdataset import is_ours, tar_offsets, tar_parts
 from mm_assets.accounting.lookup import in_tar
@@ -18,11 +18,11 @@ from mm_assets.formats.storage import size_of
 _END_BLOCKS = 1024  # bytes; of a tar
 
 
-def _parts(source: CanonicalSource) -> Iterator[RowPart]:
+def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
     return tar_parts(str(source.uri), lambda: raw_parts(source), source.options)
 
 
-def _states_types(source: CanonicalSource) -> bool:
+def _states_types(source: CanonicalLocation) -> bool:
     """The types of a raw tar are told from its values."""
     return not source.uri or is_ours(source.uri, source.options)
 

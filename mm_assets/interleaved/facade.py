@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from mm_assets.extras import explained
-from mm_assets.public_names import MODULES
+from mm_assets.interleaved.extras import explained
+from mm_assets.public_names import MODULES as MODULES
 
 
 def public_name(package: str, name: str) -> Any:
