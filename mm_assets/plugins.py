@@ -1,4 +1,7 @@
-"""Modules of users that add filters and checks; only ``MM_PLUGINS`` of the environment names them."""
+"""Loading of plugins: modules of users that add filters and checks.
+
+Only the environment variable ``MM_PLUGINS`` names them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ class PluginError(MmAssetsError, ValueError):
 
 
 def load_plugins(environment: Mapping[str, str] | None = None) -> tuple[ModuleType, ...]:
-    """Import the modules that the variable names, separated by commas.
+    """Import the modules that ``MM_PLUGINS`` names, separated by commas.
+
+    Args:
+        environment: variables to read; None: those of the process.
 
     Raises:
         PluginError: in one line that names the module, for one that cannot be imported or adds nothing.
@@ -29,7 +35,7 @@ def load_plugins(environment: Mapping[str, str] | None = None) -> tuple[ModuleTy
 
 
 def plugin_fault(module: ModuleType, what: str) -> PluginError:
-    """The error to raise for something in a plugin that does not fit."""
+    """Return the error to raise for an invalid definition in a plugin."""
     return PluginError(f"{VARIABLE}: module {module.__name__!r}: {what}")
 
 

@@ -1,1 +1,1 @@
-"""Scores of images, and filters that keep or drop items by them."""
+"""Image scores, and filters that keep or drop images by their scores."""

@@ -1,4 +1,4 @@
-"""Keep images whose width/height lies within bounds."""
+"""Filter by aspect ratio (width/height)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum
 
 @dataclass(frozen=True)
 class AspectRatioFilter(ScoreFilter):
-    """Drops images with width/height outside ``min_ratio..max_ratio`` (both inclusive, EXIF orientation
-    honoured).
+    """Drops images with width/height outside ``min_ratio..max_ratio``.
+
+    Both bounds are inclusive; EXIF orientation is honoured.
     """
 
     name = "aspect_ratio"

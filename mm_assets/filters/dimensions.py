@@ -1,4 +1,4 @@
-"""Whether images have the sizes that their documents declare."""
+"""Comparison of measured image sizes with those that documents declare."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import pyarrow as pa
 from mm_assets.filters.image_scores import ImageScores
 
 SIDE_COLUMNS = (("nv_width", "nv_height"), ("width", "height"))
-"""Columns of image rows that declare a size, the first pair that says one counts."""
+"""Columns of image rows that declare a size; the first pair with values counts."""
 
 DECLARATIONS = "image_metadata"
-"""Column with sizes as objects of `width` and `height`: one on an image row, or all of a sample in a list on its metadata row."""
+"""Column with sizes as objects of `width` and `height`.
+
+An image row has one; a metadata row has a list of those of the whole sample."""
 
 COLUMNS = (
     "sample_id",
@@ -25,7 +27,7 @@ COLUMNS = (
     DECLARATIONS,
     *(name for pair in SIDE_COLUMNS for name in pair),
 )
-"""What `DimensionTally.observe` reads of a table; the first three must be there."""
+"""Columns of a table that `DimensionTally.observe` reads; the first three are required."""
 
 Size = tuple[int, int]
 """Width and height in pixels."""
@@ -33,8 +35,9 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Mismatch:
-    """An image of another size than declared; ``measured`` is the size as displayed (EXIF orientation
-    applied).
+    """An image of another size than declared.
+
+    ``measured`` is the size as displayed (EXIF orientation applied).
     """
 
     sample_id: str
@@ -45,10 +48,10 @@ class Mismatch:
 
 @dataclass
 class DimensionTally:
-    """Declared against measured sizes, table after table.
+    """Counts of images with equal and different declared and measured sizes, table after table.
 
-    ``compared`` images had both; ``undeclared`` ones were measured, but nothing clear is said of their size:
-    absent, no positive whole numbers, or a list that cannot be matched to the images. Images without a
+    ``compared`` images have both. ``undeclared`` ones were measured, but have no clear declaration: it is
+    absent, no positive whole numbers, or in a list that cannot be matched to the images. Images without a
     measurement count as neither.
     """
 
@@ -59,7 +62,7 @@ class DimensionTally:
     def observe(self, table: pa.Table, scores: ImageScores) -> None:
         """Compare the images of whole samples with their ``scores``.
 
-        The stored size and the displayed one both agree.
+        A declared size may be the stored or the displayed one.
         """
         present = [name for name in COLUMNS if name in table.column_names]
         for sample_id, rows in groupby(table.select(present).to_pylist(), key=lambda row: row["sample_id"]):
@@ -77,22 +80,21 @@ class DimensionTally:
 
 
 def _declared_sizes(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[int, Size | None]]:
-    """Position and declared size of each image of one sample."""
+    """Yield position and declared size of each image of one sample."""
     images = sorted((row for row in rows if row["modality"] == "image"), key=lambda row: row["position"])
     listed = _aligned(rows, [row["position"] for row in images])
     for row in images:
-        own = (_size(row.get(width), row.get(height)) for width, height in SIDE_COLUMNS)
-        said = (*own, _size_in(row.get(DECLARATIONS)), _size_in(listed.get(row["position"])))
-        yield row["position"], next((size for size in said if size is not None), None)
+        in_columns = (_size(row.get(width), row.get(height)) for width, height in SIDE_COLUMNS)
+        declared = (*in_columns, _size_in(row.get(DECLARATIONS)), _size_in(listed.get(row["position"])))
+        yield row["position"], next((size for size in declared if size is not None), None)
 
 
 def _aligned(rows: Sequence[dict[str, Any]], images: Sequence[int]) -> dict[int, Any]:
-    """The entries of the metadata row's list by position; none where it is unclear which image each belongs
-    to.
+    """Return the entries of the metadata row's list by position; none where the assignment is unclear.
 
-    A list has an entry for each image of the source, or one for each place of the source's lists with null
-    where there is a text. Once images were dropped, the first kind is told from the second only by its length
-    and by the places of texts.
+    A list has an entry for each image of the source, or one for each place of the source's lists, with null
+    where there is a text. Once images were dropped, only the list's length and the places of texts tell the
+    two apart.
     """
     entries = next((_parsed(row.get(DECLARATIONS)) for row in rows if row["modality"] == "metadata"), None)
     if not isinstance(entries, list):
@@ -108,7 +110,7 @@ def _aligned(rows: Sequence[dict[str, Any]], images: Sequence[int]) -> dict[int,
 
 
 def _parsed(value: Any) -> Any:
-    """A value that may be given as JSON text; None for text that is no JSON."""
+    """Return a value that may be given as JSON text; None for text that is no JSON."""
     if not isinstance(value, str):
         return value
     try:

@@ -1,5 +1,6 @@
-"""Measurements of images, taken once from their headers and kept, so that a changed threshold reads no image
-again.
+"""Image scores: measurements taken once from image headers and stored.
+
+A changed threshold is applied to them without reading an image again.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ SCORES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ImageScore:
-    """One image: width and height in pixels as displayed (EXIF orientation applied), or why they cannot be
-    had.
+    """The measurements of one image, or the error.
+
+    ``width`` and ``height`` are in pixels as displayed (EXIF orientation applied), ``byte_size`` in bytes.
     """
 
     width: int = 0
@@ -64,7 +66,7 @@ def _score(info: ImageInfo, data: memoryview | bytes) -> ImageScore:
 
 
 def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]:
-    """The bytes of some rows of an interleaved table, not copied; None for null."""
+    """Return the bytes of some rows of an interleaved table, not copied; None for null."""
     views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
     return [views[row] for row in rows]
 
@@ -72,8 +74,11 @@ def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]
 def score_rows(
     table: pa.Table, rows: Sequence[int], measured: Mapping[int, ImageInfo] | None = None
 ) -> list[ImageScore]:
-    """Scores of some rows of an interleaved table; ``measured`` are those by row number whose headers have
-    been read before.
+    """Return the scores of some rows of an interleaved table.
+
+    Args:
+        rows: row numbers.
+        measured: headers that have been read before, by row number.
     """
     known = measured or {}
     views = zip(rows, image_views(table, rows), strict=True)
@@ -84,7 +89,7 @@ def score_rows(
 
 
 def score_table(table: pa.Table) -> pa.Table:
-    """One row per image row of an interleaved table, in `SCORES_SCHEMA`.
+    """Return one row per image row of an interleaved table, in `SCORES_SCHEMA`.
 
     Images that carry an error already have that error and no measurement.
     """
@@ -112,14 +117,14 @@ def score_table(table: pa.Table) -> pa.Table:
 
 
 def digest_of_scores(table: pa.Table) -> str:
-    """The digest of all rows, which is the data version of the scores."""
+    """Return the digest of all rows, which is the data version of the scores."""
     digest = ContentDigest()
     digest.observe(table)
     return digest.hexdigest()
 
 
 class ImageScores:
-    """The scores of one shard, looked up by sample id and position."""
+    """The scores of one shard, by sample id and position."""
 
     def __init__(self, table: pa.Table) -> None:
         self._scores = {
@@ -136,9 +141,10 @@ class ImageScores:
 
     @classmethod
     def read(cls, uri: str, digest: str | None = None) -> ImageScores:
-        """The scores file of a shard.
+        """Read the scores file of a shard.
 
-        Raises `UnreadableFile` for a damaged one, and for one whose rows have another ``digest``.
+        Raises:
+            UnreadableFile: for a damaged file, and for one whose rows have another ``digest``.
         """
         table = read_small_table(uri, SCORES_SCHEMA.names)
         if digest is not None and digest != digest_of_scores(table):
@@ -146,13 +152,14 @@ class ImageScores:
         return cls(table)
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
-        """The score of one image; None for one that was never scored."""
+        """Return the score of one image; None for one that was never scored."""
         return self._scores.get((sample_id, position))
 
     def of(self, table: pa.Table, rows: Sequence[int]) -> list[ImageScore]:
-        """Scores of some rows.
+        """Return the scores of some rows of a table.
 
-        Raises ``ValueError`` for an image that was never scored: the two do not belong together.
+        Raises:
+            ValueError: for an image that was never scored: table and scores do not belong together.
         """
         ids = table.column("sample_id").take(pa.array(rows)).to_pylist()
         positions = table.column("position").take(pa.array(rows)).to_pylist()
@@ -161,7 +168,8 @@ class ImageScores:
             score = self._scores.get(place)
             if score is None:
                 raise ValueError(
-                    f"sample {place[0]!r}, position {place[1]}: no image score; materialize image_scores again"
+                    f"sample {place[0]!r}, position {place[1]}: no image score; "
+                    "materialize image_scores again"
                 )
             scores.append(score)
         return scores

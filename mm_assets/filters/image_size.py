@@ -1,4 +1,4 @@
-"""Keep images whose shorter side lies within bounds."""
+"""Filter by the length of the shorter side, in pixels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find images that cannot be used, before they are written anywhere as if they could."""
+"""Detection of unusable images, before they are written."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 CHECKED, DECODED, UNDECODABLE = "images_checked", "images_decoded", "images_undecodable"
-"""What is counted: images looked at; of them, those decoded; of those, the ones that could not be."""
+"""Counts: images checked; of them, those decoded; of those, the ones that could not be decoded."""
 
 MAX_PIXELS = 178_956_970
-"""Where Pillow itself refuses to open an image: twice its `Image.MAX_IMAGE_PIXELS`."""
+"""Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
 
 
 @dataclass(frozen=True)
 class ReadableImages:
-    """Turns image rows whose bytes are no usable image into error rows (bytes kept), so that the policy
-    decides.
+    """Turns image rows whose bytes are no usable image into error rows (bytes kept); the policy then decides.
 
-    Header and structure of every image are looked at, in microseconds. One whose structure says that
-    something is missing or left over is decoded, and that decides: stray bytes behind a picture pass, a
-    picture cut in its body does not. Images of more than ``max_pixels`` pixels are errors and never decoded.
-    Damage inside a complete picture is found among a share of ``decode_fraction`` of all images (0..1), which
-    is decoded too; which ones is told by sample id and position alone.
+    Header and structure of every image are checked, in microseconds. An image whose structure shows missing
+    or extra bytes is decoded, and that decides: stray bytes behind a picture pass, a picture cut in its body
+    does not.
+
+    Args:
+        decode_fraction: share of all images (0..1) that is decoded to find damage inside a complete picture.
+            They are chosen by sample id and position alone.
+        max_pixels: images of more pixels are errors and never decoded.
     """
 
     decode_fraction: float = 0.0
@@ -49,17 +51,19 @@ class ReadableImages:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         table = batch.data
-        wanted = pc.and_(
+        has_bytes = pc.and_(
             pc.equal(table.column("modality"), "image"), pc.is_valid(table.column("binary_content"))
         )
-        rows = pc.indices_nonzero(pc.and_(wanted, pc.is_null(table.column("materialize_error")))).to_pylist()
+        rows = pc.indices_nonzero(
+            pc.and_(has_bytes, pc.is_null(table.column("materialize_error")))
+        ).to_pylist()
         counts = Counter({CHECKED: len(rows), DECODED: 0, UNDECODABLE: 0})
         errors: dict[int, Fault] = {}
         measured: dict[int, ImageInfo] = {}
         for row, view, is_sampled in zip(
             rows, image_views(table, rows), self._sampled(table, rows), strict=True
         ):
-            assert view is not None  # as asked of `wanted`
+            assert view is not None  # see `has_bytes`
             try:
                 measured[row] = self._check(view, is_sampled, counts)
             except DecompressionBomb as error:
@@ -70,7 +74,11 @@ class ReadableImages:
         return StepResult(batch.with_data(with_errors(table, errors), measured), counts=counts)
 
     def _check(self, data: memoryview, is_sampled: bool, counts: Counter[str]) -> ImageInfo:
-        """What the header says. Raises ``ImageError`` for an image that cannot be used."""
+        """Return the measurements from the header.
+
+        Raises:
+            ImageError: for an image that cannot be used.
+        """
         info = probe(data)
         refuse_bomb(info.width, info.height, self.max_pixels)
         is_whole = looks_whole(data, info.format)

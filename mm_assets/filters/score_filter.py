@@ -1,4 +1,4 @@
-"""The frame of filters that drop images by their scores: a filter adds a name, settings and a verdict."""
+"""Base class of filters that drop images by their scores: a filter adds a name, settings and a verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.policies import with_errors
 from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
-SCORES = "scores"  # side input: where the measured image scores of the shard are
+SCORES = "scores"  # side input: the stored image scores of the shard
 KINDS = (float, int, str, tuple)
 _SETTING = "setting"
 
@@ -31,8 +31,10 @@ _SETTING = "setting"
 class FilterSetting:
     """A field of a filter that users set: ``MM_<NAME>`` for the graph, ``--<name>`` for `convert`.
 
-    ``kind`` is the type of its value; a ``tuple`` is one of names. ``quantity`` is set in bounds: that which
-    the two bounds of a pair limit.
+    Args:
+        kind: type of its value; a ``tuple`` is one of names.
+        meaning: description for users.
+        quantity: of a bound, the quantity that the two bounds of a pair limit.
     """
 
     name: str
@@ -42,7 +44,10 @@ class FilterSetting:
 
 
 def setting(name: str, kind: type, default: Any, meaning: str, quantity: str | None = None) -> Any:
-    """Declare a field of a filter that users set; ``default`` holds where only other settings are set.
+    """Declare a field of a filter that users set.
+
+    Args:
+        default: the value where only other settings are set.
 
     Raises:
         TypeError: for a kind that is none of `KINDS`.
@@ -70,42 +75,48 @@ def _bound(name: str, kind: type, default: float, meaning: str, quantity: str) -
 
 @dataclass(frozen=True)
 class ScoreFilter(ABC):
-    """Drops the image rows on which its `verdict` is a reason; a frozen dataclass whose fields are settings.
+    """Drops the image rows for which `verdict` returns a reason.
 
-    Nothing else changes: positions keep their gaps, samples without images stay, rows with an error stay for
-    the policy. An image whose header cannot be read becomes an error row, it is not dropped. ``book`` holds
-    scores measured before (side input ``scores``, see `bind`); without it headers are read from the bytes.
+    A filter is a frozen dataclass whose fields are settings. Nothing else changes: positions keep their gaps,
+    samples without images stay, rows with an error stay for the policy. An image whose header cannot be read
+    becomes an error row; it is not dropped.
+
+    Args:
+        book: stored scores (side input ``scores``, see `bind`). Without them headers are read from the bytes.
     """
 
     name: ClassVar[str]
-    """What the ledger calls it, in the column ``kind``."""
+    """Name in the ledger, in the column ``kind``."""
 
     version: ClassVar[str] = ""
-    """Part of the fingerprint of each shard: another one filters all shards again."""
+    """Part of the fingerprint of each shard: a new version filters all shards again."""
 
     book: ImageScores | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     @abstractmethod
     def verdict(self, score: ImageScore) -> str | None:
-        """Why an image is dropped, in a few words that are the same for all such images; None: it is kept."""
+        """Return why an image is dropped; None to keep it.
+
+        The reason is a few words, the same for all images that are dropped for it.
+        """
 
     def measure(self, score: ImageScore) -> float | None:
-        """The number that the verdict is about, for the ledger's column ``score``."""
+        """Return the number that the verdict is about, for the ledger's column ``score``."""
         return None
 
     @property
     def threshold(self) -> str:
-        """What is asked for, for the ledger's column ``threshold``: the settings, ``1..2`` for bounds."""
+        """Settings as text, for the ledger's column ``threshold``; ``1..2`` for bounds."""
         return "..".join(_text(getattr(self, name)) for name in self.settings())
 
     @classmethod
     def settings(cls) -> dict[str, FilterSetting]:
-        """The settings, by field."""
+        """Return the settings, by field."""
         return {f.name: f.metadata[_SETTING] for f in fields(cls) if _SETTING in f.metadata}
 
     @classmethod
     def from_settings(cls, values: Mapping[str, Any]) -> Self | None:
-        """The filter of these values by setting; None where none of its settings is set."""
+        """Return the filter with these values (by setting); None where none of its settings is set."""
         given: dict[str, Any] = {
             name: tuple(value) if known.kind is tuple else value
             for name, known in cls.settings().items()
@@ -115,7 +126,7 @@ class ScoreFilter(ABC):
 
     @classmethod
     def bounds(cls) -> list[tuple[str, str]]:
-        """The settings that are pairs of bounds: the lower one, the upper one."""
+        """Return the names of the settings that are pairs of bounds: lower, upper."""
         known = {setting.name: setting.quantity for setting in cls.settings().values()}
         pairs = [(f"min_{quantity}", f"max_{quantity}") for quantity in dict.fromkeys(known.values())]
         return [(low, high) for low, high in pairs if low in known and high in known]
@@ -129,10 +140,12 @@ class ScoreFilter(ABC):
                 )
 
     def bind(self, side: Mapping[str, tuple[str, str | None]]) -> Self:
-        """The same filter reading the scores of one shard; ``side`` has their place and digest.
+        """Return the same filter with the stored scores of one shard.
 
-        Scores that are damaged count as absent, with a warning that names the file: the same is measured
-        again.
+        Damaged scores count as absent, with a warning that names the file: the images are measured again.
+
+        Args:
+            side: side inputs by name, each as URI and digest.
         """
         if SCORES not in side:
             return self
@@ -167,10 +180,10 @@ class ScoreFilter(ABC):
         counts = {ROWS_CHANGED: len(errors)} if errors else {}
         if not dropped:
             return StepResult(batch.with_data(table), counts=counts)
-        gone = [row for row, _, _ in dropped]
+        dropped_rows = [row for row, _, _ in dropped]
         keep = np.ones(table.num_rows, bool)
-        keep[gone] = False
-        removed = take_rows(table, gone)
+        keep[dropped_rows] = False
+        removed = take_rows(table, dropped_rows)
         kept = compact(take_rows(table, np.flatnonzero(keep)))
         losses = self._losses(removed, [(score, reason) for _, score, reason in dropped])
         return StepResult(batch.with_data(kept), losses, removed, counts)

@@ -1,8 +1,8 @@
-"""The formats that datasets are in: one record each, in one table.
+"""Table of formats: one record for each format of datasets.
 
-The table holds names only. Readers and writers are named as ``module:class`` and imported when they are asked
-for, so that whoever looks at the table loads no format. What accounting knows of a format (its canonical
-reader, checks beside the rows, lookup of a sample) is declared in ``mm_assets/accounting/formats/<name>.py``.
+The table holds names only. Readers and writers are named as ``module:class`` and imported when they are used,
+so that reading the table loads no format. What accounting knows of a format (its canonical reader, checks
+beside the rows, lookup of a sample) is declared in ``mm_assets/accounting/formats/<name>.py``.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ from dataclasses import dataclass
 
 from mm_assets.formats.keys import partition_filename
 
-_MARKER = "/"  # in front of a suffix: of a file in the folder that is the output
+_MARKER = "/"  # first character of a suffix that is the name of a file inside the output's folder
 
-# Arguments of a reader that say what documents of others look like: the fields of `RawLayout`.
+# Arguments of a reader that describe documents of others: fields of `RawLayout`.
 DOCUMENT_OPTIONS = ("sample_id_field", "sample_id_prefix", "texts_field", "images_field")
 MEMBER_OPTIONS = ("image_member_field", "per_image_fields", "per_text_fields", "image_extensions")
 
 
 @dataclass(frozen=True)
 class Format:
-    """One format.
+    """A format of datasets.
 
     Args:
-        name: what commands, records and the graph call it.
-        title: what people call a dataset of it.
+        name: its name in commands, records and the graph.
+        title: its name in text for people.
         reader: ``module:class`` of its `InterleavedReader`.
         writer: ``module:class`` of its `InterleavedWriter`.
-        suffixes: how names of its files end, in lower case; ``/name`` is the file that makes a folder an
-            output.
+        suffixes: suffixes of its files, in lower case; ``/name`` is the file that makes a folder an output.
         written: the suffix that the writer gives to the output of a partition.
-        shown: what a dataset of it is told by, for people.
-        is_table: whether all partitions lie in one table, a folder whose name ends in ``written``.
+        shown: how people recognize its files.
+        is_table: whether all partitions are in one table, a folder whose name ends in ``written``.
         sidecars: suffixes of files that belong to files of this format, although another format has the
             suffix, too.
-        raw_options: arguments of the reader that say what documents of others look like.
-        origin_record: where a file is that only outputs of ours have, with ``{folder}`` and ``{name}`` of the
-            output: names are unescaped only where it is. Empty: they always are.
-        quarantine_rereads: whether a reader that quarantines samples has to pass over all rows first, which a
-            file that this project wrote is spared.
+        raw_options: arguments of the reader that describe documents of others.
+        origin_record: path of a file that only outputs of ours have, with ``{folder}`` and ``{name}`` of the
+            output: names are unescaped only where it exists. Empty: they always are.
+        quarantine_rereads: whether a reader that quarantines samples has to read all rows twice; files that
+            this project wrote are read once.
     """
 
     name: str
@@ -67,21 +66,21 @@ class Format:
         return not self.is_table and not self.marker and not self.sidecars
 
     def uri(self, folder: str, partition: str) -> str:
-        """The file of a partition that makes its output one, or the table, which ``folder`` is then."""
+        """Return the main file of a partition, or the table (then it is ``folder``)."""
         return (
             folder if self.is_table else f"{folder.rstrip('/')}/{partition_filename(partition)}{self.written}"
         )
 
     def output(self, uri: str) -> str:
-        """The output that has this file: the folder of a marker, else the file itself."""
+        """Return the output that has this file: the folder of a marker, else the file itself."""
         return uri.removesuffix(self.marker) if self.marker else uri
 
     def has(self, name: str) -> bool:
-        """Whether a file of this name is of this format."""
+        """Return whether a file of this name is of this format."""
         return f"/{name.rstrip('/').lower()}".endswith(self.suffixes)
 
     def is_named_by_us(self, file: str) -> bool:
-        """Whether the name of a local file or URL may be an escaped name of a partition."""
+        """Return whether the name of a local file or URL may be an escaped name of a partition."""
         if self.is_table:
             return False
         folder, _, name = file.rpartition("/")
@@ -151,25 +150,29 @@ TABLE_SUFFIXES = tuple(s for entry in FORMAT_TABLE if entry.is_table for s in en
 
 
 def format_of(name: str) -> Format:
-    """The format of a name. Raises ``ValueError``."""
+    """Return the format of a name.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
     if name not in _BY_NAME:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     return _BY_NAME[name]
 
 
 def format_by_suffix(name: str) -> Format | None:
-    """The format that a file, folder or URL of this name is in; None when the name does not tell."""
+    """Return the format of a file, folder or URL, by its name; None for an unknown suffix."""
     return next((entry for entry in FORMAT_TABLE if entry.has(name)), None)
 
 
 def output_of(file: str) -> str:
-    """The output that a file makes one: of a folder's marker the folder, else the file itself."""
+    """Return the output that a file belongs to: the folder for a folder's marker, else the file itself."""
     found = format_by_suffix(file)
     return file if found is None else found.output(file)
 
 
 def without_sidecars(names: Iterable[str]) -> list[str]:
-    """Some names without files that belong to others among them."""
+    """Return the names without sidecars, files that belong to others among them."""
     names = list(names)
     present = {found for name in names if (found := format_by_suffix(name)) is not None}
     sidecars = tuple(suffix for found in present for suffix in found.sidecars)
@@ -177,7 +180,7 @@ def without_sidecars(names: Iterable[str]) -> list[str]:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words as people list them: ``a, b or c``."""
+    """Return words as a list for people: ``a, b or c``."""
     *others, last = dict.fromkeys(words)
     return f"{', '.join(others)} or {last}" if others else last
 

@@ -1,4 +1,4 @@
-"""Which input files become which output file, and what that output is called."""
+"""Partitions: groups of input files that become one output file, and the names of the outputs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Partition:
-    """Input files that go into one output file called ``name`` (unescaped, without extension).
+    """Input files that become one output file.
 
-    Of a Lance table only the ``fragments`` of table ``version`` belong to it (none named: all).
+    Args:
+        name: its name, unescaped, without extension.
+        fragments: of a Lance table, the fragments that belong to it (none: all).
+        version: of a Lance table, its version.
     """
 
     name: str
@@ -41,10 +44,10 @@ class Partition:
 
 
 def partition_name(file: str, root: str) -> str:
-    """A file's path below ``root`` without its extension: independent of where the input lies.
+    """Return a file's path below ``root`` without its extension: it does not depend on where the input lies.
 
-    A file that our writers named is called what it was named after: names do not grow from one conversion to
-    the next.
+    A file with an escaped name of our writers gets the unescaped one: names do not grow from one conversion
+    to the next.
     """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
     for suffix in SUFFIXES:
@@ -63,10 +66,9 @@ def _unescaped(path: str) -> str:
 
 
 def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: str) -> str:
-    """What stands in front of the sample ids of a file when the setting ``prefix`` asks for it: the name of
-    its partition.
+    """Return the prefix of a file's sample ids: its partition's name, or "" where ``prefix`` is None.
 
-    Of several files in a partition each has its own name behind that: ids that start anew do so in each file.
+    When a partition has several files, the file's own name follows: ids may start again in each file.
     """
     if prefix is None:
         return ""
@@ -74,12 +76,12 @@ def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: st
 
 
 def ref_path(uri: str, relative_to: str | None) -> str:
-    """What locators call a file: its path below ``relative_to``, or as it is."""
+    """Return the path of a file in locators: relative to ``relative_to``, or as it is."""
     return uri.removeprefix(f"{relative_to.rstrip('/')}/") if relative_to else uri
 
 
 def common_root(files: Sequence[str]) -> str:
-    """The deepest folder (or URL prefix) that holds all files; empty when there is none."""
+    """Return the deepest folder (or URL prefix) that holds all files; empty when there is none."""
     folders = [posixpath.dirname(file).split("/") for file in files]
     shared = folders[0] if folders else []
     for folder in folders[1:]:
@@ -91,10 +93,10 @@ def common_root(files: Sequence[str]) -> str:
 
 
 def root_of_locations(locations: Sequence[str], suffixes: tuple[str, ...]) -> str:
-    """The deepest folder (or URL prefix) of all locations that no pattern in them can change: of
-    ``/data/*/x.tar`` it is ``/data``.
+    """Return the deepest folder (or URL prefix) of all locations above any pattern.
 
-    It follows from what is written, not from what is found, so a file that comes later renames no partition.
+    For ``/data/*/x.tar`` it is ``/data``. It depends on the locations alone, not on the files found, so a
+    file that is added later renames no partition.
     """
     return common_root([f"{_static_prefix(location, suffixes)}/" for location in locations])
 
@@ -114,11 +116,19 @@ def plan_partitions(
     options: StorageOptions | None = None,
     root_of: Callable[[str], str] | None = None,
 ) -> list[Partition]:
-    """Group files in the order given: ``files_per_partition`` at a time, or up to ``blocksize`` bytes, else
-    one by one.
+    """Group files into partitions, in the order given; by default each file is one.
 
-    A group is named after its first file (and how many more there are), relative to ``root_of`` that file or
-    to what all have in common.
+    A partition is named after its first file (and how many more there are), relative to ``root_of`` that
+    file, or to the common root.
+
+    Args:
+        files_per_partition: number of files in each group.
+        blocksize: bytes of a group at most, as a number or text (`parse_bytes`); a larger file is alone in
+            its group.
+        root_of: returns the root of a file.
+
+    Raises:
+        ValueError: for both limits at once, an invalid one, and two partitions of one name.
     """
     if files_per_partition is not None and blocksize is not None:
         raise ValueError("give files_per_partition or blocksize, not both")
@@ -139,7 +149,11 @@ def plan_partitions(
 
 
 def refuse_equal_names(partitions: Sequence[Partition]) -> None:
-    """Raises ``ValueError`` for two partitions of one name: the second output would overwrite the first."""
+    """Refuse two partitions of one name: the second output would overwrite the first.
+
+    Raises:
+        ValueError: naming the files of both.
+    """
     names = Counter(partition.name for partition in partitions)
     if twice := [name for name, count in names.items() if count > 1]:
         files = ", ".join(file for p in partitions if p.name == twice[0] for file in p.files)
@@ -149,7 +163,11 @@ def refuse_equal_names(partitions: Sequence[Partition]) -> None:
 
 
 def parse_bytes(size: int | str) -> int:
-    """``"512MiB"`` or a number, as bytes. Raises ``ValueError``."""
+    """Return a size in bytes, given as ``"512MiB"`` or a number.
+
+    Raises:
+        ValueError: for anything else.
+    """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
     if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
         raise ValueError(f"not a size in bytes: {size!r} (write 1048576, '64MiB' or '1GB')")

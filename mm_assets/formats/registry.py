@@ -1,4 +1,4 @@
-"""Which format a dataset is in, and the reader and writer of a format by its name."""
+"""Registry of formats: detection of a dataset's format, and its reader and writer by name."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from mm_assets.interleaved.notices import warn_user
 
 
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
-    """The format of a file, folder, glob or URL, from names alone.
+    """Return the format of a file, folder, glob or URL, by names alone.
 
-    Parquet files beside tars are passed over, with a warning. Raises ``FileNotFoundError`` for what is not
-    there and for a folder without data, ``ValueError`` for one with several others and for a file of another
-    kind.
+    Parquet files beside tars are ignored, with a warning.
+
+    Raises:
+        FileNotFoundError: for a path that does not exist, and for a folder without data.
+        ValueError: for a folder with several formats, and for a file of an unknown kind.
     """
     named = format_by_suffix(os.fspath(source))
     if named is not None:
@@ -54,14 +56,16 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
     if len(found) > 1:
         raise ValueError(
-            f"{source}: holds {' and '.join(sorted(found))}; name one of them, by its folder or a pattern of its files"
+            f"{source}: holds {' and '.join(sorted(found))}; "
+            "name one of them, by its folder or a pattern of its files"
         )
     return found.pop()
 
 
 def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:
-    """The formats of data in a folder or below a URL prefix but ``kind``, sorted; none where there is no
-    folder.
+    """Return the formats of data in a folder or below a URL prefix other than ``kind``, sorted.
+
+    The list is empty for a folder that does not exist.
     """
     fs, path = filesystem(folder, options)
     if not fs.isdir(path):
@@ -70,13 +74,13 @@ def other_formats(folder: str, kind: str, options: StorageOptions | None = None)
 
 
 def reader_for(kind: str, source: str | list[str], **arguments: Any) -> InterleavedReader:
-    """A reader of the named format."""
+    """Return a reader of the named format."""
     reader: InterleavedReader = _imported(format_of(kind).reader)(source, **arguments)
     return reader
 
 
 def writer_for(kind: str, path: str, **arguments: Any) -> InterleavedWriter:
-    """A writer of the named format."""
+    """Return a writer of the named format."""
     writer: InterleavedWriter = _imported(format_of(kind).writer)(path, **arguments)
     return writer
 

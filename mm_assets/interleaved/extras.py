@@ -1,7 +1,7 @@
-"""Libraries that the base install leaves out, and the line that says which extra brings one.
+"""Optional libraries, and the extra of this package that installs each.
 
-This is the one place that knows them. Code imports such a library where it uses it and asks nothing
-beforehand: an import that fails is explained where errors become lines.
+Only this module knows them. Code imports such a library where it uses it, without a check: an import that
+fails is explained where errors become lines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from mm_assets.interleaved.errors import MmAssetsError
 
 __all__ = ["MissingExtra"]
 
-# The module that cannot be imported -> what needs it, the package of the registry, our extra.
+# Module that cannot be imported -> the feature that needs it, its package, our extra.
 _EXTRAS = {
     "dagster": ("The graph", "dagster", "dagster"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
@@ -20,16 +20,16 @@ _EXTRAS = {
 
 
 class MissingExtra(MmAssetsError, ImportError, ValueError):
-    """A library is needed that is not installed; the message says which extra brings it.
+    """A required library is not installed; the message names the extra that installs it.
 
-    It is a ``ValueError``, too, like all that users can mend: commands and runs tell it in one line.
+    It is a ``ValueError``, too, like every error that users can fix: commands and runs report it in one line.
     """
 
 
 def explained(error: ImportError) -> ImportError:
-    """`MissingExtra` for a library that an extra brings; any other error as it is.
+    """Return `MissingExtra` for a library that an extra installs; any other error as it is.
 
-    fsspec raises its own error from that of the import, so that the cause is looked at as well.
+    The error's cause is checked as well: fsspec raises its own error from that of the import.
     """
     if isinstance(error, MissingExtra):
         return error

@@ -20,8 +20,8 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.file_digests import shards_with_problems
-from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.accounting.outputs import BY_ASSET
+from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords, account_folders, stat_outputs
 from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.formats.storage import is_remote, local_path, sweep, sweep_output

@@ -1,1 +1,1 @@
-"""JSON lines: one document a line, images in a tar beside the lines (docs/jsonl.md)."""
+"""JSON lines: one document per line, images in a tar beside the file (docs/jsonl.md)."""

@@ -1,4 +1,4 @@
-"""The lines of a file, packed with gzip or not: where each lies in the unpacked text."""
+"""Index of the lines of a file, gzipped or not: the byte range of each in the unpacked text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from mm_assets.formats.tar.index import Member
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 
 _BLOCK = 1 << 20
-_BLANK = 8  # bytes; longer lines are not looked at to tell whether they are empty
+_BLANK = 8  # bytes; longer lines are never taken for empty ones, and not read
 
 
 @dataclass(frozen=True)
 class Lines:
-    """An open file. ``members`` are its lines, called ``line 1`` and so on; empty lines are passed over.
+    """An open file of lines.
 
-    ``damage`` is why the file cannot be read beyond ``end``, in bytes of the unpacked text: what follows the
-    last whole line is no line then.
+    Args:
+        members: its lines, named ``line 1`` and so on, without the empty ones.
+        end: bytes of the unpacked text that can be read.
+        damage: why the file cannot be read beyond ``end``. The text after the last whole line is no line
+            then.
     """
 
     descriptor: int
@@ -37,9 +40,12 @@ class Lines:
 
 @contextmanager
 def local_lines(uri: str, name: str, options: StorageOptions | None) -> Iterator[Lines]:
-    """Open a file and find its lines; ``name`` is what errors call it. Memory holds no line.
+    """Open a file and index its lines; no line is kept in memory.
 
     Raises as `mm_assets.formats.storage.open_binary` does.
+
+    Args:
+        name: name of the file in errors.
     """
     limit = unpacked_limit(size_of(uri, options))
     damaged: list[TarDamage] = []

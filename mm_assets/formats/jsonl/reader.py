@@ -1,4 +1,4 @@
-"""Read JSON lines, ours and those of others, as interleaved batches."""
+"""Reader of JSON lines, ours and those of others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["InterleavedJsonlReader"]
 
 
 class InterleavedJsonlReader(InterleavedWebdatasetReader):
-    """Reads files with a JSON document a line, and their images from the tar beside them; the arguments are
-    those of `InterleavedWebdatasetReader`.
+    """Reads files with a JSON document per line, and their images from the tar beside them.
 
-    The sample of a line that has no ``sample_id`` is called after the partition and the number of the line.
+    The arguments are those of `InterleavedWebdatasetReader`. A line without ``sample_id`` gets the
+    partition's name and the line's number as sample id.
     """
 
     suffixes = SUFFIXES

@@ -1,4 +1,4 @@
-"""The samples of a file of lines: each line is decoded as the json of a tar is, with the tar of images."""
+"""Samples of a file of JSON lines: each line is decoded like the JSON member of a tar."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from mm_assets.interleaved.source_ref import build_source_ref
 
 
 class JsonlSamples(TarSamples):
-    """One opened file of lines, and the tar beside it that has the images.
+    """An opened file of lines, and the tar with its images.
 
-    ``rows_prefix`` is put in front of the number of a line, where that is the id of its sample.
+    Args:
+        rows_prefix: prefix of the line's number where that is the sample id.
     """
 
     def __init__(self, *arguments: Any, rows_prefix: str = "") -> None:
@@ -67,9 +68,10 @@ class JsonlSamples(TarSamples):
         return super()._open(images, options, stack)
 
     def _images_beside(self, uri: str, options: StorageOptions | None) -> str | None:
-        """The tar with the images; None where there is none. A line names no file anywhere else.
+        """Return the tar with the images; None where there is none. Lines name no file in another folder.
 
-        Raises `ShardError` for one that is named and not there, unless samples are quarantined.
+        Raises:
+            ShardError: for a named tar that does not exist, unless samples are quarantined.
         """
         for line in self._lines.members:
             try:

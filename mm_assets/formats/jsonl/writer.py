@@ -1,4 +1,4 @@
-"""Write interleaved batches as JSON lines, with their images in a tar beside them."""
+"""Writer of JSON lines, with their images in a tar beside them."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ from mm_assets.interleaved.json_values import dumps
 __all__ = ["InterleavedJsonlWriter"]
 
 _COPIED = 1 << 20
-_IMAGES = "images"  # of a report: the tar that the lines name
-_LEVEL = 6  # of gzip: higher ones take far longer for a few percent
-_STORED = 0  # for what would pack so well that readers must take it for a bomb
+_IMAGES = "images"  # entry of a report: the tar that the lines name
+_LEVEL = 6  # of gzip: higher ones take far longer and save a few percent
+_STORED = 0  # for text that compresses so well that readers would take it for a decompression bomb
 
 
 class InterleavedJsonlWriter(InterleavedWriter):
-    """Writes ``<partition>.jsonl.gz`` and, where there are images, a tar of them into a folder; or one such
-    file (``path`` ends in ``.jsonl.gz``).
+    """Writes ``<partition>.jsonl.gz`` and, where there are images, a tar of them into a folder.
 
-    See `InterleavedWriter` for the arguments. The lines are published last, and name their tar, which has
-    another name whenever it has other bytes: whoever is killed in between leaves the version before. The same
-    input makes the same bytes.
+    A ``path`` that ends in ``.jsonl.gz`` is the one file to write. See `InterleavedWriter` for the arguments.
+    The lines are published last and name their tar, whose name changes with its bytes: a writer killed in
+    between leaves the previous version. The same input makes the same bytes.
     """
 
     suffix = WRITTEN
@@ -52,7 +51,7 @@ class InterleavedJsonlWriter(InterleavedWriter):
         return JsonlSink(self.uri_of(partition), schema, self.storage_options)
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
-        """Remove the tars of the versions before, and of writers that were killed."""
+        """Remove the tars of previous versions, and of writers that were killed."""
         fs, folder = filesystem(self.folder, self.storage_options)
         fs.invalidate_cache()
         if not reports or not fs.exists(folder):
@@ -66,7 +65,7 @@ class InterleavedJsonlWriter(InterleavedWriter):
 
 
 class JsonlSink(Sink):
-    """One file of lines and its tar under construction."""
+    """One file of lines and its tar, under construction."""
 
     def __init__(self, uri: str, schema: pa.Schema, options: StorageOptions | None) -> None:
         self._uri = uri
@@ -110,7 +109,7 @@ class JsonlSink(Sink):
         return self._uri, nbytes
 
     def _pack(self, path: str, images: str | None, level: int) -> int:
-        """The lines with the name of their tar, which is known only now; returns how many bytes they are."""
+        """Write the lines with the name of their tar, which is known only now; return their size in bytes."""
         added = f"{{{dumps(IMAGES_TAR)}:{dumps(images)},".encode() if images else b"{"
         self._lines.seek(0)
         with open(path, "wb") as file, gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
