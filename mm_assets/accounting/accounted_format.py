@@ -1,4 +1,4 @@
-"""The record of a format on the side of accounting: its canonical reader, checks beside the rows, lookup."""
+"""The accounting record of a format: canonical reader, checks beside the rows, lookup of a sample."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ Rows = list[dict[str, Any]]
 
 
 class SampleQuery(NamedTuple):
-    """One sample, asked for in an output that lies in ``folder``; ``uri_of`` a partition is its file.
+    """A lookup of one sample in an output.
 
-    ``partitions`` are those that other outputs and the ledger have the sample in.
+    Args:
+        folder: location of the output.
+        uri_of: returns the file of a partition.
+        partitions: partitions that have the sample by other outputs and the ledger.
     """
 
     folder: str
@@ -35,8 +38,9 @@ class SampleQuery(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is wrong with an output whose rows are as they were written: in the output itself, and in files
-    ``beside`` it.
+    """Problems of an output whose rows are as they were written.
+
+    ``problems`` are those of the output itself, ``beside`` those of files beside it.
     """
 
     problems: tuple[str, ...] = ()
@@ -45,12 +49,12 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class TableAccount:
-    """What is asked of a table that all partitions share.
+    """Accounting of a table that all partitions share.
 
     Args:
-        partitions: those that a table has, by its own account.
-        suspects: partitions with which something is wrong, found without reading rows, from the columns that
-            each was written with; and rows that are no partition's, counted by sample id.
+        partitions: returns the partitions that a table has, by its own records.
+        suspects: returns the partitions that have problems, with orphan rows counted by sample id. It finds
+            them without reading rows, from the columns that each partition was written with.
     """
 
     partitions: Callable[[str], Collection[str]]
@@ -62,18 +66,18 @@ class AccountedFormat:
     """What accounting knows of one format.
 
     Args:
-        library: what reads it for a proof, as its users would.
-        parts: the rows of a source, read with that library.
-        states_types: whether each column of a source has the type that was chosen for its rows.
-        digest: a faster way to what `derive` finds; None where that takes `parts`.
-        examine: checks of an output, beside its rows, once these are known to be sound.
-        find_sample: rows of a sample by partition; by default its reader passes over each partition asked
-            for.
+        library: the library that reads it for a proof, as its users do.
+        parts: yields the rows of a location, read with that library.
+        states_types: whether each column of a location has the type that was chosen for its rows.
+        digest: a faster way to the result of `derive`; None where that takes `parts`.
+        examine: checks what is beside the rows of an output, once these are known to be sound.
+        find_sample: returns rows of a sample by partition; by default its reader reads each partition of the
+            query.
         finds_partitions: whether ``find_sample`` needs no partitions to look in.
-        is_ours: whether this project wrote a file; asked of formats that others write documents in.
-        options_for: of the options for documents of others, those that mean something for a file, and what
-            the file is; None where all do.
-        table: of a format whose partitions share one table.
+        is_ours: whether this project wrote a file; used for formats in which others write documents.
+        options_for: of the options for documents of others, those that apply to a file, and a description of
+            the file; None where all apply.
+        table: accounting of the table, for a format whose partitions share one.
     """
 
     library: str
@@ -89,7 +93,11 @@ class AccountedFormat:
 
 
 def accounted_format(kind: str) -> AccountedFormat:
-    """What accounting knows of a format: ``ACCOUNTED`` of the module of its name. Raises ``ValueError``."""
+    """Return the accounting record of a format: ``ACCOUNTED`` of the module of its name.
+
+    Raises:
+        ValueError: for an unknown format.
+    """
     module = import_module(f"mm_assets.accounting.formats.{format_of(kind).name}")
     found: AccountedFormat = module.ACCOUNTED
     return found

@@ -1,4 +1,4 @@
-"""What happened to a sample: the shards it came from, and what became of each of its items in every output."""
+"""History of a sample: the shards it came from, and the fate of each of its items in every output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
 
 @dataclass
 class ItemHistory:
-    """One item of a shard and, by asset, what became of it."""
+    """One item of a shard, with its fate in each asset."""
 
     position: int
     modality: str
@@ -37,20 +37,23 @@ class ItemHistory:
 
 @dataclass
 class ShardHistory:
-    """The items of a sample in one shard; ``partition`` None: in a Lance table that does not say."""
+    """The items of a sample in one shard.
+
+    ``partition`` is None in a Lance table that does not record it.
+    """
 
     partition: str | None
     items: list[ItemHistory] = field(default_factory=list)
 
     @property
     def locator(self) -> Locator:
-        """Of the sample's first item that says where it is from."""
+        """Locator of the sample's first item that has one."""
         return next((item.locator for item in self.items if any(item.locator)), (None,) * len(_LOCATOR))
 
     def note(self, asset: str, row: Mapping[str, Any], fate: str) -> None:
-        """Enter what became of an item.
+        """Record the fate of an item in an asset.
 
-        Two items of one place are told apart by where they come from: an id may be there twice.
+        Two items of one position are told apart by their locators: a sample id may occur twice.
         """
         locator = tuple(row[name] for name in _LOCATOR)
         open_items = [
@@ -69,11 +72,11 @@ class ShardHistory:
 
 
 def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
-    """The sample in each shard that has or had it, from the outputs and the ledger below a storage root; none
-    for an unknown id.
+    """Return the history of a sample in each shard that has or had it; none for an unknown id.
 
-    Costs a look at the footer of every Parquet and ledger file; tars and caches are opened only for shards
-    found there, and the Lance table is asked by its index. No image is read.
+    It is read from the outputs and the ledger below a storage root. The cost is a read of the footer of every
+    Parquet and ledger file. Tars and caches are opened only for shards found there, and the Lance table is
+    queried by its index. No image is read.
     """
     ledger = Ledger(root, options)
     found = {
@@ -106,7 +109,7 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
 def _kept(
     root: str, sample_id: str, lost_in: Set[str], options: StorageOptions | None
 ) -> dict[str, Mapping[str | None, Rows]]:
-    """Rows of the sample by asset and partition, first from formats that find partitions themselves."""
+    """Return rows of the sample by asset and partition, first from formats that need no partitions."""
     kept: dict[str, Mapping[str | None, Rows]] = {}
     partitions = set(lost_in)
     for output in sorted(OUTPUTS, key=lambda output: not accounted_format(output.kind).finds_partitions):
@@ -119,13 +122,13 @@ def _kept(
 
 
 def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None) -> list[str]:
-    """The raw shards in which the survey saw a sample, whether they have landed or not."""
+    """Return the raw shards whose survey has a sample, published or not."""
     surveys = SurveyStore(root, options)
-    wanted = pa.scalar(sample_id)
+    target = pa.scalar(sample_id)
     return [
         partition
         for partition, ids in surveys.sample_ids(surveys.partitions())
-        if pc.index(ids, wanted).as_py() >= 0
+        if pc.index(ids, target).as_py() >= 0
     ]
 
 
@@ -139,7 +142,7 @@ def _loss(row: Mapping[str, Any]) -> str:
 def _is_made(
     root: str, output: Output, partition: str | None, ledger: Ledger, options: StorageOptions | None
 ) -> bool:
-    """Whether an asset has dealt with a shard, be it that nothing of it was left to write."""
+    """Return whether an asset was made from a shard, even if nothing of it was left to write."""
     if partition is None:
         return True
     return any(

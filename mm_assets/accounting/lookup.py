@@ -1,4 +1,4 @@
-"""Find the rows of one sample in outputs of each format, without reading what is not about it."""
+"""Lookup of one sample's rows in outputs of each format, without reading other rows."""
 
 from __future__ import annotations
 
@@ -45,11 +45,10 @@ _COPIED = 16 << 20  # bytes of a sample in memory at a time
 def in_parquet(
     folder: str, sample_id: str, options: StorageOptions | None = None, columns: Sequence[str] = COLUMNS
 ) -> dict[str | None, Rows]:
-    """Rows of a sample by partition, from all Parquet files below a folder (none when there is no such
-    folder).
+    """Return rows of a sample by partition, from all Parquet files below a folder.
 
-    Reads each file's footer; of row groups whose statistics leave room for the id its ``sample_id``, of those
-    that have it ``columns``.
+    There are none for a missing folder. It reads each file's footer; of row groups whose statistics leave
+    room for the id, the ``sample_id``; of those that have it, ``columns``.
     """
     try:
         files = expand_paths(folder, (".parquet",), options)
@@ -61,8 +60,9 @@ def in_parquet(
 
 
 def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
-    """Rows of a sample in one tar of ours; none when the tar does not exist. No other sample's images are
-    read.
+    """Return rows of a sample in one of our tars; none when the tar does not exist.
+
+    No other sample's images are read.
     """
     from mm_assets.formats.webdataset.reader import InterleavedWebdatasetReader
 
@@ -77,7 +77,7 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
 
 
 def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
-    """Rows of a sample in an output of a format, by partition."""
+    """Return rows of a sample in an output of a format, by partition."""
     find = accounted_format(kind).find_sample
     if find is not None:
         return find(query)
@@ -87,7 +87,7 @@ def find_sample(kind: str, query: SampleQuery) -> Mapping[str | None, Rows]:
 
 
 def in_output(kind: str, uri: str, sample_id: str, options: StorageOptions | None = None) -> Rows:
-    """Rows of a sample in one output, by the reader of its format; none when it does not exist.
+    """Return rows of a sample in one output, by the reader of its format; none when it does not exist.
 
     No image is read.
     """
@@ -99,12 +99,15 @@ def in_output(kind: str, uri: str, sample_id: str, options: StorageOptions | Non
 def in_lance(
     uri: str, sample_id: str, partitions: Iterable[str], options: StorageOptions | None = None
 ) -> dict[str | None, Rows]:
-    """Rows of a sample in a Lance table, by the partition they were committed with (None: a table of others);
-    none without a table.
+    """Return rows of a sample in a Lance table, by the partition they were committed with.
 
-    ``partitions`` are looked at first: the records of all the others are read only when it is none of them.
+    There are none without a table. The partition is None in a table of others.
+
+    Args:
+        partitions: partitions to try first. The records of all others are read only when it is none of them.
     """
-    if not exists(join(uri, "_versions"), options):  # asked before Lance is imported: it may not be installed
+    # Checked before Lance is imported: it may not be installed.
+    if not exists(join(uri, "_versions"), options):
         return {}
     from mm_assets.formats.lance.reader import lance_options
     from mm_assets.formats.lance.snapshot import ids_predicate
@@ -157,7 +160,7 @@ def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) ->
 
 @contextmanager
 def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.ParquetFile]:
-    """A Parquet file, closed at the end; of a remote one only what is asked for is read."""
+    """Open a Parquet file, and close it at the end; of a remote file only requested ranges are read."""
     if not is_remote(file):
         with pq.ParquetFile(regular_file(file), pre_buffer=False) as parquet:
             yield parquet
@@ -187,8 +190,9 @@ def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:
 
 @contextmanager
 def _tar_of(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
-    """A tar that has the sample if ``uri`` has it: its members alone, cut out by the index beside the tar;
-    without one the tar itself.
+    """Yield a tar with the sample: its members alone, cut out by the index beside the tar, or the tar itself.
+
+    None is yielded if the index shows that the tar does not have the sample.
     """
     if not exists(f"{uri}.idx", options):
         yield uri
@@ -232,7 +236,7 @@ def _owner(
     snapshot = Snapshot(dataset)
     records = PartitionRecords(Location(uri, lance_options(uri, options)))
 
-    def having(found: Mapping[str, list[PartitionRecord]]) -> str | None:
+    def partition_with(found: Mapping[str, list[PartitionRecord]]) -> str | None:
         live = {partition: snapshot.live(entries) for partition, entries in found.items()}
         return next(
             (
@@ -243,4 +247,4 @@ def _owner(
             None,
         )
 
-    return having(records.of(list(partitions))) or having(records.all())
+    return partition_with(records.of(list(partitions))) or partition_with(records.all())

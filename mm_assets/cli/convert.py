@@ -1,4 +1,4 @@
-"""``mm-assets convert SRC DST --to FORMAT``."""
+"""Command ``mm-assets convert SRC DST --to FORMAT``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ def add_to(commands: Any) -> None:
     )
     raw_layout.add_flags(parser)
     filter_flags.add_flags(parser)
-    policy = "of a sample with an error: its file fails (error), it is kept (warn), or left out and listed, the item or all of it"
+    policy = (
+        "of a sample with an error: its file fails (error), it is kept (warn), "
+        "or left out and listed, the item or all of it"
+    )
     parser.add_argument(
         "--on-materialize-error",
         default="error",
@@ -54,7 +57,10 @@ def add_to(commands: Any) -> None:
         type=share,
         help="share of a file's members and items that may be lost (MM_MAX_LOSS, else 0.5)",
     )
-    mode = "of partitions that are there already, from another source: replace them, write nothing (default), or leave them alone"
+    mode = (
+        "of partitions that are there already, from another source: "
+        "replace them, write nothing (default), or leave them alone"
+    )
     parser.add_argument("--mode", default="error", choices=("overwrite", "error", "ignore"), help=mode)
     parser.add_argument(
         "--dry-run", action="store_true", help="list what would be written, and write nothing"
@@ -67,7 +73,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Convert every partition in worker processes; a bad one fails alone, and the exit code says so."""
+    """Convert every partition in worker processes; a bad one fails alone and sets the exit code."""
     from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.error_lines import error_line, readable_store_errors
@@ -97,7 +103,8 @@ def run(options: argparse.Namespace) -> int:
         skipped = existing.skipped()
         if others := other_formats(options.dst, options.to):
             warn_user(
-                f"{options.dst}: holds {' and '.join(others)}, too: who reads the folder has to name the files of one"
+                f"{options.dst}: holds {' and '.join(others)}, too: "
+                "who reads the folder has to name the files of one"
             )
         conversions = [conversion for conversion in conversions if conversion.partition.name not in skipped]
         sweep_output(options.dst)
@@ -120,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         with readable_store_errors(), located(options.dst):
             writer.finish(reports)
-    except PartitionsRefused as error:  # what became of the others is told all the same
+    except PartitionsRefused as error:  # the other partitions are reported all the same
         failures += error.reasons
         reports = [report for report in reports if report.partition not in error.complaints]
     except (OSError, ValueError) as error:  # none of them has landed
@@ -141,7 +148,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _named(conversion: Any, message: str) -> str:
-    """Why a partition failed, with its first file unless the message names that or the output."""
+    """Return the message with the partition's first file, unless it names that or the output already."""
     file = conversion.partition.files[0]
     place = output_of(file)
     return message if place in message or conversion.writer.path in message else f"{place}: {message}"
@@ -170,7 +177,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         "materialize": True,
     }
     if layout := raw_layout.layout_of(options, kind, source):
-        # To look at all rows of what is sound first would cost time for nothing.
+        # A first pass over the rows of a sound file would only cost time.
         is_sound = format_of(kind).quarantine_rereads and raw_layout.is_ours(kind, source)
         quarantine_errors = options.on_materialize_error != "error" and not is_sound
         arguments |= {
@@ -196,14 +203,14 @@ def _max_loss(options: argparse.Namespace) -> float:
 
 
 class _Job(NamedTuple):
-    """What a worker does, and the note of where it came from, if that is to be written beforehand."""
+    """A conversion for a worker, and the note of its source, if that is to be written first."""
 
     conversion: Conversion
     note: Note | None
 
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
-    """What a worker does: a partition of which more would be lost than may be is not published."""
+    """Convert one partition in a worker; it is not published if it would lose more than ``max_loss``."""
     from mm_assets.accounting.loss_share import LossShare
     from mm_assets.formats.reader import ShardError
 
@@ -217,7 +224,7 @@ def _convert(job: _Job, max_loss: float) -> PartitionReport:
 
 
 def _refuse_nested(source: str, target: str) -> None:
-    """An output inside its own input would be read as input the next time, or overwrite it."""
+    """Refuse an output inside its own input: it would be read as input the next time, or overwrite it."""
     from mm_assets.formats.storage import is_remote, local_path
 
     if is_remote(source) != is_remote(target):
@@ -240,7 +247,7 @@ def _refuse_overwriting(conversions: list[Any]) -> None:
 
 
 def _raw_roots() -> list[str]:
-    """Folders of the raw shards, where they are configured: locators of curated data may point there."""
+    """Return the folders of the configured raw shards: locators of curated data may refer to them."""
     from mm_assets.formats.raw_shards import RawLocations
 
     return RawLocations(os.environ.get("MM_RAW_SHARDS", "")).roots()

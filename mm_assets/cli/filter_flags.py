@@ -1,4 +1,4 @@
-"""Flags of the filters, a flag for each of their settings."""
+"""Flags of the filters: one for each of their settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mm_assets.cli.raw_layout import names
 if TYPE_CHECKING:
     from mm_assets.filters.score_filter import ScoreFilter
 
-_DEST = "filter setting "  # in front of the name, which an option of the command may have, too
+_DEST = "filter setting "  # prefix of the name, which an option of the command may have, too
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +20,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     from mm_assets.plugins import load_plugins
 
     group = parser.add_argument_group("filters", "images that are dropped; without a flag none are")
-    known_ones = known_filters(load_plugins())
-    for known in settings_of(known_ones):
+    filters = known_filters(load_plugins())
+    for known in settings_of(filters):
         kind: Callable[[str], Any] = names if known.kind is tuple else known.kind
         flag, meaning = f"--{known.name.replace('_', '-')}", known.meaning.replace("%", "%%")
         try:
@@ -32,11 +32,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             raise ValueError(
                 f"a filter of a plugin has the setting {known.name!r}: {flag} is taken"
             ) from error
-    parser.set_defaults(filters=known_ones)
+    parser.set_defaults(filters=filters)
 
 
 def filters_asked_for(options: argparse.Namespace) -> tuple[ScoreFilter, ...]:
-    """The filters whose flags are given."""
+    """Return the filters whose flags are given."""
     from mm_assets.filters.registry import filters_of
 
     values = {

@@ -1,4 +1,4 @@
-"""``mm-assets inspect PATH``."""
+"""Command ``mm-assets inspect PATH``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what a dataset holds; image bytes are not read. Partitions that cannot be read are named at the
-    end.
+    """Print what a dataset holds; image bytes are not read.
+
+    Partitions that cannot be read are named at the end.
     """
     from mm_assets.formats.error_lines import error_line
     from mm_assets.formats.error_places import located
@@ -64,10 +65,12 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
     print(
-        f"{source}: {kind}, {len(partitions)} partitions{unread}, {samples} samples, {sum(counts.values())} rows"
+        f"{source}: {kind}, {len(partitions)} partitions{unread}, "
+        f"{samples} samples, {sum(counts.values())} rows"
     )
     print(
-        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; {errors} with an error"
+        f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
+        f"{errors} with an error"
     )
     print("columns:")
     for field in unify_schemas(schemas) if schemas else []:

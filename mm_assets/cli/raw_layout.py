@@ -1,4 +1,4 @@
-"""Flags that say what documents of others look like, and what holds without them."""
+"""Flags that describe the layout of documents of others, with defaults from the environment."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def layout_of(
     options: argparse.Namespace, kind: str, source: str, is_compared: bool = False
 ) -> dict[str, Any]:
-    """Arguments of the reader of a format; none where it reads no documents of others.
+    """Return the arguments of a format's reader that describe documents of others.
 
-    Ids in data of ours have had their prefix: the setting is about raw shards. Only the flag puts another in
-    front, unless the data ``is_compared`` with the raw shards that the flag is about.
+    There are none for formats without such documents. Sample ids in our own data have their prefix already:
+    the setting is about raw shards. Only the flag adds another, unless ``is_compared``: then the flag is
+    about the raw shards that the data are compared with.
     """
     from mm_assets.settings import Settings
 
@@ -57,7 +58,11 @@ def layout_of(
 
 
 def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: str) -> None:
-    """Raises ``ValueError`` for a flag that says nothing of the data of this format at ``source``."""
+    """Refuse flags that do not apply to the data of this format at ``source``.
+
+    Raises:
+        ValueError: naming the flag.
+    """
     from mm_assets.accounting.accounted_format import accounted_format
     from mm_assets.settings import Settings
 
@@ -65,15 +70,15 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
     if not given:
         return
     if not format_of(kind).raw_options:
-        able = listed(entry.title for entry in FORMAT_TABLE if entry.raw_options)
-        raise ValueError(f"{_flag(given[0])} is for documents of others in {able}, not for {kind}")
+        titles = listed(entry.title for entry in FORMAT_TABLE if entry.raw_options)
+        raise ValueError(f"{_flag(given[0])} is for documents of others in {titles}, not for {kind}")
     options_for = accounted_format(kind).options_for
     if options_for is None:
         return
     file = _files(kind, source)[0]
     known, what = options_for(file)
-    if strange := [name for name in given if name not in known]:
-        raise ValueError(f"{_flag(strange[0])} says nothing of {file}: {what}")
+    if inapplicable := [name for name in given if name not in known]:
+        raise ValueError(f"{_flag(inapplicable[0])} says nothing of {file}: {what}")
 
 
 def is_ours(kind: str, source: str) -> bool:
@@ -101,7 +106,7 @@ def _files(kind: str, source: str) -> list[str]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Return names that are separated by commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 

@@ -1,4 +1,4 @@
-"""``mm-assets verify A B [C …]``."""
+"""Command ``mm-assets verify A B [C …]``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what each dataset holds, and ``equal``; otherwise name on stderr what differs between the first
-    and each other one.
+    """Print what each dataset holds, and ``equal``.
+
+    Otherwise name on stderr the differences between the first dataset and each other one.
     """
     from mm_assets.accounting.canonical.sources import canonical_sources
     from mm_assets.accounting.comparison import Dataset, compare

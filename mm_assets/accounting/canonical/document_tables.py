@@ -1,4 +1,4 @@
-"""Tables of documents, in the types that each of these states for its columns."""
+"""Tables of documents, in the column types that the documents declare."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 _BYTES_AT_ONCE = 8 << 20
 _RESERVED = [field for field in INTERLEAVED_SCHEMA if field.name != BLOBS]
-# What values that are not of their column's type may raise on their way into Arrow.
+# Errors of values that do not have their column's type, when they are converted to Arrow.
 _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, pa.ArrowException)
 
 
 def document_parts(documents: Iterable[Document], where: str) -> Iterator[RowPart]:
-    """The rows of documents, some megabytes at a time; those of a table state the same types.
+    """Yield the rows of documents, some megabytes at a time; documents of one table declare the same types.
 
-    A value that is not of its stated type has, in its row, its own.
+    A value that does not have its declared type keeps its own, in a table of its row.
     """
     group: list[Document] = []
     filled = 0
@@ -52,7 +52,7 @@ def _parts(group: list[Document], where: str) -> Iterator[RowPart]:
 
 
 def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[RowPart]:
-    """The rows as one table if all values are of their types, else in as many tables as it takes."""
+    """Yield the rows as one table if all values have their types, else as several."""
     try:
         table = _table(rows, declared, is_strict=len(rows) > 1)
     except _MISFITS as error:
@@ -66,9 +66,9 @@ def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> I
 
 
 def _table(rows: list[tuple[str, Item]], declared: pa.Schema, is_strict: bool) -> pa.Table:
-    """The columns but `BLOBS` in their types.
+    """Return the columns in their types, all but `BLOBS`.
 
-    Where not ``is_strict``, one whose values do not fit gets the type of these.
+    Where not ``is_strict``, a column whose values do not fit gets the type of these.
     """
     fields: list[pa.Field] = []
     arrays: list[pa.Array] = []
@@ -128,9 +128,10 @@ def _own_type(values: list[Any], name: str) -> pa.Field:
 
 @lru_cache(maxsize=64)
 def declared_columns(text: str) -> pa.Schema:
-    """The columns beyond the reserved ones, as a json states them.
+    """Return the columns beyond the reserved ones, as a JSON document declares them.
 
-    Raises ``ValueError``, ``TypeError`` or ``OSError``.
+    Raises:
+        ValueError, TypeError or OSError: for a damaged declaration.
     """
     if not text:
         return pa.schema([])

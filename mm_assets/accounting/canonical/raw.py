@@ -1,4 +1,7 @@
-"""Read files of others, whose rows or members are documents, with our own reader: there is no other."""
+"""Canonical reader of files of others, whose rows or members are documents.
+
+It uses our own reader: there is no other library for them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _BYTES_AT_ONCE = 8 << 20
 
 
 def raw_parts(source: CanonicalLocation) -> Iterator[RowPart]:
-    """The rows of one file, in types that are told from its values, or those that it states."""
+    """Yield the rows of one file, in the types that it states, or else those inferred from its values."""
     uri = str(source.uri)
     reader = reader_for(
         source.kind,

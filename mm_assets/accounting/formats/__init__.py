@@ -1,1 +1,1 @@
-"""What accounting knows of each format: a module of its name, which declares an `AccountedFormat`."""
+"""Accounting records of the formats: one module per format, which declares an `AccountedFormat`."""

@@ -1,4 +1,4 @@
-"""What accounting knows of Arrow caches."""
+"""Accounting record of Arrow caches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accounting knows of JSON lines."""
+"""Accounting record of JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accounting knows of Lance tables."""
+"""Accounting record of Lance tables."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def _partitions(uri: str) -> Collection[str]:
 
 
 def _suspects(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Counter[str]]:
-    """One of their columns is gone or narrower, they have values in a column that is not theirs, or there are
-    rows that no shard has written. Those count with the shard that has the sample id, else with the first.
+    """Return the shards of a table that have problems, with orphan rows by sample id.
+
+    A shard has problems if one of its columns is missing or narrower, or if it has values in a column that is
+    not its own. Orphan rows count with the shard that has the sample id, else with the first.
     """
     from mm_assets.formats.lance.writer import InterleavedLanceWriter
 
@@ -52,18 +54,18 @@ def _suspects(uri: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Counter[s
 
 
 def _holds(columns: pa.Schema, schema: pa.Schema) -> bool:
-    """Whether a table of these columns can hold a shard's: each is there, and in no narrower type."""
+    """Return whether a table with these columns can hold a shard's: each is there, in no narrower type."""
     united = unify_schemas([columns, schema])
-    asked = [field.name for field in schema if not pa.types.is_null(field.type)]
+    required = [field.name for field in schema if not pa.types.is_null(field.type)]
     return all(
-        name in columns.names and is_same_type(columns.field(name), united.field(name)) for name in asked
+        name in columns.names and is_same_type(columns.field(name), united.field(name)) for name in required
     )
 
 
 ACCOUNTED = AccountedFormat(
     library="lance.LanceDataset.scanner",
     parts=_parts,
-    states_types=lambda _: False,  # the other rows of the table have a say in it
+    states_types=lambda _: False,  # they depend on the other rows of the table, too
     find_sample=_find_sample,
     finds_partitions=True,
     table=TableAccount(_partitions, _suspects),

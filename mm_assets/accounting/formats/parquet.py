@@ -1,4 +1,4 @@
-"""What accounting knows of Parquet."""
+"""Accounting record of Parquet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mm_assets.accounting.canonical.raw import raw_parts
 from mm_assets.accounting.lookup import in_parquet
 from mm_assets.formats.format_table import DOCUMENT_OPTIONS
 
-_PREFIX = "sample_id_prefix"  # the only option that is about rows that are items
+_PREFIX = "sample_id_prefix"  # the only option that applies to files with a row per item
 
 
 def _parts(source: CanonicalLocation) -> Iterator[RowPart]:

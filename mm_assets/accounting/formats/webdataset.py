@@ -1,4 +1,4 @@
-"""What accounting knows of tars."""
+"""Accounting record of WebDataset tars."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
 
 
 def _states_types(source: CanonicalLocation) -> bool:
-    """The types of a raw tar are told from its values."""
+    """Return whether the tar is ours; the types of a raw tar are inferred from its values."""
     return not source.uri or is_ours(source.uri, source.options)
 
 
 def _examine(uri: str, found: Derived) -> Found:
-    """What clients know of the tar from beside it must be so."""
+    """Check the files beside a tar from which clients know its samples."""
     offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
     if unknown := nbytes - offsets[-1] - _END_BLOCKS:
         return Found((f"{uri}: {unknown} bytes belong to no sample",))
-    if not has_index(uri, offsets):  # nobody can tell here which of the two has changed
+    if not has_index(uri, offsets):  # the tar or its index has changed
         return Found((f"{uri}.idx: not where the samples of the tar begin and end",))
     return Found(beside=tuple(folder_problems(uri, found.samples, nbytes)))
 
