@@ -1,4 +1,4 @@
-"""What of a table can no longer be read."""
+"""Detection of unreadable data in a Lance table."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are no
 
 @contextmanager
 def naming_table(uri: str) -> Iterator[None]:
-    """What Lance says of damaged files as ``OSError``, in one line that names the table; its panics, too,
-    which are no ``Exception``.
+    """Turn Lance's errors for damaged files into ``OSError``, in one line that names the table.
+
+    This includes Lance's panics, which are no ``Exception``.
     """
     try:
         with located(uri):
@@ -33,15 +34,19 @@ def naming_table(uri: str) -> Iterator[None]:
 
 
 def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
-    """A version of a table. Raises ``OSError`` where its manifest is damaged."""
+    """Open a version of a table.
+
+    Raises:
+        OSError: for a damaged manifest.
+    """
     with naming_table(uri):
         dataset = lance.dataset(uri, **arguments)
-        _ = dataset.schema  # made when it is first asked for
+        _ = dataset.schema  # decoded on first use
         return dataset
 
 
 def is_readable(uri: str, read: Callable[[], object]) -> bool:
-    """Whether ``read`` gets through."""
+    """Return whether ``read`` succeeds."""
     try:
         with naming_table(uri):
             read()
@@ -53,11 +58,11 @@ def is_readable(uri: str, read: Callable[[], object]) -> bool:
 def unreadable_fragments(
     uri: str, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]
 ) -> set[int]:
-    """Fragments of some partitions of which not even the sample ids can be read."""
-    own = {
+    """Return the fragments of some partitions of which not even the sample ids can be read."""
+    fragment_ids = {
         id_ for entries in records.values() for record in entries for id_ in snapshot.all_fragment_ids(record)
     }
-    return {id_ for id_ in own if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
+    return {id_ for id_ in fragment_ids if not is_readable(uri, lambda id_=id_: _read_ids(snapshot, id_))}  # type: ignore[misc]
 
 
 def _read_ids(snapshot: Snapshot, fragment: int) -> None:

@@ -1,7 +1,7 @@
-"""How a table's schema comes to be the union of its partitions' schemas, in one new version.
+"""Schema evolution of a table: the union of its partitions' schemas, in one new version.
 
 Added columns, and columns that were only nulls, change no data: the schema gets fields that no data file has,
-which read as null. A widened column (integers to floats, anything to JSON text) is written anew, that column
+which read as null. A widened column (integers to floats, anything to JSON text) is written again, that column
 alone, beside the fragment's other data. Field ids tie schema and data files together; they are never used
 twice.
 """
@@ -32,26 +32,29 @@ from mm_assets.interleaved.json_values import is_json, json_field
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
 from mm_assets.interleaved.unify import unify_schemas
 
-_NO_DATA = -2  # Lance's own mark for "this column of the file is no field of the table any more"
+_NO_DATA = -2  # Lance's own mark for a column of a file that is no field of the table any more
 _TEMPORARY = "__mm_assets_new_"
 
 
 class SchemaNotPlanned(MmAssetsError, ValueError):
-    """Rows were written in another schema than the table has by now: plan again (`plan_schema`) and write
-    them anew.
+    """Rows were written in another schema than the table has now.
+
+    Plan again (`plan_schema`) and write them again.
     """
 
 
 def plan_schema(
     uri: str, schemas: Sequence[pa.Schema], storage_options: Mapping[str, str] | None = None
 ) -> pa.Schema:
-    """The schema that partitions of these schemas should be written in, before workers write: the table's,
-    unified.
+    """Return the schema in which partitions should be written: the table's schema, unified with theirs.
 
-    Reserved columns first, then the table's in their order, then new ones as first seen. Nothing is changed
-    in the table. Integers meeting floats become float64 only if the table's integers are exact in it,
-    otherwise JSON text; for the partitions still to be written the caller must know (`FieldTally` does):
-    `align_table` refuses inexact ones.
+    Call it before workers write; the table is not changed. Reserved columns come first, then the table's in
+    their order, then new ones in the order of their first occurrence. Integers that meet floats become
+    float64 only if the table's integers are exact in it, otherwise JSON text. For partitions still to be
+    written the caller must know that (`FieldTally` does): `align_table` refuses inexact integers.
+
+    Args:
+        schemas: the schemas of the partitions.
     """
     location = Location(uri, storage_options)
     if not location.has_table():
@@ -72,16 +75,18 @@ def plan_schema(
 
 
 def union(current: pa.Schema | None, schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """`unify_schemas` of the table's schema and others, in original types."""
+    """Return the unified schema (`unify_schemas`) of the table and others, in original types."""
     return order_columns(unify_schemas(schema for schema in (current, *schemas) if schema is not None))
 
 
 def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.Schema:
-    """The storage schema of the table once these sets are in it. Raises `SchemaNotPlanned` when one does not
-    fit.
+    """Return the storage schema of the table after a commit of these sets.
 
     A set fits when each of its columns has its final type or is only nulls; columns that it lacks read as
     null.
+
+    Raises:
+        SchemaNotPlanned: for a set that does not fit.
     """
     sets = list(sets)
     logical = None if current is None else from_storage_schema(current)
@@ -93,8 +98,9 @@ def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.
         for field in schema:
             if not pa.types.is_null(field.type) and not same_values(field, target.field(field.name)):
                 raise SchemaNotPlanned(
-                    f"partition {fragments.partition!r}: column {field.name!r} was written as {_kind(field)}, but the table "
-                    f"needs {_kind(target.field(field.name))}: call plan_schema and write the partition in its schema"
+                    f"partition {fragments.partition!r}: column {field.name!r} was written as "
+                    f"{_kind(field)}, but the table needs {_kind(target.field(field.name))}: "
+                    "call plan_schema and write the partition in its schema"
                 )
         for name in RESERVED_COLUMNS:
             if name in target.names and name not in schema.names and not target.field(name).nullable:
@@ -103,21 +109,24 @@ def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.
 
 
 def same_values(first: pa.Field, second: pa.Field) -> bool:
-    """Do the stored values of two fields mean the same?"""
+    """Return whether the stored values of two fields mean the same."""
     mark = [(field.metadata or {}).get(ARROW_TYPE) for field in (first, second)]
     return first.type.equals(second.type) and is_json(first) == is_json(second) and mark[0] == mark[1]
 
 
 def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset:
-    """Give the table the storage schema ``target`` in one commit. Raises ``CommitConflictError`` when another
-    came first, `SchemaMismatch` naming the column when a value cannot be converted exactly; the table is then
-    as before.
+    """Give the table a storage schema, in one commit.
+
+    Raises:
+        CommitConflictError: when another commit came first.
+        SchemaMismatch: naming the column, when a value cannot be converted exactly. The table is then as
+            before.
     """
     current = dataset.schema
     target = target.with_metadata(current.metadata)
-    gone = [name for name in current.names if name not in target.names]
-    if gone:
-        raise ValueError(f"a table's schema only grows: {gone} would be lost")
+    dropped = [name for name in current.names if name not in target.names]
+    if dropped:
+        raise ValueError(f"a table's schema only grows: {dropped} would be lost")
     changed = [
         f.name for f in target if f.name in current.names and not same_values(current.field(f.name), f)
     ]
@@ -140,10 +149,13 @@ def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset
 
 
 def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> FragmentMetadata:
-    """A worker's fragment (JSON) with the field ids of the table instead of those that its own schema gave
-    it.
+    """Return a worker's fragment with the field ids of the table.
+
+    Args:
+        text: the fragment as JSON, with the field ids of its own schema.
+        written: the storage schema it was written in.
     """
-    own = _paths(LanceSchema.from_pyarrow(written).fields())
+    written_paths = _paths(LanceSchema.from_pyarrow(written).fields())
     table = {path: id_ for id_, path in _paths(dataset.lance_schema.fields()).items()}
     only_nulls = {
         f.name
@@ -152,7 +164,7 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
     }
     values = json.loads(text)
     for file in values["files"]:
-        paths = [own[id_] for id_ in file["fields"]]
+        paths = [written_paths[id_] for id_ in file["fields"]]
         file["fields"] = [_NO_DATA if path[0] in only_nulls else table[path] for path in paths]
     return FragmentMetadata.from_json(json.dumps(values))
 
@@ -160,15 +172,15 @@ def adopt(text: str, written: pa.Schema, dataset: lance.LanceDataset) -> Fragmen
 def _rewrite(
     fragment: Any, current: pa.Schema, target: pa.Schema, names: list[str], schema: LanceSchema
 ) -> FragmentMetadata:
-    """The fragment with one data file more, which holds the new form of the named columns."""
+    """Return the fragment with one more data file, which holds the new form of the named columns."""
     source = pa.schema([current.field(name) for name in names])
-    wanted = pa.schema([target.field(name) for name in names])
+    converted = pa.schema([target.field(name) for name in names])
     failure: list[Exception] = []
 
     def convert(batch: pa.RecordBatch) -> pa.RecordBatch:
         try:
             stored = pa.Table.from_arrays([batch.column(name) for name in names], schema=source)
-            aligned = to_storage(align_table(from_storage(stored), from_storage_schema(wanted)))
+            aligned = to_storage(align_table(from_storage(stored), from_storage_schema(converted)))
             columns = [aligned.column(name).combine_chunks() for name in names]
             return pa.RecordBatch.from_arrays(columns, names=[_TEMPORARY + name for name in names])
         except Exception as error:
@@ -182,27 +194,27 @@ def _rewrite(
         if failure:  # Lance's error says less
             raise failure[0] from None
         raise
-    given = _paths(merged_schema.fields())
-    final = {path: id_ for id_, path in _paths(schema.fields()).items()}
+    merged_ids = _paths(merged_schema.fields())
+    field_ids = {path: id_ for id_, path in _paths(schema.fields()).items()}
     values = merged.to_json()
     for file in values["files"]:
         if file["path"] not in before:
-            paths = [given[id_] for id_ in file["fields"]]
-            file["fields"] = [final[(path[0].removeprefix(_TEMPORARY), *path[1:])] for path in paths]
+            paths = [merged_ids[id_] for id_ in file["fields"]]
+            file["fields"] = [field_ids[(path[0].removeprefix(_TEMPORARY), *path[1:])] for path in paths]
     return FragmentMetadata.from_json(json.dumps(values))
 
 
 def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Iterable[str]) -> LanceSchema:
-    """``target`` with the table's ids for fields that keep their data, and unused ones for all others."""
+    """Return ``target`` with the table's ids for fields that keep their data, and unused ids for others."""
     fresh = LanceSchema.from_pyarrow(target)
-    renewed = set(changed)
-    known = {p: i for i, p in _paths(dataset.lance_schema.fields()).items() if p[0] not in renewed}
-    following = dataset.max_field_id + 1
+    changed_names = set(changed)
+    known = {p: i for i, p in _paths(dataset.lance_schema.fields()).items() if p[0] not in changed_names}
+    next_id = dataset.max_field_id + 1
     ids: dict[tuple[str, ...], int] = {}
     for path in _paths(fresh.fields()).values():
         if path not in known:
-            known[path] = following
-            following += 1
+            known[path] = next_id
+            next_id += 1
         ids[path] = known[path]
     # A pickled LanceSchema is one protobuf message a field, in pre-order. In protobuf the last value of a
     # field wins, so that appending id (3) and parent id (4) sets them.
@@ -219,7 +231,7 @@ def _with_field_ids(dataset: lance.LanceDataset, target: pa.Schema, changed: Ite
 
 
 def _paths(fields: Iterable[Any], parent: tuple[str, ...] = ()) -> dict[int, tuple[str, ...]]:
-    """Field id -> names from the column down, in pre-order."""
+    """Return field id -> names from the column down, in pre-order."""
     found: dict[int, tuple[str, ...]] = {}
     for field in fields:
         path = (*parent, field.name())
@@ -250,5 +262,5 @@ def _kind(field: pa.Field) -> str:
 
 
 def differs(current: pa.Schema, target: pa.Schema) -> bool:
-    """Is there anything for `evolve` to do? Schema-level metadata does not count."""
+    """Return whether `evolve` has anything to do. Schema-level metadata does not count."""
     return not current.remove_metadata().equals(target, check_metadata=True)

@@ -1,4 +1,7 @@
-"""The worker's side of a Lance write: data files without a version, described by a `FragmentSet`."""
+"""Fragments of a Lance write: data files that belong to no version yet, described by a `FragmentSet`.
+
+Workers write them; one process commits them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,8 @@ from mm_assets.interleaved.errors import DataError
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
-_BYTES_BETWEEN = 32 << 20  # written between two looks at the memory
-# Readers never see this metadata: the table's schema is its own, and the hint only steers the writer of the
-# file.
+_RELEASE_BYTES = 32 << 20  # written between two releases of memory
+# Readers never see this metadata: the table has its own schema, and the hint is only for the file writer.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
 Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch | pa.Table]
@@ -32,13 +34,15 @@ Batches: TypeAlias = pa.RecordBatchReader | pa.Table | Iterable[pa.RecordBatch |
 
 @dataclass(frozen=True)
 class FragmentSet:
-    """All rows of one partition, written but not committed. Picklable; `to_json` and `from_json` carry it as
-    text.
+    """All rows of one partition, written but not committed; picklable, or text by `to_json` and `from_json`.
 
-    ``schema`` is the IPC form of the storage schema, ``fragments`` the JSON of each Lance
-    ``FragmentMetadata``, ``nbytes`` the size of the data files, ``packed_ids`` the distinct sample ids
-    (`sample_ids`). ``digest`` is the caller's: two sets with one digest, row count and schema are taken for
-    the same rows, and the second is not committed. It may be empty.
+    Args:
+        schema: the storage schema in IPC form.
+        fragments: each Lance ``FragmentMetadata`` as JSON.
+        nbytes: size of the data files.
+        packed_ids: the distinct sample ids (`sample_ids`).
+        digest: digest of the rows, from the caller; may be empty. Two sets with equal digest, row count and
+            schema count as the same rows, and the second is not committed.
     """
 
     partition: str
@@ -55,11 +59,11 @@ class FragmentSet:
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
     def sample_ids(self) -> pa.Array:
-        """Distinct sample ids in the order they were written, as ``string``."""
+        """Return the distinct sample ids in the order they were written, as ``string``."""
         return unpack_ids(self.packed_ids)
 
     def data_files(self) -> tuple[str, ...]:
-        """Names of the data files, relative to the table's ``data`` folder."""
+        """Return the names of the data files, relative to the table's ``data`` folder."""
         return tuple(file["path"] for text in self.fragments for file in json.loads(text)["files"])
 
     def with_digest(self, digest: str) -> FragmentSet:
@@ -80,9 +84,10 @@ class FragmentSet:
 
 
 def removal(partition: str, schema: pa.Schema) -> FragmentSet:
-    """The set that, committed, removes a partition.
+    """Return the set whose commit removes a partition.
 
-    ``schema`` is any schema that fits the table, e.g. its own.
+    Args:
+        schema: any schema that fits the table, e.g. its own.
     """
     stored = to_storage_schema(schema)
     return FragmentSet(
@@ -99,14 +104,20 @@ def write_fragments(
     digest: str = "",
     storage_options: Mapping[str, str] | None = None,
 ) -> FragmentSet:
-    """Stream one partition's rows into new data files below ``uri``; nothing is visible until
-    `LanceTable.commit`.
+    """Stream one partition's rows into new data files below ``uri``.
 
-    ``batches`` is a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema.
-    The table need not exist yet. Columns of the planned schema that this partition does not have need not be
-    padded: they read as null. Raises `UnsupportedType`, ValueError for a null sample id, whatever ``batches``
-    raises, OSError from the store. Files that a failed call leaves behind belong to no version;
-    ``cleanup_old_versions`` removes them after seven days.
+    They are invisible until `LanceTable.commit`. The table need not exist yet. Columns of the planned schema
+    that this partition does not have read as null and need not be written. Files that a failed call leaves
+    behind belong to no version; ``cleanup_old_versions`` removes them after seven days.
+
+    Args:
+        batches: a reader, a table, or (with ``schema``) an iterable of batches or tables of that schema.
+        digest: digest of the rows, see `FragmentSet`.
+
+    Raises:
+        UnsupportedType: for a column that Lance cannot hold.
+        ValueError: for a null sample id, or no partition name.
+        OSError: from the store. Errors of ``batches`` are raised as they are.
     """
     if not partition:
         raise ValueError("a partition needs a name")
@@ -149,7 +160,7 @@ def write_fragments(
 def _write_file(
     location: Location, version: str, schema: pa.Schema, source: _Source
 ) -> list[FragmentMetadata]:
-    """One fragment, or none when the stream has no rows."""
+    """Write one fragment, or none when the stream has no rows."""
     from lance.fragment import LanceFragment
 
     stream = source.batches(schema)
@@ -157,8 +168,8 @@ def _write_file(
     if first is None:
         return []
     reader = pa.RecordBatchReader.from_batches(schema, itertools.chain([first], stream))
-    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it wants
-    # the table's schema. Creation of a fragment looks at neither, and the mode is without effect.
+    # Not lance.fragment.write_fragments: on a missing table it prints a warning, on an existing one it needs
+    # the table's schema. The creation of a fragment does neither, and the mode has no effect.
     options = location.storage_options or None
     created = LanceFragment.create(
         location.uri, reader, mode="create", data_storage_version=version, storage_options=options
@@ -167,7 +178,7 @@ def _write_file(
 
 
 class _Source:
-    """Counts what passes through, and keeps the error of the caller's stream."""
+    """Counts rows and sample ids of a stream, and keeps the error of the caller's stream."""
 
     def __init__(self, batches: Batches, schema: pa.Schema, partition: str) -> None:
         self._input = batches.to_batches() if isinstance(batches, pa.Table) else batches
@@ -177,7 +188,7 @@ class _Source:
         self.ids: dict[str, None] = {}
         self.error: Exception | None = None
         self._memory = FreeMemory()
-        self._since = 0  # bytes passed on since memory was last given back
+        self._unreleased = 0  # bytes written since memory was last released
 
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
@@ -194,12 +205,14 @@ class _Source:
             raise
 
     def _bound_memory(self, nbytes: int) -> None:
-        """The pages that Lance has written are free memory to its allocator, but not to the system: hundreds
-        of megabytes.
+        """Release memory to the system after every some megabytes.
+
+        The pages that Lance has written are free memory to its allocator, but not to the system: hundreds of
+        megabytes.
         """
-        self._since += nbytes
-        if self._since > _BYTES_BETWEEN:
-            self._since = 0
+        self._unreleased += nbytes
+        if self._unreleased > _RELEASE_BYTES:
+            self._unreleased = 0
             self._memory.release_to_os()
 
     def _checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -216,12 +229,15 @@ class _Source:
 
 
 def _whole(column: pa.Array) -> pa.Array:
-    """A nested column without offsets, at any depth: on a slice of a struct in a struct Lance 14 panics."""
+    """Return a nested column without offsets, at any depth.
+
+    Lance 14 panics on a slice of a struct in a struct.
+    """
     return pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column
 
 
 def pack_ids(ids: pa.Array) -> bytes:
-    """Sample ids as a compressed IPC stream."""
+    """Return sample ids as a compressed IPC stream."""
     sink = pa.BufferOutputStream()
     table = pa.table({"sample_id": ids})
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
@@ -230,6 +246,7 @@ def pack_ids(ids: pa.Array) -> bytes:
 
 
 def unpack_ids(packed: bytes) -> pa.Array:
+    """Return the sample ids of `pack_ids`."""
     with pa.ipc.open_stream(pa.py_buffer(packed)) as reader:
         column = reader.read_all().column("sample_id").combine_chunks()
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

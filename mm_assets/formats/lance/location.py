@@ -1,6 +1,4 @@
-"""Where a Lance table lies, and the few file operations beside Lance's own: the same calls for a folder and
-for ``s3://``.
-"""
+"""Location of a Lance table: a folder or an ``s3://`` URL, with the same few file operations for both."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ _S3_CLIENT = {
 
 
 def storage_options_from_env(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Lance ``storage_options`` from the standard ``AWS_*`` variables, with ``allow_http`` for an ``http://``
-    endpoint.
+    """Return Lance ``storage_options`` from the standard ``AWS_*`` variables.
+
+    They have ``allow_http`` for an ``http://`` endpoint.
     """
     env = os.environ if environ is None else environ
     options = {
@@ -72,15 +71,16 @@ class Location:
         self.uri = text.rstrip("/")
 
     def has_table(self) -> bool:
-        """Is there a committed version? Asked of the folder, because Lance prints a warning when there is
-        none.
+        """Return whether there is a committed version.
+
+        It lists the folder, because Lance prints a warning when there is none.
         """
         return any(
             name.endswith(".manifest") for name in self.names("_versions")
         )  # a killed first commit leaves "….manifest#1"
 
     def names(self, folder: str) -> list[str]:
-        """Names of the finished files directly in a folder, sorted; none when it does not exist."""
+        """Return the names of the finished files directly in a folder, sorted; none for a missing folder."""
         try:
             if self._root is not None:
                 found = [path.name for path in (self._root / folder).iterdir()]
@@ -98,7 +98,7 @@ class Location:
         return bool(self._fs.exists(f"{self.uri}/{path}"))
 
     def read(self, path: str) -> bytes | None:
-        """The file's bytes, or None when it does not exist (any more)."""
+        """Return the file's bytes, or None when it does not exist (any more)."""
         try:
             if self._root is not None:
                 return (self._root / path).read_bytes()
@@ -121,12 +121,12 @@ class Location:
             temporary.unlink(missing_ok=True)
 
     def sweep(self, folder: str) -> None:
-        """Remove what processes that died while they `put` a file left in a local folder."""
+        """Remove what killed processes left in a local folder during a `put`."""
         if self._root is not None:
             sweep(str(self._root / folder))
 
     def delete(self, path: str) -> None:
-        """Remove a file; one that is gone already is no error (two committers prune the same records)."""
+        """Remove a file. A missing file is no error: two committers prune the same records."""
         try:
             if self._root is not None:
                 (self._root / path).unlink()
@@ -137,7 +137,7 @@ class Location:
 
 
 def each(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """``function`` of every item, several at once, in order. The first error is raised."""
+    """Return ``function`` of every item, in order; several run at once. The first error is raised."""
     work = list(items)
     if len(work) < 2:
         return [function(item) for item in work]

@@ -1,4 +1,4 @@
-"""What a table holds that no partition's commit has put there: rows, and values in columns."""
+"""Orphan rows and values: content of a table that was not committed with any partition."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _BATCH_ROWS = 1 << 16
 
 @dataclass(frozen=True)
 class OrphanRows:
-    """Rows of one sample in one fragment that are no partition's.
+    """Rows of one sample in one fragment that belong to no partition.
 
-    ``partition`` is the one that has the sample id all the same, or "".
+    ``partition`` is the one that has the same sample id, or "".
     """
 
     sample_id: str
@@ -29,26 +29,28 @@ class OrphanRows:
 def find_orphan_rows(
     snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]
 ) -> list[OrphanRows]:
-    """Rows in files that no record names, when there are more than partitions lack in their own; and what two
-    commits left double.
+    """Return orphan rows: surplus rows in files that no record names, and duplicates from two commits.
 
-    A row with the sample id of a partition is stray if that partition has all of its rows in files of its
-    own. If it has not (compaction), the surplus row cannot be told from the others: `Snapshot.is_whole` is
-    False then, and the partition is to be committed again.
+    Files that no record names have surplus rows if they have more than partitions lack in their own files. A
+    row with the sample id of a partition is an orphan if that partition has all of its rows in its own files.
+    If it does not (after a compaction), the surplus row cannot be told from the others: `Snapshot.is_whole`
+    is False then, and the partition must be committed again.
     """
     live = [record for entries in records.values() if (record := snapshot.live(entries)) is not None]
     ownership = Ownership(snapshot, records)
-    double = set(ownership.of_fragment) - {id_ for record in live for id_ in snapshot.fragment_ids(record)}
+    duplicated = set(ownership.of_fragment) - {
+        id_ for record in live for id_ in snapshot.fragment_ids(record)
+    }
     unnamed = set(snapshot.fragments) - set(ownership.of_fragment)
     moved = sum(max(record.rows - snapshot.present_rows(record), 0) for record in live)
     if sum(snapshot.fragments[id_].num_rows for id_ in unnamed) == moved:
         unnamed = set()
-    counts = Counter(_rows(snapshot, double | unnamed))
+    counts = Counter(_rows(snapshot, duplicated | unnamed))
     owners = ownership.owners({sample_id for sample_id, _ in counts})
     orphan_rows = []
     for (sample_id, fragment), rows in sorted(counts.items()):
         owner = owners.get(sample_id)
-        if fragment in double or owner is None or snapshot.present_rows(owner) == owner.rows:
+        if fragment in duplicated or owner is None or snapshot.present_rows(owner) == owner.rows:
             orphan_rows.append(
                 OrphanRows(sample_id, fragment, rows, owner.partition if owner is not None else "")
             )
@@ -56,10 +58,10 @@ def find_orphan_rows(
 
 
 def rows_by_fragment(orphan_rows: Iterable[OrphanRows]) -> dict[int, set[str]]:
-    """Fragment -> sample ids whose rows there are stray."""
+    """Return fragment -> sample ids of its orphan rows."""
     found: dict[int, set[str]] = {}
-    for stray in orphan_rows:
-        found.setdefault(stray.fragment, set()).add(stray.sample_id)
+    for orphan in orphan_rows:
+        found.setdefault(orphan.fragment, set()).add(orphan.sample_id)
     return found
 
 
@@ -69,7 +71,7 @@ def partitions_with_values(
     columns: Iterable[str],
     among: Collection[str],
 ) -> set[str]:
-    """Those of some partitions that have a value in one of some columns.
+    """Return those of the partitions in ``among`` that have a value in one of some columns.
 
     Files without the column are not read.
     """
@@ -94,7 +96,7 @@ def partitions_with_values(
 def _rows(
     snapshot: Snapshot, fragments: Collection[int], where: str | None = None
 ) -> Iterable[tuple[str, int]]:
-    """(sample id, fragment) of each row."""
+    """Yield (sample id, fragment) of each row."""
     if not fragments:
         return
     scanner = snapshot.dataset.scanner(
@@ -112,11 +114,11 @@ def _rows(
 
 
 def _ids_below(snapshot: Snapshot, column: str) -> set[int]:
-    """Field ids of a column and all that is in it."""
-    waiting = [field for field in snapshot.dataset.lance_schema.fields() if field.name() == column]
+    """Return the field ids of a column and all its children."""
+    pending = [field for field in snapshot.dataset.lance_schema.fields() if field.name() == column]
     found: set[int] = set()
-    while waiting:
-        field = waiting.pop()
+    while pending:
+        field = pending.pop()
         found.add(field.id())
-        waiting.extend(field.children())
+        pending.extend(field.children())
     return found

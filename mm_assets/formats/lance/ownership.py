@@ -1,4 +1,4 @@
-"""Whose a row is, and the operation that takes rows out."""
+"""Ownership of rows by partitions, and the Lance operation that removes rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mm_assets.formats.lance.snapshot import Snapshot, ids_predicate
 
 
 class Ownership:
-    """Whose each row of one version is, by the records of all partitions.
+    """The partition of each row of one version, by the records of all partitions.
 
-    A row in a data file that a record names is that partition's. Other files were made by compaction, or by
-    someone's update, append or overwrite: there a row is the partition's whose live record has its sample id,
-    else nobody's.
+    A row in a data file that a record names belongs to that partition. Other files were made by compaction,
+    or by someone's update, append or overwrite: there a row belongs to the partition whose live record has
+    its sample id, else to none.
     """
 
     def __init__(self, snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]]) -> None:
@@ -28,52 +28,57 @@ class Ownership:
         self.of_fragment = {id_: name for name, record in named for id_ in snapshot.all_fragment_ids(record)}
 
     def of_rows(
-        self, rows: Collection[tuple[str, int]], besides: Collection[str] = ()
+        self, rows: Collection[tuple[str, int]], ignored: Collection[str] = ()
     ) -> dict[tuple[str, int], str]:
-        """(sample id, fragment) -> partition, "" for nobody's.
+        """Return (sample id, fragment) -> partition, "" for orphan rows.
 
-        What partitions in ``besides`` claim by sample id counts for nothing.
+        Args:
+            ignored: partitions whose claims by sample id do not count.
         """
         unnamed = {sample_id for sample_id, fragment in rows if fragment not in self.of_fragment}
-        owners = self.owners(unnamed, besides)
+        owners = self.owners(unnamed, ignored)
         return {
             row: self.of_fragment.get(row[1]) or (owners[row[0]].partition if row[0] in owners else "")
             for row in rows
         }
 
     def owners(
-        self, sample_ids: Collection[str], besides: Collection[str] = ()
+        self, sample_ids: Collection[str], ignored: Collection[str] = ()
     ) -> dict[str, PartitionRecord]:
-        """Sample id -> the live record that has it."""
+        """Return sample id -> the live record that has it."""
         if not sample_ids:
             return {}
-        wanted = pa.array(sorted(sample_ids), pa.string())
+        requested = pa.array(sorted(sample_ids), pa.string())
         found: dict[str, PartitionRecord] = {}
         for name, entries in self._records.items():
-            live = self._snapshot.live(entries) if name not in besides else None
+            live = self._snapshot.live(entries) if name not in ignored else None
             if live is not None:
                 ids = live.sample_ids()
-                found.update(dict.fromkeys(ids.filter(pc.is_in(ids, wanted)).to_pylist(), live))
+                found.update(dict.fromkeys(ids.filter(pc.is_in(ids, requested)).to_pylist(), live))
         return found
 
 
-def taking_out(
+def removal_operation(
     snapshot: Snapshot, removed: Collection[int], rows: Mapping[int, Iterable[str]], new: Sequence[Any] = ()
 ) -> lance.LanceOperation.Update | None:
-    """The operation that takes out whole fragments, and of others the ``rows`` of some sample ids, and adds
-    ``new`` ones.
+    """Return the operation that removes fragments and rows, and adds fragments.
 
-    None when there is nothing to do.
+    None if there is nothing to do.
+
+    Args:
+        removed: fragments to remove as a whole.
+        rows: sample ids whose rows are removed, by fragment.
+        new: fragments to add.
     """
-    gone, updated = set(removed), []
+    removed_ids, updated = set(removed), []
     for id_, sample_ids in rows.items():
-        left = snapshot.fragment(id_).delete(ids_predicate(sorted(sample_ids)))
-        if left is None:
-            gone.add(id_)
+        remaining = snapshot.fragment(id_).delete(ids_predicate(sorted(sample_ids)))
+        if remaining is None:
+            removed_ids.add(id_)
         else:
-            updated.append(left)
-    if not (gone or updated or new):
+            updated.append(remaining)
+    if not (removed_ids or updated or new):
         return None
     return lance.LanceOperation.Update(
-        removed_fragment_ids=sorted(gone), updated_fragments=updated, new_fragments=list(new)
+        removed_fragment_ids=sorted(removed_ids), updated_fragments=updated, new_fragments=list(new)
     )

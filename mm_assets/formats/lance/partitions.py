@@ -1,4 +1,4 @@
-"""Which rows of a Lance table belong to which partition: one small record file per written `FragmentSet`.
+"""Partition records: the rows of a Lance table that belong to each partition, one file per `FragmentSet`.
 
 The table has no partition column, so the records, in ``<table>/_mm_assets/partitions/``, name the data files
 that were written for a partition and its sample ids. A record is put before its commit (an intent) and once
@@ -6,9 +6,9 @@ more after it, with the version. **The table is the truth, records are a superse
 only when its data files are in the current version, or (after a compaction, which moves rows into files that
 no record names) when its commit is known.
 
-Each commit call writes record files of its own, and another may delete them only when they say that they
-landed, or are old: so no committer, however slow, can take away the record of rows that another is just about
-to land.
+Each commit call writes its own record files. Another may delete them only when they say that they were
+committed, or are old. So no committer, however slow, can delete the record of rows that another is about to
+commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mm_assets.interleaved.notices import warn_user
 
 FOLDER = "_mm_assets/partitions"
 _SUFFIX = ".arrow"
-_SEAL = "seal"  # digest of all the rest of a record
+_SEAL = "seal"  # digest of the rest of a record
 _LONGEST_NAME = 150  # bytes of a partition's name in a file name; file systems take 255 with the set id
 # Another process may be between its intent and its commit; Lance gives unfinished writers the same seven
 # days.
@@ -40,9 +40,12 @@ _INTENT_SECONDS = 7 * 24 * 3600.0
 class PartitionRecord:
     """One `FragmentSet` that was, or was to be, committed.
 
-    ``attempt`` names the commit call that wrote it, ``read_version`` is the table's version when the intent
-    was put, ``version`` the one that the commit made (None: not known to have landed), ``created`` Unix
-    seconds. A record with no rows stands for the removal of its partition.
+    Args:
+        attempt: id of the commit call that wrote the record.
+        rows: number of rows; 0 is the removal of the partition.
+        read_version: the table's version when the intent was put.
+        version: version that the commit made; None: not known to be committed.
+        created: Unix time in seconds.
     """
 
     partition: str
@@ -84,7 +87,10 @@ class PartitionRecord:
         return unpack_ids(self.packed_ids)
 
     def holds(self, fragments: FragmentSet) -> bool:
-        """Are these the rows of ``fragments``? By the set itself, or by equal digest, row count and schema."""
+        """Return whether these are the rows of ``fragments``.
+
+        They are if it is the same set, or has equal digest, row count and schema.
+        """
         if self.set_id == fragments.set_id:
             return True
         return (
@@ -94,7 +100,10 @@ class PartitionRecord:
         )
 
     def may_be_deleted(self) -> bool:
-        """By another than its writer, who may be alive as long as a young record is an intent."""
+        """Return whether another committer may delete the record.
+
+        A young intent may not be deleted: its writer may be alive.
+        """
         return self.version is not None or time.time() - self.created > _INTENT_SECONDS
 
     @property
@@ -111,7 +120,7 @@ class PartitionRecord:
         try:
             end = 8 + int.from_bytes(data[:8], "little")
             values = json.loads(data[8:end])
-            seal = values.pop(_SEAL, None)  # records of before have none
+            seal = values.pop(_SEAL, None)  # older records have none
             if seal is not None and seal != _seal(values, data[end:]):
                 raise ValueError("not as it was written")
             return cls(**{**values, "data_files": tuple(values["data_files"])}, packed_ids=data[end:])
@@ -126,17 +135,17 @@ class PartitionRecords:
         self._location = location
 
     def all(self) -> dict[str, list[PartitionRecord]]:
-        """Every record, by partition."""
+        """Return every record, by partition."""
         return self._read(self._location.names(FOLDER))
 
     def of(self, partitions: Collection[str]) -> dict[str, list[PartitionRecord]]:
-        """The records of these partitions; each of them is a key, with an empty list when it has none."""
+        """Return the records of these partitions; each is a key, with an empty list when it has none."""
         keys = {_file_key(partition) for partition in partitions}
         found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
         return {partition: found.get(partition, []) for partition in partitions}
 
     def named(self, partitions: Iterable[str]) -> set[str]:
-        """Those of some partitions that have a record; none is read."""
+        """Return those of some partitions that have a record, by file names alone."""
         keys = {name.rpartition("@")[0] for name in self._location.names(FOLDER) if name.endswith(_SUFFIX)}
         return {partition for partition in partitions if _file_key(partition) in keys}
 
@@ -144,16 +153,16 @@ class PartitionRecords:
         each(lambda record: self._location.put(record.path, record.to_bytes()), records)
 
     def sweep(self) -> None:
-        """Remove what writers that died left."""
+        """Remove what killed writers left."""
         self._location.sweep(FOLDER)
 
     def delete(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.delete(record.path), records)
 
     def drop_damaged(self, partitions: Collection[str]) -> None:
-        """Delete damaged records of partitions that are to be written again.
+        """Delete damaged records of partitions that are about to be written again.
 
-        Their rows are nobody's then, and replaced.
+        Their rows become orphan rows, and are replaced.
         """
         keys = {_file_key(partition) for partition in partitions}
         for name in self._location.names(FOLDER):
@@ -179,7 +188,10 @@ def _seal(values: Mapping[str, object], packed_ids: bytes) -> str:
 
 
 def _file_key(partition: str) -> str:
-    """Injective: ``quote`` never gives a name that starts with ``=``, and no ``@``."""
+    """Return the partition's part of a file name.
+
+    It is injective: ``quote`` never returns a name that starts with ``=``, and no ``@``.
+    """
     key = quote(partition, safe="")
     return key if len(key) <= _LONGEST_NAME else "=" + hashlib.sha256(partition.encode()).hexdigest()
 
@@ -188,10 +200,13 @@ def _file_key(partition: str) -> str:
 class LancePartitionStats:
     """One partition of one version of a table.
 
-    ``rows`` and ``nbytes`` (of data files) are as written, ``version`` is the commit's (None when its process
-    died before it could say). ``fragment_ids`` name fragments that hold all of the partition's rows and no
-    others; they are empty when there are no such fragments: compaction merged or rewrote some, or rows were
-    deleted by hand. ``is_whole`` tells the latter: whether all rows are there, in whichever fragments.
+    Args:
+        rows: number of rows as written.
+        nbytes: size of the data files as written.
+        version: version of the commit; None when its process died before it was recorded.
+        fragment_ids: fragments that hold all of the partition's rows and no others. Empty when there are none
+            such: compaction merged or rewrote some, or rows were deleted by hand.
+        is_whole: whether all rows are there, in whichever fragments.
     """
 
     partition: str

@@ -1,4 +1,4 @@
-"""Read interleaved Lance tables as interleaved batches."""
+"""Reader of interleaved Lance tables."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _ROWS_AT_ONCE = 4096
 class InterleavedLanceReader(InterleavedReader):
     """Reads Lance tables; see `InterleavedReader` for the arguments.
 
-    A table that our writer made yields its partitions one by one; any other is one partition. The version
-    read is the newest, or ``read_kwargs={"version": n}``.
+    A table of our writer yields its partitions one by one; any other table is one partition. The version is
+    the newest, or ``read_kwargs={"version": n}``.
     """
 
     suffixes = (".lance",)
@@ -70,7 +70,7 @@ class InterleavedLanceReader(InterleavedReader):
 
 
 class LanceSource(FileSource):
-    """One partition of a Lance table; only the columns asked for are read, a few rows at a time."""
+    """One partition of a Lance table; only requested columns are read, a few rows at a time."""
 
     def __init__(
         self, uri: str, partition: Partition, options: StorageOptions | None, read_kwargs: dict[str, Any]
@@ -87,9 +87,9 @@ class LanceSource(FileSource):
         if missing:
             raise ShardError(f"{uri}: not interleaved data, column {missing[0]!r} is missing")
         fragments = self._dataset.get_fragments()
-        wanted = set(partition.fragments)
-        self._is_ours = bool(wanted)
-        self._fragments = [f for f in fragments if not wanted or f.fragment_id in wanted]
+        selected = set(partition.fragments)
+        self._is_ours = bool(selected)
+        self._fragments = [f for f in fragments if not selected or f.fragment_id in selected]
         super().__init__(uri, schema, sum(fragment.count_rows() for fragment in self._fragments))
 
     def tables(self, columns: Sequence[str], max_bytes: int | None) -> Iterator[pa.Table]:
@@ -101,16 +101,16 @@ class LanceSource(FileSource):
 
     def _ids(self) -> Iterator[pa.Array]:
         column = self._stored_names["sample_id"]
-        with self._named_damage():
+        with self._damage_as_shard_error():
             for batch in self._dataset.scanner(columns=[column], fragments=self._fragments).to_batches():
                 yield batch.column(0)
 
     def _checked(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        with self._named_damage():
+        with self._damage_as_shard_error():
             yield from self._slices(columns, max_bytes)
 
     @contextmanager
-    def _named_damage(self) -> Iterator[None]:
+    def _damage_as_shard_error(self) -> Iterator[None]:
         try:
             with naming_table(self.uri):
                 yield
@@ -134,10 +134,11 @@ class LanceSource(FileSource):
         return min(max((max_bytes or 64 << 20) // 8 // mean, 1), _ROWS_AT_ONCE)
 
     def close(self) -> None:
-        """Nothing is held open: Lance closes its files itself."""
+        """Do nothing: Lance closes its files itself."""
 
 
 def lance_options(uri: str, options: StorageOptions | None) -> dict[str, str] | None:
+    """Return Lance's storage options for a URI: the given ones, or those of the environment for a URL."""
     if options:
         return {key: str(value) for key, value in options.items()}
     return storage_options_from_env() or None if is_remote(uri) else None

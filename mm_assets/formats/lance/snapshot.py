@@ -1,4 +1,4 @@
-"""One version of a Lance table, seen as partitions: which fragments, and which record, stand for each.
+"""Snapshot of a Lance table: the fragments and the record of each partition in one version.
 
 Work on a version is repeated when another committer came first.
 """
@@ -28,7 +28,7 @@ _LONGEST_WAIT = 0.5  # seconds
 
 
 class Snapshot:
-    """The fragments of one dataset version, found by data file and by sample id."""
+    """The fragments of one dataset version, by data file and by sample id."""
 
     def __init__(self, dataset: lance.LanceDataset) -> None:
         self.dataset = dataset
@@ -37,7 +37,7 @@ class Snapshot:
         for id_, metadata in sorted(self.fragments.items()):
             for file in metadata.files:
                 self._by_file.setdefault(file.path, []).append(id_)
-        self._landed: dict[int, frozenset[str]] = {}
+        self._sets_by_version: dict[int, frozenset[str]] = {}
         self._kept: frozenset[int] | None = None
 
     @property
@@ -45,29 +45,32 @@ class Snapshot:
         return int(self.dataset.version)
 
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
-        """Fragments that stand for the record's data files, ascending: of several with one file (a set that
-        two processes committed at once) the last."""
+        """Return the current fragments of the record's data files, ascending.
+
+        Of several with one file (a set that two processes committed at once) it is the last.
+        """
         return sorted({self._by_file[path][-1] for path in record.data_files if path in self._by_file})
 
     def all_fragment_ids(self, record: PartitionRecord) -> set[int]:
-        """Every fragment that holds a data file of the record."""
+        """Return every fragment that holds a data file of the record."""
         return {id_ for path in record.data_files for id_ in self._by_file.get(path, ())}
 
     def present_rows(self, record: PartitionRecord) -> int:
-        """Rows in the record's own fragments, deleted ones not counted."""
+        """Return the number of rows in the record's own fragments, without deleted ones."""
         return sum(self.fragments[id_].num_rows for id_ in self.fragment_ids(record))
 
     def is_whole(self, record: PartitionRecord) -> bool:
-        """Are all rows of the (live) record in this version, in its own fragments or, after compaction, in
-        others?
+        """Return whether all rows of the (live) record are in this version.
+
+        They may be in its own fragments or, after compaction, in others.
         """
         if self.present_rows(record) == record.rows:
             return True
         return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
 
     def stats(self, live: PartitionRecord) -> LancePartitionStats:
-        """What this version holds of the partition whose rows ``live`` stands for."""
-        # A part of the fragments would make a reader that follows them lose the rest of the rows.
+        """Return the stats of the partition whose live record this is."""
+        # With a part of the fragments, a reader that follows them would lose the other rows.
         complete = self.present_rows(live) == live.rows
         return LancePartitionStats(
             partition=live.partition,
@@ -88,47 +91,54 @@ class Snapshot:
         return fragment
 
     def live(self, records: Sequence[PartitionRecord]) -> PartitionRecord | None:
-        """The record of one partition that stands for its rows now; None when it has none.
+        """Return the record of one partition that describes its current rows; None when it has no rows.
 
-        Of several with fragments here (a crash or race between a commit and its look-again) it is the last
-        that landed: fragment ids only grow. With none here, rows were compacted, or removed: the highest
-        version that landed says.
+        Of several records with fragments here (after a crash or race between a commit and its check for
+        duplicates) it is the last commit: fragment ids only grow. With no fragments here, rows were
+        compacted, or removed: the record of the highest committed version decides.
         """
         present = [record for record in records if self.fragment_ids(record)]
         if present:
             return max(
                 present, key=lambda record: (self.fragment_ids(record)[-1], record.version is not None)
             )
-        unsure = False
-        for _, record in sorted(self._by_landing(records), key=lambda pair: pair[0], reverse=True):
-            if record.version is None and self.landed_version(record) is None:
-                # The versions that would tell are gone. Sample ids are unique: if all its rows are here, it
-                # landed.
+        is_unsure = False
+        for _, record in sorted(self._by_commit_version(records), key=lambda pair: pair[0], reverse=True):
+            if record.version is None and self.committed_version(record) is None:
+                # The versions that would tell were cleaned up. Sample ids are unique: if all its rows are
+                # here, it was committed.
                 if record.rows and self.is_whole(record):
                     return record
-                unsure = True
+                is_unsure = True
                 continue
-            trusted = record.version is not None and not unsure
-            return record if record.rows and (trusted or self.is_whole(record)) else None
+            is_trusted = record.version is not None and not is_unsure
+            return record if record.rows and (is_trusted or self.is_whole(record)) else None
         return None
 
-    def _by_landing(self, records: Sequence[PartitionRecord]) -> Iterator[tuple[int, PartitionRecord]]:
-        """The version that each record landed in, or may have: intents that surely did not land are left out."""
+    def _by_commit_version(self, records: Sequence[PartitionRecord]) -> Iterator[tuple[int, PartitionRecord]]:
+        """Yield the records with the version that each was committed in, or may have been.
+
+        Intents that were surely not committed are left out.
+        """
         for record in records:
-            landed = self.landed_version(record)
+            landed = self.committed_version(record)
             if landed is not None:
                 yield landed, record
-            elif self.cannot_tell(record):
+            elif self.may_be_committed(record):
                 yield record.read_version + 1, record
 
-    def surely_has(self, record: PartitionRecord) -> bool:
-        """Are the (live) record's very rows here? False also when only its sample ids are known to be."""
-        known = bool(self.fragment_ids(record)) or self.landed_version(record) is not None
+    def has_rows_of(self, record: PartitionRecord) -> bool:
+        """Return whether exactly the rows of the (live) record are here.
+
+        False also when only their sample ids are known to be here.
+        """
+        known = bool(self.fragment_ids(record)) or self.committed_version(record) is not None
         return known and self.is_whole(record)
 
-    def landed_version(self, record: PartitionRecord) -> int | None:
-        """The version that committed a record; None when it never landed, or the versions that knew were
-        cleaned up.
+    def committed_version(self, record: PartitionRecord) -> int | None:
+        """Return the version that committed a record.
+
+        None when it was never committed, or when the versions that knew were cleaned up.
         """
         if record.version is not None:
             return record.version
@@ -136,8 +146,8 @@ class Snapshot:
         kept = self._kept_versions()
         return next((v for v in since if v in kept and record.set_id in self._sets_of(v)), None)
 
-    def cannot_tell(self, record: PartitionRecord) -> bool:
-        """Is a version gone by cleanup that might have committed this intent?"""
+    def may_be_committed(self, record: PartitionRecord) -> bool:
+        """Return whether a version that was cleaned up may have committed this intent."""
         since = range(record.read_version + 1, self.dataset.version + 1)
         return record.version is None and not self._kept_versions().issuperset(since)
 
@@ -147,7 +157,7 @@ class Snapshot:
         return self._kept
 
     def rows_of(self, sample_ids: pa.Array) -> Iterator[tuple[str, int]]:
-        """(sample id, fragment id) of each row whose sample id is among these."""
+        """Yield (sample id, fragment id) of each row with one of these sample ids."""
         if not self.fragments:
             return
         for start in range(0, len(sample_ids), _IDS_PER_QUERY):
@@ -161,24 +171,24 @@ class Snapshot:
                 yield sample_id, address >> 32
 
     def _sets_of(self, version: int) -> frozenset[str]:
-        if version not in self._landed:
-            self._landed[version] = frozenset(
+        if version not in self._sets_by_version:
+            self._sets_by_version[version] = frozenset(
                 entry["set"] for entry in json.loads(self._properties(version).get(SETS, "{}")).values()
             )
-        return self._landed[version]
+        return self._sets_by_version[version]
 
     def _properties(self, version: int) -> Mapping[str, str]:
         try:
             transaction = self.dataset.read_transaction(version)
         except TypeError:
-            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index): not
-            # one of ours.
+            # pylance 14 cannot build its own RewrittenIndex object (a compaction that remapped an index).
+            # This is no commit of ours.
             return {}
         return (transaction.transaction_properties or {}) if transaction is not None else {}
 
 
 def ids_predicate(sample_ids: Iterable[str]) -> str:
-    """SQL that is true for rows of these samples."""
+    """Return an SQL predicate for the rows of these samples."""
     return (
         "sample_id IN ("
         + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids)
@@ -191,8 +201,10 @@ class StaleSnapshot(MmAssetsError, CommitConflictError):
 
 
 def retry_on_conflict(action: Callable[[], Result]) -> Result:
-    """What ``action`` returns, once it does not raise ``CommitConflictError``; raises that after about half a
-    minute.
+    """Return the result of ``action``, called again after each ``CommitConflictError``.
+
+    Raises:
+        CommitConflictError: after about half a minute of conflicts.
     """
     for attempt in range(_ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""The types and names that Lance columns are stored with, so that every column reads back equal.
+"""Storage types and names of Lance columns, chosen so that every column reads back equal.
 
 Lance 14 re-encodes ``json_`` as JSONB (numbers and key order change), turns view types into
 ``string``/``binary``, and reads dictionaries back with other dictionaries. Such columns are stored as a plain
@@ -24,7 +24,7 @@ ARROW_TYPE = (
 )
 
 # Lance's own columns: a table with one of these panics when it is read.
-_TAKEN = frozenset(
+_RESERVED_NAMES = frozenset(
     {"_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"}
 )
 _REFUSED = re.compile(r"[.`*\0]")
@@ -34,39 +34,48 @@ Tabular = TypeVar("Tabular", pa.Table, pa.RecordBatch)
 
 
 class UnsupportedType(MmAssetsError, TypeError):
-    """A column type that Lance cannot hold and that has no faithful storage type; the message names the
-    column.
+    """A column type that Lance cannot hold and that has no faithful storage type.
+
+    The message names the column.
     """
 
 
 def to_storage_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema that Lance is given for data of ``schema``. Idempotent. Raises `UnsupportedType`."""
+    """Return the storage schema for data of ``schema``. Idempotent.
+
+    Raises:
+        UnsupportedType: for a column that Lance cannot hold.
+    """
     return pa.schema([_to_storage_field(field) for field in schema], metadata=schema.metadata)
 
 
 def from_storage_schema(schema: pa.Schema) -> pa.Schema:
-    """The original schema again; the inverse of `to_storage_schema`."""
+    """Return the original schema; the inverse of `to_storage_schema`."""
     return pa.schema([_from_storage_field(field) for field in schema], metadata=schema.metadata)
 
 
 def to_storage(data: Tabular) -> Tabular:
-    """The same rows in the storage types. Raises `UnsupportedType` naming the column."""
+    """Return the same rows in the storage types.
+
+    Raises:
+        UnsupportedType: naming the column.
+    """
     return _convert(data, to_storage_schema(data.schema), _cast)
 
 
 def from_storage(data: Tabular) -> Tabular:
-    """The same rows in the original types (dictionaries are built anew: values and type are equal, codes need
-    not be).
+    """Return the same rows in the original types.
+
+    Dictionaries are built again: values and type are equal, codes need not be.
     """
     return _convert(data, from_storage_schema(data.schema), _restore)
 
 
 def file_version(schema: pa.Schema) -> str:
-    """Lance file version for data of a storage schema: "2.0", which is 4-6x faster for images, unless it
-    refuses a type.
+    """Return the Lance file version for data of a storage schema: "2.0" or "2.2".
 
-    Files of version 2.0 refuse null structs and maps, so that a schema with either, at any depth, needs
-    "2.2".
+    Version 2.0 is 4-6x faster for images, but refuses null structs and maps, so that a schema with either, at
+    any depth, needs 2.2.
     """
     return "2.2" if any(_has_struct(field.type) for field in schema) else "2.0"
 
@@ -82,7 +91,7 @@ def _convert(data: Tabular, schema: pa.Schema, cast: Callable[..., pa.Array]) ->
 
 
 def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    return _rebuilt(column, field) if _has_lists_of_a_size(column.type) else column.cast(field.type)
+    return _rebuilt(column, field) if _has_fixed_size_lists(column.type) else column.cast(field.type)
 
 
 def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -91,12 +100,13 @@ def _restore(column: pa.Array, field: pa.Field) -> pa.Array:
         # type.
         encoded = column.cast(field.type.value_type).dictionary_encode()
         return encoded if encoded.type == field.type else encoded.cast(field.type)
-    return _rebuilt(column, field) if _has_lists_of_a_size(field.type) else column.cast(field.type)
+    return _rebuilt(column, field) if _has_fixed_size_lists(field.type) else column.cast(field.type)
 
 
 def _rebuilt(column: pa.Array, field: pa.Field) -> pa.Array:
-    """The column made anew, value by value: casts between lists with and without a size give broken arrays,
-    or kill the process.
+    """Return the column converted value by value.
+
+    Casts between lists with and without a size give broken arrays, or kill the process.
     """
     return json_codec.decode(json_codec.encode(column, field.with_type(column.type)), field)
 
@@ -141,7 +151,7 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
         return _same_unless_changed(
             type_, pa.map_(_child(type_.key_field, name), _child(type_.item_field, name))
         )  # none with sorted keys
-    if _is_list_of_a_size(type_):
+    if _is_fixed_size_list(type_):
         return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
     return _same_unless_changed(type_, with_children(type_, lambda field: _child(field, name)))
 
@@ -156,14 +166,14 @@ def _same_unless_changed(type_: pa.DataType, rebuilt: pa.DataType) -> pa.DataTyp
     return type_ if rebuilt.equals(type_) else rebuilt
 
 
-def _is_list_of_a_size(type_: pa.DataType) -> bool:
-    """Fixed-size lists of anything but numbers."""
+def _is_fixed_size_list(type_: pa.DataType) -> bool:
+    """Return whether this is a fixed-size list of anything but numbers."""
     return pa.types.is_fixed_size_list(type_) and not pa.types.is_primitive(type_.value_type)
 
 
-def _has_lists_of_a_size(type_: pa.DataType) -> bool:
-    return _is_list_of_a_size(type_) or any(
-        _has_lists_of_a_size(type_.field(i).type) for i in range(type_.num_fields)
+def _has_fixed_size_lists(type_: pa.DataType) -> bool:
+    return _is_fixed_size_list(type_) or any(
+        _has_fixed_size_lists(type_.field(i).type) for i in range(type_.num_fields)
     )
 
 
@@ -196,19 +206,20 @@ def _has_struct(type_: pa.DataType) -> bool:
 
 
 def stored_name(name: str) -> str:
-    """The name of a column in a Lance table: itself, or percent-escaped where Lance would refuse or misread
-    it. Injective.
+    """Return the name of a column in a Lance table. Injective.
+
+    Names that Lance would refuse or misread are percent-escaped.
     """
     if not name:
         return "%"
-    if name not in _TAKEN and name != "%" and not _REFUSED.search(name) and not _ESCAPE.search(name):
+    if name not in _RESERVED_NAMES and name != "%" and not _REFUSED.search(name) and not _ESCAPE.search(name):
         return name
     text = re.sub(r"[%.`*\0]", lambda found: f"%{ord(found[0]):02X}", name)
-    return f"%5F{text[1:]}" if text in _TAKEN else text
+    return f"%5F{text[1:]}" if text in _RESERVED_NAMES else text
 
 
 def original_name(stored: str) -> str:
-    """The name again; one that `stored_name` does not make (a table of others) is taken as it is."""
+    """Return the original name; one that `stored_name` does not make (a table of others) is kept."""
     if stored == "%":
         return ""
     name = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), stored)

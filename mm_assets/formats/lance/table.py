@@ -1,4 +1,4 @@
-"""`LanceTable`: one Lance table of many partitions, of which any number is replaced in one commit."""
+"""`LanceTable`: one Lance table of many partitions, any number of which is replaced in one commit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mm_assets.formats.lance.orphan_rows import (
     partitions_with_values,
     rows_by_fragment,
 )
-from mm_assets.formats.lance.ownership import taking_out
+from mm_assets.formats.lance.ownership import removal_operation
 from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord, PartitionRecords
-from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_doubles, find_repeated
+from mm_assets.formats.lance.replacement import Replacement, check_distinct, find_duplicates, find_repeated
 from mm_assets.formats.lance.snapshot import SETS, Snapshot, StaleSnapshot, retry_on_conflict
 from mm_assets.formats.lance.storage_types import from_storage_schema
 
@@ -35,10 +35,10 @@ class LanceTable:
     """A Lance table at a folder or URL, which need not exist yet.
 
     Workers make `FragmentSet`s with `write_fragments`; one process commits them. Committers in other
-    processes may work on the same table: commits of different partitions all land. Two commits of *one*
-    partition at the same time leave the later one; between its commit and its look-again, a few milliseconds,
-    readers can see both, and a crash just then leaves both until the partition is committed again. Run one
-    commit of a partition at a time to close that window.
+    processes may work on the same table: commits of different partitions all succeed. Of two commits of *one*
+    partition at the same time the later one stays. Between its commit and its check for duplicates, a few
+    milliseconds, readers can see both, and a crash just then leaves both until the partition is committed
+    again. Run one commit of a partition at a time to avoid that.
     """
 
     def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
@@ -50,20 +50,25 @@ class LanceTable:
         return self._location.uri
 
     def exists(self) -> bool:
-        """Has anything been committed? Prints nothing, unlike opening a missing table."""
+        """Return whether anything was committed. Prints nothing, unlike opening a missing table."""
         return self._location.has_table()
 
     def dataset(self) -> lance.LanceDataset:
-        """The newest version.
+        """Return the newest version.
 
-        Raises FileNotFoundError when there is none, OSError when its manifest is damaged.
+        Raises:
+            FileNotFoundError: when there is none.
+            OSError: when its manifest is damaged.
         """
         if not self.exists():
             raise FileNotFoundError(f"no Lance table at {self.uri}")
         return opened(self.uri, storage_options=self._location.storage_options or None)
 
     def schema(self) -> pa.Schema:
-        """Columns in their original types (`storage_types`), which `dataset().schema` has in storage types."""
+        """Return the columns in their original types (`storage_types`).
+
+        `dataset().schema` has them in storage types.
+        """
         return from_storage_schema(self.dataset().schema)
 
     def commit(
@@ -73,18 +78,27 @@ class LanceTable:
         properties: Mapping[str, str] | None = None,
         afresh: Collection[str] = (),
     ) -> int:
-        """Replace exactly these partitions, in one commit, and return the table's version that has them.
+        """Replace exactly these partitions, in one commit.
 
         A set without rows removes its partition. Sets that the table has already (same set, or same digest,
         row count and schema) are left alone: when all are, no version is made. If the sets have columns, or
-        wider types, that the table lacks, its schema is evolved first, in one version more. ``properties``
-        are kept in the Lance transaction. Partitions named in ``afresh`` are replaced although the table has
-        the same: its rows are known to be damaged.
+        wider types, that the table lacks, its schema is evolved first, in another version. After any error,
+        or a crash, the same call may be repeated.
 
-        Raises ValueError for a sample id that two partitions would have and for a partition named twice,
-        `SchemaNotPlanned`, `SchemaMismatch`, FileNotFoundError when a set's data files are gone,
-        ``CommitConflictError`` after about half a minute of conflicts. After any error, or a crash, the same
-        call may be repeated.
+        Args:
+            properties: kept in the Lance transaction.
+            afresh: partitions that are replaced although the table has the same: its rows are known to be
+                damaged.
+
+        Returns:
+            The table's version that has the partitions.
+
+        Raises:
+            ValueError: for a sample id that two partitions would have, and for a partition named twice.
+            SchemaNotPlanned: for a set that does not fit the table's schema.
+            SchemaMismatch: for a value that cannot be converted exactly.
+            FileNotFoundError: when a set's data files are missing.
+            CommitConflictError: after about half a minute of conflicts.
         """
         check_distinct(fragment_sets)
         attempt = uuid.uuid4().hex
@@ -94,19 +108,19 @@ class LanceTable:
         return retry_on_conflict(lambda: self._commit_once(fragment_sets, properties or {}, attempt, afresh))
 
     def repeated_ids(self, fragment_sets: Sequence[FragmentSet]) -> dict[str, str]:
-        """Partition -> complaint, for each set that repeats a sample id of an earlier set or of a partition
-        not in the list.
+        """Return partition -> complaint, for each set that repeats a sample id.
 
-        `commit` refuses all sets when one is so; without these the others land.
+        The id belongs to an earlier set or to a partition not in the list. `commit` refuses all sets when
+        there is one; without these the others can be committed.
         """
         snapshot = Snapshot(self.dataset()) if self.exists() else None
         return find_repeated(snapshot, self._records.all() if snapshot is not None else {}, fragment_sets)
 
     def discard_unused(self, fragment_sets: Sequence[FragmentSet]) -> None:
-        """Delete the data files of sets that the table does not use: it had their rows already, or refused
-        them.
+        """Delete the data files of sets that the table does not use.
 
-        Only for sets of the caller's own that nobody will commit any more.
+        It had their rows already, or refused them. Only for the caller's own sets that will not be committed
+        any more.
         """
         used = (
             {name for f in self.dataset().get_fragments() for name in (file.path for file in f.data_files())}
@@ -117,7 +131,10 @@ class LanceTable:
         each(lambda name: self._location.delete(f"data/{name}"), unused)
 
     def partitions(self) -> dict[str, LancePartitionStats]:
-        """Every partition in the newest version, by name, sorted. Reads one small record a partition."""
+        """Return every partition in the newest version, by name, sorted.
+
+        Reads one small record per partition.
+        """
         if not self.exists():
             return {}
         snapshot, by_name = retry_on_conflict(lambda: self._consistent(self._records.all))
@@ -129,43 +146,47 @@ class LanceTable:
         return found
 
     def recorded(self, partitions: Iterable[str]) -> set[str]:
-        """Those of some partitions that have a record, told by its name."""
+        """Return those of some partitions that have a record, by file names alone."""
         return self._records.named(partitions)
 
     def orphan_rows(self) -> list[OrphanRows]:
-        """Rows that are in the newest version, but not by a commit of a partition.
+        """Return the rows of the newest version that were not committed with a partition.
 
-        Counts tell that there are none; else ids are read.
+        Row counts show whether there are any; only then ids are read.
         """
         if not self.exists():
             return []
         return retry_on_conflict(lambda: find_orphan_rows(*self._consistent(self._records.all)))
 
     def remove_orphan_rows(self) -> int:
-        """Take such rows out, in a commit of its own, and return how many they were; older versions keep
-        them.
+        """Remove orphan rows in a separate commit, and return their number.
+
+        Older versions keep them.
         """
 
         def once() -> int:
             snapshot, records = self._consistent(self._records.all)
             orphan_rows = find_orphan_rows(snapshot, records)
-            operation = taking_out(snapshot, (), rows_by_fragment(orphan_rows))
+            operation = removal_operation(snapshot, (), rows_by_fragment(orphan_rows))
             if operation is not None:
                 self._apply(snapshot.dataset, operation, {})
-            return sum(stray.rows for stray in orphan_rows)
+            return sum(orphan.rows for orphan in orphan_rows)
 
         return retry_on_conflict(once) if self.exists() else 0
 
     def partitions_with_values(self, columns: Collection[str], among: Collection[str]) -> set[str]:
-        """Those of some partitions that have, in the newest version, a value in one of some columns."""
+        """Return those partitions in ``among`` that have a value in one of some columns."""
         return retry_on_conflict(
             lambda: partitions_with_values(*self._consistent(self._records.all), columns, among)
         )
 
     def ensure_indexes(self) -> int:
-        """Make the scalar indexes (sample_id BTREE, modality BITMAP) cover every row; returns the version.
+        """Make the scalar indexes (sample_id BTREE, modality BITMAP) cover every row.
 
-        Makes no version when they already do, or when the table has no rows.
+        No version is made when they already do, or when the table has no rows.
+
+        Returns:
+            The table's version.
         """
         return retry_on_conflict(lambda: cover_all_rows(self.dataset()))
 
@@ -183,12 +204,12 @@ class LanceTable:
         dataset = snapshot.dataset
         replacement = Replacement(snapshot, records, sets, afresh)
         if not replacement.pending and not replacement.removed:
-            self._record_landed(replacement, int(dataset.version), attempt)
+            self._record_commit(replacement, int(dataset.version), attempt)
             return int(dataset.version)
         self._check_files(replacement.pending)
         self._resolve_rows(replacement)
         target = evolution.target_schema(dataset.schema, replacement.pending)
-        # Intents come before anything that could crash: whatever lands is then known to the next committer.
+        # Intents come before anything that could crash: the next committer then knows whatever was committed.
         self._records.put(
             PartitionRecord.intent(fragments, int(dataset.version), attempt)
             for fragments in replacement.pending
@@ -207,16 +228,19 @@ class LanceTable:
         if operation is not None:
             committed = self._apply(dataset, operation, {**properties, SETS: _describe(replacement.pending)})
             if committed.version != read_version + 1:
-                self._look_again(replacement.pending, attempt)
+                self._remove_duplicates(replacement.pending, attempt)
             dataset = committed
-        self._record_landed(replacement, int(dataset.version), attempt)
+        self._record_commit(replacement, int(dataset.version), attempt)
         return int(dataset.version)
 
     def _consistent(self, read: Callable[[], Result]) -> tuple[Snapshot, Result]:
-        """The newest version, with records that are complete for it. Raises `StaleSnapshot`.
+        """Return the newest version, with records that are complete for it.
 
-        Records of fragments are put before the version that adds them and pruned after the one that takes
-        them out: read while a version is the newest, they name all its fragments.
+        Records of fragments are put before the version that adds them, and pruned after the one that removes
+        them. Read while a version is the newest, they name all its fragments.
+
+        Raises:
+            StaleSnapshot: when another version was committed meanwhile.
         """
         snapshot = Snapshot(self.dataset())
         records = read()
@@ -255,49 +279,51 @@ class LanceTable:
         return lance.LanceDataset.commit(dataset, transaction)
 
     def _check_files(self, sets: Iterable[FragmentSet]) -> None:
-        """A version that names missing files could not be read; a cleanup with ``delete_unverified`` takes
-        such files.
+        """Refuse sets with missing data files, as their version could not be read.
+
+        A cleanup with ``delete_unverified`` deletes such files.
         """
         files = [(fragments.partition, name) for fragments in sets for name in fragments.data_files()]
-        for (partition, name), there in zip(
+        for (partition, name), is_present in zip(
             files, each(lambda f: self._location.exists(f"data/{f[1]}"), files), strict=True
         ):
-            if not there:
+            if not is_present:
                 raise FileNotFoundError(
                     f"partition {partition!r}: data file {name} is gone from {self.uri}: write it again"
                 )
 
-    def _look_again(self, sets: Sequence[FragmentSet], attempt: str) -> None:
-        """Others committed meanwhile, which Lance lets pass when no fragment is touched twice: mend what came
-        double.
+    def _remove_duplicates(self, sets: Sequence[FragmentSet], attempt: str) -> None:
+        """Remove what is duplicated because others committed meanwhile.
+
+        Lance accepts such commits when no fragment is changed twice.
         """
 
         def once() -> None:
             snapshot, records = self._consistent(lambda: self._records.of([f.partition for f in sets]))
-            doubles = find_doubles(snapshot, records, sets, self._records.all)
-            operation = taking_out(snapshot, doubles.fragments, doubles.rows)
+            duplicates = find_duplicates(snapshot, records, sets, self._records.all)
+            operation = removal_operation(snapshot, duplicates.fragments, duplicates.rows)
             if operation is not None:
                 self._check_newest(snapshot)
                 self._apply(snapshot.dataset, operation, {})
-            if doubles.complaints:
-                # Now they have landed and gone again: no record may say that they landed.
+            if duplicates.complaints:
+                # They were committed and removed again: no record may say that they are committed.
                 self._records.delete(
-                    r for name in doubles.complaints for r in records[name] if r.attempt == attempt
+                    r for name in duplicates.complaints for r in records[name] if r.attempt == attempt
                 )
-                raise ValueError("; ".join(doubles.complaints.values()))
+                raise ValueError("; ".join(duplicates.complaints.values()))
 
         retry_on_conflict(once)
 
-    def _record_landed(self, replacement: Replacement, version: int, attempt: str) -> None:
-        """Say in the records what landed, and drop those that stand for nothing any more."""
+    def _record_commit(self, replacement: Replacement, version: int, attempt: str) -> None:
+        """Record what was committed, and delete records that are obsolete."""
         landed = [
             PartitionRecord.intent(f, version, attempt).committed(version, attempt)
             for f in replacement.pending
         ]
-        # A crashed commit left these as intents. The intent stays, its writer could be alive; this is a
-        # record of our own.
+        # A crashed commit left these as intents. The intent stays, as its writer could be alive; this is
+        # another record.
         confirmed = [
-            record.committed(replacement.snapshot.landed_version(record) or version, attempt)
+            record.committed(replacement.snapshot.committed_version(record) or version, attempt)
             for record in replacement.kept
             if record.version is None
         ]

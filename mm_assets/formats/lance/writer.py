@@ -1,4 +1,4 @@
-"""Write interleaved batches into a Lance table of many partitions."""
+"""Writer of interleaved batches into a Lance table of many partitions."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _BYTES_AT_ONCE = 16 << 20  # of rows that are read for their digest
 
 
 class InterleavedLanceWriter(InterleavedWriter):
-    """Writes partitions into one Lance table: ``path`` itself when it ends in ``.lance``, else
-    ``items.lance`` in that folder.
+    """Writes partitions into one Lance table.
 
-    Workers write fragments, which nobody sees; `finish` makes them the table's in one commit, replacing what
-    the table had of these partitions. See `InterleavedWriter` for the arguments.
+    The table is ``path`` itself when it ends in ``.lance``, else ``items.lance`` in that folder. Workers
+    write fragments, which are invisible; `finish` adds them to the table in one commit, replacing these
+    partitions. See `InterleavedWriter` for the arguments.
     """
 
     suffix = ".lance"
@@ -45,12 +45,12 @@ class InterleavedLanceWriter(InterleavedWriter):
 
     @property
     def table_uri(self) -> str:
-        """Where the table is."""
+        """URI of the table."""
         return self.path if self.path.rstrip("/").endswith(self.suffix) else join(self.path, TABLE_NAME)
 
     @property
     def is_single_file(self) -> bool:
-        """A table holds many partitions whatever its path: they are never fused."""
+        """Always False: a table holds many partitions whatever its path, so they are never merged."""
         return False
 
     def uri_of(self, partition: str) -> str:
@@ -69,21 +69,23 @@ class InterleavedLanceWriter(InterleavedWriter):
     def prepared(self, schemas: Sequence[pa.Schema]) -> Self:
         if not schemas:
             return self
-        wanted = [super(InterleavedLanceWriter, self)._output_schema(schema)[0] for schema in schemas]
-        stored = [with_stored_names(schema) for schema in wanted]
+        output_schemas = [super(InterleavedLanceWriter, self)._output_schema(schema)[0] for schema in schemas]
+        stored = [with_stored_names(schema) for schema in output_schemas]
         planned = plan_schema(self.table_uri, stored, lance_options(self.table_uri, self.storage_options))
         return self.planned_as(with_original_names(planned))
 
     def planned_as(self, schema: pa.Schema) -> Self:
-        """The writer for partitions that go into a table of this schema (what `prepared` found out, in
-        another process).
+        """Return the writer for partitions of a table with this schema.
+
+        The schema is the result of `prepared` in another process.
         """
         writer = copy.copy(self)
         writer.planned = schema
         return writer
 
     def partition_stats(self) -> dict[str, dict[str, object]] | None:
-        """Rows, digest and commit of every partition the table holds, and whether its rows are all there;
+        """Return rows, digest and commit of every partition in the table, and whether it is whole.
+
         None without a table.
         """
         table = self._table()
@@ -95,45 +97,58 @@ class InterleavedLanceWriter(InterleavedWriter):
         }
 
     def drop_damaged_records(self, partitions: Collection[str]) -> None:
-        """Have those of these partitions whose records are damaged count as absent: they are written again."""
+        """Delete damaged records of these partitions.
+
+        The partitions count as absent, and are written again.
+        """
         self._table().drop_damaged_records(partitions)
 
     def table_columns(self) -> pa.Schema | None:
-        """The columns of the table by their own names and types; None without a table."""
+        """Return the columns of the table in original names and types; None without a table."""
         table = self._table()
         return with_original_names(table.schema()) if table.exists() else None
 
     def partitions_with_values(self, columns: Collection[str], among: Collection[str]) -> set[str]:
-        """Those of some partitions that have a value in one of some columns (by their own names)."""
+        """Return those partitions in ``among`` with a value in one of some columns (original names)."""
         table = self._table()
         schema = table.schema()
         stored = dict(zip(with_original_names(schema).names, schema.names, strict=True))
         return table.partitions_with_values([stored[name] for name in columns], among)
 
     def orphan_rows(self) -> list[OrphanRows]:
-        """Rows of the table that no partition's commit has put there."""
+        """Return the rows of the table that were not committed with a partition."""
         return self._table().orphan_rows()
 
     def remove_orphan_rows(self) -> int:
-        """Take such rows out in a commit of its own; returns how many they were."""
+        """Remove orphan rows in a separate commit, and return their number."""
         return self._table().remove_orphan_rows()
 
     def finish(self, reports: Sequence[PartitionReport]) -> None:
-        """Commit all sound partitions. Raises `PartitionsRefused` for the others."""
+        """Commit all accepted partitions.
+
+        Raises:
+            PartitionsRefused: for the others.
+        """
         try:
             with readable_store_errors(), located(self.table_uri):
                 complaints = self.commit(reports)
-        except (OSError, ValueError) as error:  # none has landed
+        except (OSError, ValueError) as error:  # none was committed
             raise PartitionsRefused({report.partition: error_line(error) for report in reports}) from error
         if complaints:
             raise PartitionsRefused(complaints)
 
     def commit(self, reports: Sequence[PartitionReport], afresh: Collection[str] = ()) -> dict[str, str]:
-        """Commit all sound partitions at once; returns why others did not land, by partition.
+        """Commit all accepted partitions at once.
 
-        A partition that repeats a sample id of another is not sound: ids are unique in a table. Partitions
-        ``afresh`` are replaced even by equal rows: what the table has of them is known to be damaged. So are
-        those of which the table cannot be read, or has other rows than it says.
+        A partition that repeats a sample id of another is refused: ids are unique in a table. Partitions that
+        the table cannot read, or whose rows differ from their record, are replaced even by equal rows.
+
+        Args:
+            afresh: further partitions that are replaced even by equal rows: those in the table are known to
+                be damaged.
+
+        Returns:
+            The reason for each refused partition.
         """
         if not reports:
             return {}
@@ -148,8 +163,10 @@ class InterleavedLanceWriter(InterleavedWriter):
         return complaints
 
     def _mend(self, table: MendingTable, reports: Sequence[PartitionReport]) -> set[str]:
-        """Make the table fit for a commit of these partitions; returns those that it would keep, though their
-        rows have changed.
+        """Repair the table before a commit of these partitions.
+
+        Returns:
+            Partitions that the table would keep, although their rows have changed.
         """
         if not table.exists():
             return set()
@@ -165,7 +182,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         }
 
     def _digest(self, stats: LancePartitionStats) -> str | None:
-        """The digest of the rows that a partition has now; None where they cannot be read."""
+        """Return the digest of the partition's current rows; None where they cannot be read."""
         found = ContentDigest()
         partition = Partition(stats.partition, (self.table_uri,), stats.fragment_ids)
         try:
@@ -212,4 +229,4 @@ class LanceSink(Sink):
         return self._uri, self._fragments.nbytes
 
     def discard(self) -> None:
-        """Data files that no version names are removed by Lance's own clean-up."""
+        """Do nothing: Lance's own clean-up removes data files that no version names."""
