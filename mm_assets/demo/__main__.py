@@ -28,9 +28,9 @@ def main() -> int:
 
 
 def _demo() -> int:
+    _watch_for_interrupts()  # first: some imports would swallow the interrupt
     import dagster  # noqa: F401  without it nothing is begun
 
-    _watch_for_interrupts()
     from mm_assets.demo.shards import make_shards
     from mm_assets.formats.output_folder import refuse_unwritable
 

@@ -1,4 +1,4 @@
-"""Canonical readers prove what our writers have written: what the two share is listed here, and nothing else."""
+"""What canonical readers share with the writers whose outputs they prove: what is listed here, nothing else."""
 
 from __future__ import annotations
 
