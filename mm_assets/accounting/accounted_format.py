@@ -1,4 +1,4 @@
-"""The accounting record of a format: canonical reader, checks beside the rows, lookup of a sample."""
+"""Accounting record of a format: canonical reader, checks beside the rows, lookup of a sample."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TableAccount:
 
 @dataclass(frozen=True)
 class AccountedFormat:
-    """What accounting knows of one format.
+    """Accounting record of one format.
 
     Args:
         library: the library that reads it for a proof, as its users do.

@@ -1,4 +1,4 @@
-"""The check `zero_loss`: every published output still has every item as it was written, to the last byte."""
+"""Check `zero_loss`: every published output still has every item as it was written, to the last byte."""
 
 from collections.abc import Iterator
 

@@ -19,7 +19,7 @@ from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 @dataclass(frozen=True)
 class Fragments:
-    """What a worker hands to the commit: asset and report of the shard, and the digest of its input rows."""
+    """Payload for the commit: asset and report of the shard, and the digest of its input rows."""
 
     asset: str
     report: Any

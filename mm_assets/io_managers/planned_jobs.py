@@ -1,4 +1,4 @@
-"""The parent's side of a shard's job: fingerprint and parents, validation of the result, the record."""
+"""Planned jobs, the parent's side of each shard: fingerprint and parents, validated result, record."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace

@@ -40,10 +40,12 @@ class ProofTarget:
 class ProofJob:
     """One shard of one output to prove.
 
+    When something differs, it is compared with the outputs ``before`` and ``after`` it.
+
     Args:
         account: what its writer reported.
-        before: output that it was made from, and `after`, those made from it: compared with it when something
-            differs.
+        before: the output that it was made from.
+        after: the outputs that were made from it.
         table_schema: of a table, the columns that all shards share (`schema_to_text`).
         orphan_rows: number of rows in the table that belong to no shard.
     """

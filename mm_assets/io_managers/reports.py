@@ -19,7 +19,10 @@ _FAILURE = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a shard of an asset was not published; as text, the first line of its log message."""
+    """Failure of a shard of an asset.
+
+    As text it is the first line of its log message. ``error`` is the reason.
+    """
 
     key: str
     asset: str

@@ -1,4 +1,4 @@
-"""The worker processes of a run, as a Dagster resource.
+"""Worker processes of a run, as a Dagster resource.
 
 No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads
 the annotations of the class as objects, and as text they end in a pydantic `ValidationError` when the code

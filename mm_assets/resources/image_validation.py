@@ -9,9 +9,9 @@ from mm_assets.filters.readable import MAX_PIXELS
 
 
 class ImageValidation(dg.ConfigurableResource[Any]):
-    """How images are validated: header and end of each, and a decoded sample.
+    """Settings of the image validation.
 
-    The sample is chosen by sample id and position, and decoded in full.
+    Header and end of every image are checked. A sample, chosen by sample id and position, is decoded in full.
     """
 
     decode_fraction: float = Field(

@@ -1,6 +1,6 @@
 """Canonical reader of files of others, whose rows or members are documents.
 
-It uses our own reader: there is no other library for them.
+It uses our own reader, as no other library reads them as samples.
 """
 
 from __future__ import annotations
