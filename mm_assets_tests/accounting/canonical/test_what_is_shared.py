@@ -1,4 +1,4 @@
-"""What canonical readers share with the writers whose outputs they prove: what is listed here, nothing else."""
+"""What canonical readers share with the writers whose outputs they prove: this list, and nothing else."""
 
 from __future__ import annotations
 
