@@ -20,6 +20,8 @@ SLOW = (
     "formats/conformance/test_commands.py",
     "formats/hostile/test_declared.py",
     "formats/hostile/test_pairs.py",
+    "formats/hostile/test_parquet.py",
+    "formats/lance/test_crash.py",
     "formats/test_memory.py",
     "graph",
     "io_managers",
@@ -28,6 +30,7 @@ SLOW = (
     "test_extras.py",
     "test_sensors.py",
     "test_startup.py",
+    "test_workers.py",
 )
 CLIENTS = ("clients", "test_wheel.py")
 
