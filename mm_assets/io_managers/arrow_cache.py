@@ -14,16 +14,9 @@ from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 def cache_shard(job: ShardJob) -> ShardResult:
     """Write one filtered shard as a cache into its folder."""
-    from mm_assets.formats.arrow_cache.interleaved_writer import InterleavedArrowCacheWriter
-    from mm_assets.formats.parquet import InterleavedParquetReader
-    from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
+    from mm_assets.io_managers.shard_work import convert_parquet
 
-    reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    folder = job.dest.rpartition("/")[0]
-    writer = InterleavedArrowCacheWriter(
-        folder, on_materialize_error=job.options["on_materialize_error"], roots=()
-    )
-    return convert_shard(job, reader, writer, job.shard.version)[0]
+    return convert_parquet(job, CACHE.kind)
 
 
 class ArrowCacheIOManager(ShardIOManager):

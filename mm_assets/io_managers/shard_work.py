@@ -16,6 +16,7 @@ from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.registry import writer_for
 from mm_assets.formats.storage import NoRegularFile
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
@@ -113,6 +114,16 @@ def convert_shard(
         ),
         report,
     )
+
+
+def convert_parquet(job: ShardJob, kind: str) -> ShardResult:
+    """Read one shard of Parquet and write it in the format ``kind``, into the folder of its output."""
+    from mm_assets.formats.parquet import InterleavedParquetReader
+
+    reader = InterleavedParquetReader((), **reader_arguments(job.options))
+    folder, policy = job.dest.rpartition("/")[0], job.options["on_materialize_error"]
+    writer = writer_for(kind, folder, on_materialize_error=policy, roots=())
+    return convert_shard(job, reader, writer, job.shard.version)[0]
 
 
 def enter(

@@ -14,16 +14,9 @@ from mm_assets.io_managers.shards import ShardJob, ShardResult
 
 def pack_shard(job: ShardJob) -> ShardResult:
     """Write one filtered shard as a tar into its folder."""
-    from mm_assets.formats.parquet import InterleavedParquetReader
-    from mm_assets.formats.webdataset.writer import InterleavedWebdatasetWriter
-    from mm_assets.io_managers.shard_work import convert_shard, reader_arguments
+    from mm_assets.io_managers.shard_work import convert_parquet
 
-    reader = InterleavedParquetReader((), **reader_arguments(job.options))
-    folder = job.dest.rpartition("/")[0]
-    writer = InterleavedWebdatasetWriter(
-        folder, on_materialize_error=job.options["on_materialize_error"], roots=()
-    )
-    return convert_shard(job, reader, writer, job.shard.version)[0]
+    return convert_parquet(job, TARS.kind)
 
 
 class WebdatasetIOManager(ShardIOManager):
