@@ -138,6 +138,11 @@ class ScoreFilter(ABC):
                 raise ValueError(
                     f"{self.name.replace('_', ' ')} bounds must be 0 <= min <= max, not {low} and {high}"
                 )
+        for known in self.settings().values():
+            if known.quantity and not values[known.name] >= 0:
+                raise ValueError(
+                    f"{known.name} of filter {self.name!r} must be 0 or more, not {values[known.name]}"
+                )
 
     def bind(self, side: Mapping[str, tuple[str, str | None]]) -> Self:
         """Return the same filter with the stored scores of one shard.
@@ -208,4 +213,7 @@ class ScoreFilter(ABC):
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(value)
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        short = f"{value:g}"
+        return short if float(short) == value else str(value)  # rounded, different settings would look equal
+    return str(value)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from mm_assets.accounting.ledger import Balance
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.steps import Example, StepResult
 from mm_assets.io_managers.shards import ShardCheck
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class WrittenShard:
     Args:
         policy: the error policy. A step of a check also sees the items with an error, which the policy then
             removes.
-        counts: counts of the asset's steps and of the check's prefix step.
+        counts: counts of the asset's steps and of the check's own step, which wins where names are equal.
         examples: examples of the same steps; `listed` makes metadata of them.
     """
 
@@ -33,11 +35,15 @@ class WrittenShard:
     def shown_to(self, check: ShardCheck) -> WrittenShard:
         """Return the shard with the counts and examples of this check's step."""
         prefix = f"{check.name}: "
-        return replace(
-            self,
-            counts={name.removeprefix(prefix): count for name, count in self.report.counts.items()},
-            examples={name.removeprefix(prefix): found for name, found in self.report.examples.items()},
-        )
+
+        def own_last(values: Mapping[str, Value]) -> dict[str, Value]:
+            own = {
+                name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)
+            }
+            return {name: value for name, value in values.items() if not name.startswith(prefix)} | own
+
+        report = self.report
+        return replace(self, counts=own_last(report.counts), examples=own_last(report.examples))
 
     def listed(self, name: str) -> dict[str, list[dict[str, Any]]]:
         """Return the examples of this name as metadata of a check."""

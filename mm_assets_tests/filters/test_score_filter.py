@@ -11,6 +11,7 @@ import pytest
 from mm_assets.cli import main
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.image_scores import ImageScore
+from mm_assets.filters.image_size import ImageSizeFilter
 from mm_assets.filters.registry import FILTERS, filters_of, settings_of
 from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum, setting
 from mm_assets.io_managers.shards import Plan, ShardSet
@@ -97,3 +98,24 @@ def test_version_and_settings_are_part_of_the_fingerprint() -> None:
     Judge.version = "2"
     after = {Plan(ShardSet("a"), (Judge(limit),)).digest() for limit in (1.0, 2.0)}
     assert len(before | after) == 4
+
+
+def test_thresholds_are_exact() -> None:
+    assert ImageSizeFilter(min_side=12345678).threshold == "12345678..inf"
+    assert AspectRatioFilter(1.23456789, 2.0).threshold == "1.23456789..2"
+
+
+@dataclass(frozen=True)
+class OneBound(ScoreFilter):
+    name = "one_bound"
+
+    max_bytes: float = maximum("byte_size", float, "most bytes of the images that are kept")
+
+    def verdict(self, score: ImageScore) -> str | None:
+        return "too large" if score.byte_size > self.max_bytes else None
+
+
+@pytest.mark.parametrize("bound", [-5.0, float("nan")])
+def test_a_single_bound_is_checked(bound: float) -> None:
+    with pytest.raises(ValueError, match="max_byte_size of filter 'one_bound' must be 0 or more"):
+        OneBound(bound)

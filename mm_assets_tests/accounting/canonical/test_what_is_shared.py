@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import pkgutil
 from pathlib import Path
+from types import ModuleType
 
-from mm_assets.accounting import canonical
+from mm_assets.accounting import canonical, formats
 
 # Of each module what it is needed for. None of them reads or writes rows of our outputs.
 SHARED = {
@@ -17,7 +18,6 @@ SHARED = {
     "mm_assets.formats.partitions": "the name of a file's partition",
     "mm_assets.formats.registry": "the format of a location; files of others, which have no other reader",
     "mm_assets.formats.format_table": "the names and suffixes of formats",
-    "mm_assets.accounting.accounted_format": "which canonical reader a format has",
     "mm_assets.formats.document_parquet.layout": "telling Parquet of others",
     "mm_assets.formats.parquet_file": "refusing footers over which pyarrow ends the process",
     "mm_assets.formats.parquet_types": "the Arrow types that a Parquet file states",
@@ -28,6 +28,13 @@ SHARED = {
     "mm_assets.formats.lance.snapshot": "the record that holds for a version of the table",
     "mm_assets.formats.arrow_cache.metadata": "what the metadata of a cache promise of its files",
     "mm_assets.formats.arrow_cache.shards": "the digest of a shard file, and its columns",
+}
+# The same of the modules that declare the formats. No reader of ours may be among them.
+DECLARED = {
+    "mm_assets.formats.format_table": "the suffixes of files",
+    "mm_assets.formats.lance.writer": "the partitions of a table, and rows that are none's",
+    "mm_assets.formats.parquet_source": "telling Parquet of others",
+    "mm_assets.formats.storage": "options of a file system",
 }
 DATA_MODEL = "mm_assets.interleaved"
 
@@ -43,14 +50,19 @@ def imports_of(path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] == "mm_assets"}
 
 
-def test_canonical_readers_share_what_is_listed() -> None:
-    (folder,) = canonical.__path__
+def imported_by(package: ModuleType) -> set[str]:
+    """The modules outside accounting and the data model that the modules of a package import."""
+    (folder,) = package.__path__
     modules = [Path(folder, f"{module.name}.py") for module in pkgutil.iter_modules([folder])]
-    assert len(modules) > 10
+    assert len(modules) > 4
     imported = set().union(*map(imports_of, [*modules, Path(folder, "__init__.py")]))
-    foreign = {
-        name
-        for name in imported
-        if name != DATA_MODEL and not name.startswith((f"{DATA_MODEL}.", canonical.__name__))
-    }
-    assert foreign == set(SHARED)
+    ours = (f"{DATA_MODEL}.", "mm_assets.accounting.")
+    return {name for name in imported if name != DATA_MODEL and not name.startswith(ours)}
+
+
+def test_canonical_readers_share_what_is_listed() -> None:
+    assert imported_by(canonical) == set(SHARED)
+
+
+def test_declarations_of_formats_take_no_reader_of_ours() -> None:
+    assert imported_by(formats) == set(DECLARED)

@@ -66,8 +66,13 @@ def visible(kind: str, folder: Path) -> set[str]:
     return {name for name in snapshot(folder) if not name.startswith(unseen)}
 
 
+def main_file(path: Path) -> Path:
+    """The largest file of an output, of a table one with its data."""
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return max(files, key=lambda file: (file.parent.name == "data", file.stat().st_size, file))
+
+
 def cut_short(path: Path) -> None:
     """Take the last third of the largest file of an output away."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    data = max((file.parent.name == "data", file.stat().st_size, file) for file in files)[2]
+    data = main_file(path)
     data.write_bytes(data.read_bytes()[: data.stat().st_size * 2 // 3])

@@ -15,7 +15,7 @@ from mm_assets.interleaved import INTERLEAVED_SCHEMA, SchemaMismatch
 from mm_assets.interleaved.json_values import is_json
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import EXTRAS as COLUMNS
-from mm_assets_tests.formats.conformance.outputs import ROWS, TABLE, cut_short, output
+from mm_assets_tests.formats.conformance.outputs import ROWS, TABLE, cut_short, main_file, output
 from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, write
 from mm_assets_tests.formats.test_readers import EXTRAS, uneven
 
@@ -146,6 +146,27 @@ def test_the_schema_is_known_before_the_first_batch(tmp_path: Path, kind: str) -
     assert stream.schema.equals(TABLE.schema, check_metadata=True)
     assert stream.items == len(ROWS)
     assert all(batch.data.schema.equals(stream.schema, check_metadata=True) for batch in stream)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_wherever_a_file_is_cut_no_row_is_missing_in_silence(tmp_path: Path, kind: str) -> None:
+    """Also between two batches, where what is left looks whole."""
+    batches = [
+        batch_of([item(name, 0, text_content=name)], partition="part") for name in ("a", "b", "c", "d")
+    ]
+    write(kind, tmp_path, batches)
+    whole = read(kind, tmp_path)
+    data = main_file(output(kind, tmp_path))
+    content = data.read_bytes()
+    for size in {*range(0, len(content), 64), len(content) - 8, len(content) - 1}:
+        data.write_bytes(content[:size])
+        try:
+            found = read(kind, tmp_path)
+        except ValueError as error:
+            assert len(str(error).splitlines()) == 1
+        else:
+            assert found.equals(whole), size
+            assert set(content[size:]) <= {0}, size  # padding behind the end of a tar
 
 
 @pytest.mark.parametrize("kind", FORMATS)
