@@ -31,8 +31,15 @@ def prepare_home() -> Path:
 
 
 def demo_thresholds() -> dict[str, str]:
-    """Return the filter thresholds of the example shards; none if the user names shards or a threshold."""
-    return {} if any(os.environ.get(name) for name in ("MM_RAW_SHARDS", *THRESHOLDS)) else THRESHOLDS
+    """Return the filter thresholds of the example shards.
+
+    There are none if the user names shards or a setting of a filter.
+    """
+    from mm_assets.filters.registry import FILTERS, settings_of
+    from mm_assets.settings import variable
+
+    named = ("MM_RAW_SHARDS", *(variable(known.name) for known in settings_of(FILTERS)))
+    return {} if any(os.environ.get(name) for name in named) else THRESHOLDS
 
 
 def _print_exports() -> int:

@@ -1,6 +1,7 @@
 """Formats: bytes in, bytes out.
 
-The public names of `mm_assets` can be imported from here, too. Type checkers know them in `mm_assets`.
+The public names of `mm_assets` can be imported from here, too, but for `materialize`, which is a module
+here. Type checkers know them in `mm_assets`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 from mm_assets.interleaved.facade import MODULES, public_name
 
-__all__ = [*MODULES]
+__all__ = [name for name in MODULES if name != "materialize"]  # a module here
 
 
 def __getattr__(name: str) -> Any:

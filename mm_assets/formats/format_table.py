@@ -38,6 +38,8 @@ class Format:
         raw_options: arguments of the reader that describe documents of others.
         origin_record: path of a file that only outputs of ours have, with ``{folder}`` and ``{name}`` of the
             output: names are unescaped only where it exists. Empty: they always are.
+        gives_way: whether files of it beside data of another format are ignored, with a warning: they are
+            often a log or statistics.
         quarantine_rereads: whether a reader that quarantines samples has to read all rows twice; files that
             this project wrote are read once.
     """
@@ -54,6 +56,7 @@ class Format:
     raw_options: tuple[str, ...] = ()
     origin_record: str = ""
     quarantine_rereads: bool = False
+    gives_way: bool = False
 
     @property
     def marker(self) -> str:
@@ -139,6 +142,7 @@ FORMAT_TABLE = (
         written=".jsonl.gz",
         shown=".jsonl",
         sidecars=(".images.tar",),
+        gives_way=True,
         raw_options=(*DOCUMENT_OPTIONS, *MEMBER_OPTIONS),
     ),
 )

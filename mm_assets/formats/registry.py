@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,7 @@ from mm_assets.formats.format_table import (
     SHOWN,
     format_by_suffix,
     format_of,
+    listed,
     without_sidecars,
 )
 from mm_assets.formats.format_table import SUFFIXES as SUFFIXES
@@ -27,7 +29,7 @@ from mm_assets.interleaved.notices import warn_user
 def detect_format(source: str, options: StorageOptions | None = None) -> str:
     """Return the format of a file, folder, glob or URL, by names alone.
 
-    Parquet files beside tars are ignored, with a warning.
+    Parquet files beside tars, and JSON lines beside any other data, are ignored, with a warning.
 
     Raises:
         FileNotFoundError: for a path that does not exist, and for a folder without data.
@@ -45,7 +47,10 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         names = expand_paths(source, SUFFIXES, options)
     else:
         names = names_in(source, options)
-    names, passed_over = tars_first(without_sidecars(names))
+    own_files = without_sidecars(names)
+    if len(own_files) == len(names):  # with sidecars it is data of that format
+        own_files = _without_strays(source, own_files)
+    names, passed_over = tars_first(own_files)
     found = _formats_of(names)
     if passed_over and len(found) == 1:
         warn_user(passed_over_line(source, passed_over))
@@ -88,6 +93,21 @@ def writer_for(kind: str, path: str, **arguments: Any) -> InterleavedWriter:
 def _imported(name: str) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def _without_strays(source: str, names: list[str]) -> list[str]:
+    """Leave out files of formats that give way where there is another; warn about them."""
+    way = {name for name in _formats_of(names) if format_of(name).gives_way}
+    if not way or way == _formats_of(names):
+        return names
+    ignored = [name for name in names if _formats_of([name]) & way]
+    many = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
+    kinds = listed(format_of(name).title for name in way)
+    warn_user(
+        f"{source}: {many} of {kinds} beside other data ignored, such as {posixpath.basename(ignored[0])}; "
+        "name the files to read them"
+    )
+    return [name for name in names if name not in set(ignored)]
 
 
 def _formats_of(names: Iterable[str]) -> set[str]:

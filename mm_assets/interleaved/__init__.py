@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from mm_assets.public_names import MODULES
 
-__all__ = [*MODULES]
+# Names of caches and paired tars, such as `Image`, would hide those of other libraries.
+_NOT_STARRED = ("mm_assets.formats.arrow_cache.", "mm_assets.formats.paired.")
+__all__ = [name for name, module in MODULES.items() if not module.startswith(_NOT_STARRED)]
 
 if TYPE_CHECKING:
     from mm_assets.public_names import *  # noqa: F403

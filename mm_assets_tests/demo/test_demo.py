@@ -11,6 +11,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from mm_assets.demo.home import demo_thresholds
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
 from mm_assets_tests.formats.raw_tars import make_tar
@@ -224,3 +225,12 @@ def test_without_raw_shards_one_line_says_why(tmp_path: Path, locations: str, me
     make_tar(storage / "x.tar", [])
     done = demo(tmp_path, locations.format(storage=storage))
     assert (done.returncode, done.stderr) == (1, message.format(storage=storage).replace("/storage/..", ""))
+
+
+@pytest.mark.parametrize("name", ["MM_RAW_SHARDS", "MM_MAX_ASPECT_RATIO", "MM_MIN_IMAGE_SIDE"])
+def test_the_thresholds_of_the_demo_give_way_to_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("MM_RAW_SHARDS", "MM_MIN_ASPECT_RATIO", "MM_MAX_ASPECT_RATIO"):
+        monkeypatch.delenv(variable, raising=False)
+    assert demo_thresholds() == {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
+    monkeypatch.setenv(name, "3")
+    assert demo_thresholds() == {}

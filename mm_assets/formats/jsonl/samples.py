@@ -93,7 +93,14 @@ class JsonlSamples(TarSamples):
         return next((found for found in candidates if exists(found, options)), None)
 
     def _documents(self, layout: RawLayout, max_member_bytes: int) -> tuple[Mint1tDecoder, list[Member]]:
-        decoder = Mint1tDecoder(self.path, self.index, layout, max_member_bytes, images_path=self.images_path)
+        decoder = Mint1tDecoder(
+            self.path,
+            self.index,
+            layout,
+            max_member_bytes,
+            images_path=self.images_path,
+            name=self.name,
+        )
         return decoder, self._lines.members
 
     def _sample(self, member: Member) -> Sample:

@@ -46,8 +46,10 @@ class Mint1tDecoder:
         max_member_bytes: int,
         pairs: ImageTextPairs | None = None,
         images_path: str | None = None,
+        name: str | None = None,
     ) -> None:
         self.path = path
+        self.name = index.name if name is None else name  # of the file with the documents, in messages
         self.images_path = path if images_path is None else images_path
         self.index = index
         self.layout = layout
@@ -81,7 +83,7 @@ class Mint1tDecoder:
         residue: dict[str, Any],
     ) -> list[Row]:
         layout = self.layout
-        place = f"{self.index.name}: {member.name}"
+        place = f"{self.name}: {member.name}"
         json_ref = member_ref(self.path, member)
         if self.pairs is None:
             texts = self._list(fields, layout.texts_field, place, residue)
@@ -137,7 +139,7 @@ class Mint1tDecoder:
         if fields.get(name) is None:
             raise SampleError(
                 BAD_SAMPLE_ID,
-                f"{self.index.name}: {member.name}: field {name!r} (sample_id_field) is missing",
+                f"{self.name}: {member.name}: field {name!r} (sample_id_field) is missing",
             )
         value = fields.pop(name)
         if isinstance(value, str):

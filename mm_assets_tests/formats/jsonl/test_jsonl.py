@@ -16,11 +16,12 @@ from mm_assets.formats.jsonl import lines as jsonl_lines
 from mm_assets.formats.jsonl import writer as jsonl_writer
 from mm_assets.formats.jsonl.reader import InterleavedJsonlReader
 from mm_assets.formats.reader import ShardError
+from mm_assets.formats.registry import detect_format
 from mm_assets.formats.storage import StagedFile
 from mm_assets.interleaved import materialize
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows
-from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, write
+from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, write
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.formats.shelf import ShelfFileSystem
 
@@ -272,3 +273,25 @@ def test_a_member_of_no_line_is_found(ours: Path) -> None:
     rewrite(ours, [first])
     with pytest.raises(ShardError, match="is of no line"):
         derive("jsonl", str(ours))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "jsonl"])
+def test_a_stray_file_beside_other_data_is_ignored_with_a_warning(tmp_path: Path, kind: str) -> None:
+    write(kind, tmp_path / "data", batch_of(rows("a")))
+    (tmp_path / "data" / "stats.jsonl").write_text("{}\n")
+    with pytest.warns(UserWarning, match="1 file of JSON lines beside other data ignored"):
+        assert detect_format(str(tmp_path / "data")) == kind
+
+
+def test_lines_with_their_images_beside_other_data_are_not_ignored(ours: Path) -> None:
+    write("parquet", ours.parent, batch_of(rows("a")))
+    with pytest.raises(ValueError, match="holds jsonl and parquet; name one of them"):
+        detect_format(str(ours.parent))
+
+
+def test_a_bad_line_is_one_of_the_lines_not_of_the_images(tmp_path: Path) -> None:
+    make_tar(tmp_path / "x.images.tar", [("p.png", PNG)])
+    (tmp_path / "x.jsonl").write_text(json.dumps({"texts": ["t"], "images": [None]}) + "\n")
+    reader = InterleavedJsonlReader(str(tmp_path / "x.jsonl"), sample_id_field="id")
+    with pytest.raises(ShardError, match=r"/x\.jsonl: line 1: field 'id' \(sample_id_field\) is missing"):
+        list(reader)
