@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from mm_assets.formats.parquet import InterleavedParquetReader as InterleavedParquetReader
     from mm_assets.formats.parquet import InterleavedParquetWriter as InterleavedParquetWriter
     from mm_assets.formats.reader import InterleavedReader as InterleavedReader
-    from mm_assets.formats.reader import ShardError as ShardError
     from mm_assets.formats.reports import PartitionReport as PartitionReport
     from mm_assets.formats.reports import WriteReport as WriteReport
     from mm_assets.formats.store_errors import StoreError as StoreError
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
     from mm_assets.interleaved.batch import InterleavedBatch as InterleavedBatch
     from mm_assets.interleaved.errors import DataError as DataError
     from mm_assets.interleaved.errors import MmAssetsError as MmAssetsError
+    from mm_assets.interleaved.errors import ShardError as ShardError
     from mm_assets.interleaved.extras import MissingExtra as MissingExtra
     from mm_assets.interleaved.policies import MaterializeError as MaterializeError
     from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA as INTERLEAVED_SCHEMA
@@ -99,7 +99,7 @@ MODULES = {
     "RESERVED_COLUMNS": "mm_assets.interleaved.schema",
     "SchemaMismatch": "mm_assets.interleaved.schema",
     "Sequence": "mm_assets.formats.arrow_cache.feature_types",
-    "ShardError": "mm_assets.formats.reader",
+    "ShardError": "mm_assets.interleaved.errors",
     "ShardedCacheMeta": "mm_assets.formats.arrow_cache.metadata",
     "Sink": "mm_assets.formats.writer",
     "SourceRef": "mm_assets.interleaved.source_ref",

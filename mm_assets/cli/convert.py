@@ -212,7 +212,7 @@ class _Job(NamedTuple):
 def _convert(job: _Job, max_loss: float) -> PartitionReport:
     """Convert one partition in a worker; it is not published if it would lose more than ``max_loss``."""
     from mm_assets.accounting.loss_share import LossShare
-    from mm_assets.formats.reader import ShardError
+    from mm_assets.interleaved.errors import ShardError
 
     def check(report: PartitionReport) -> None:
         if (refusal := LossShare.of_report(report).refusal(max_loss)) is not None:

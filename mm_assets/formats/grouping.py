@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved.buffers import compact, take_rows
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.samples import Offsets, sample_codes
 
 # Bytes of rows that wait for other rows of their sample, or of an earlier one. Images among them may take

@@ -16,7 +16,7 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.format_table import TABLE_SUFFIXES
 from mm_assets.formats.local_tree import LocalTree, is_metadata_folder
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
-from mm_assets.formats.webdataset.layout import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
+from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets.interleaved.notices import warn_user
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

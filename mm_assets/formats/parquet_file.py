@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from fsspec.parquet import open_parquet_file
 
 from mm_assets.formats.error_lines import cause_line
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import (
     StorageOptions,
     filesystem,
@@ -19,7 +18,7 @@ from mm_assets.formats.storage import (
     regular_file,
     staged,
 )
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.errors import MmAssetsError, ShardError
 
 T = TypeVar("T")
 

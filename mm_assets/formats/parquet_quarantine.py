@@ -14,11 +14,11 @@ from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_items import ParquetSource
 from mm_assets.formats.parquet_rows import row_name
 from mm_assets.formats.parquet_text import broken_rows, with_bytes
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.buffers import take_rows
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.samples import sample_offsets, sort_items

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Sequence
 
-from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
+from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
 
 PARQUET_SUFFIXES = (".parquet",)
 RAW_SUFFIXES = (*TAR_SUFFIXES, *PARQUET_SUFFIXES)

@@ -16,7 +16,7 @@ from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_lines import error_line, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.listing import expand
-from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, modality_of
+from mm_assets.formats.paired.raw.address import PairedAddress, modality_of
 from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
 from mm_assets.formats.storage import (
@@ -29,6 +29,7 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.formats.store_errors import is_of_store
+from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
 from mm_assets.interleaved.errors import MmAssetsError
 
 _PATTERN = re.compile(r"[*?\[]")
@@ -285,4 +286,6 @@ def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | 
 
 def relative_root(roots: Sequence[str]) -> str | None:
     """Return the root that locators are stored relative to: the local folder, or that of paired shards."""
-    return next((root for root in roots if not is_remote(root) or root.startswith(f"{PROTOCOL}://")), None)
+    return next(
+        (root for root in roots if not is_remote(root) or root.startswith(f"{MERGED_PROTOCOL}://")), None
+    )

@@ -19,7 +19,7 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, local_path
 from mm_assets.interleaved.batch import InterleavedBatch
-from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.interleaved.samples import sample_offsets, sort_items
@@ -35,13 +35,9 @@ from mm_assets.interleaved.schema import (
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.interleaved.unify import unify_schemas
 
-__all__ = ["InterleavedReader", "ShardError"]
+__all__ = ["InterleavedReader"]
 
 _PROJECTED_BYTES = 32 << 20
-
-
-class ShardError(MmAssetsError, ValueError):
-    """A file that cannot be read as interleaved data; the message names file, sample and field."""
 
 
 class FileSource(ABC):

@@ -19,13 +19,14 @@ from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.materialize import materialize_parts
 from mm_assets.formats.origins import Note, parallel_map
-from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
 from mm_assets.formats.storage import StorageOptions, exists, join, lasting
 from mm_assets.formats.tally import RowTally
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.policies import apply_policy, check_policy, with_errors
 from mm_assets.interleaved.samples import sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DataError", "MmAssetsError"]
+__all__ = ["DataError", "MmAssetsError", "ShardError"]
 
 
 class MmAssetsError(Exception):
@@ -27,6 +27,10 @@ class DataError(MmAssetsError, ValueError):
     Raised where no narrower class fits: for rows that are no items of samples, and for tars and caches whose
     parts do not fit together.
     """
+
+
+class ShardError(MmAssetsError, ValueError):
+    """A file cannot be read as interleaved data; the message names file, sample and field."""
 
 
 def _restored(kind: type[MmAssetsError], args: tuple[Any, ...], state: dict[str, Any]) -> MmAssetsError:

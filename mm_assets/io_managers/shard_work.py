@@ -15,11 +15,12 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
-from mm_assets.formats.reader import InterleavedReader, ShardError
+from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import writer_for
 from mm_assets.formats.storage import NoRegularFile
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import MaterializeError

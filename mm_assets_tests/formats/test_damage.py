@@ -16,10 +16,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.tar.scan import TarDamage
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import InterleavedWebdatasetReader, MaterializeError
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets_tests.formats.datasets import batch_of, item, read, write
 from mm_assets_tests.formats.images.pictures import picture

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.batching import row_bytes
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import (
     INTERLEAVED_SCHEMA,
@@ -19,6 +18,7 @@ from mm_assets.interleaved import (
     InterleavedParquetReader,
     InterleavedWebdatasetReader,
 )
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import as_table, batch_of, item, read, table_of, write

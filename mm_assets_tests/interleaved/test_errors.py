@@ -11,12 +11,12 @@ import pytest
 import mm_assets
 from mm_assets.formats.fetching import FetchError
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError, LosslessSplitError
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.reports import PartitionsRefused
 from mm_assets.formats.store_errors import StoreError
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import MaterializeError, MmAssetsError, SchemaMismatch
+from mm_assets.interleaved.errors import ShardError
 
 
 def exceptions_of_the_package() -> set[type[BaseException]]:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.tar_json import Document, Item
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import FieldTally, build_column, is_json
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 

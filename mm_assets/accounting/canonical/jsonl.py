@@ -21,8 +21,8 @@ from mm_assets.accounting.canonical.tar_json import (
     decode_payload,
     has_bookkeeping,
 )
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, join, open_binary, regular_file
+from mm_assets.interleaved.errors import ShardError
 
 _MAX_LINE = 256 << 20
 _DAMAGE = (tarfile.TarError, OSError, EOFError, zlib.error)

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import RowPart, blob_index
 from mm_assets.formats.error_lines import cause_line
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 
 # A scanner reads all its rows ahead, up to hundreds of megabytes, so each scan is limited to this.
 _BYTES_AT_ONCE = 6 << 20

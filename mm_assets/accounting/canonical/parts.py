@@ -10,10 +10,10 @@ from itertools import chain
 import pyarrow as pa
 
 from mm_assets.formats.error_lines import cause_line
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import NoRegularFile
 from mm_assets.interleaved.buffers import binary_views
 from mm_assets.interleaved.digest import BLOBS, Blob
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 
 BLOB_FIELD: pa.Field = INTERLEAVED_SCHEMA.field(BLOBS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mm_assets.accounting.canonical.tar_order import order_fault
-from mm_assets.formats.reader import ShardError
+from mm_assets.interleaved.errors import ShardError
 
 _TYPES = {
     "jpg": "image/jpeg",

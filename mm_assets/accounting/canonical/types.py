@@ -8,8 +8,8 @@ from dataclasses import replace
 import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import BLOB_FIELD, RowPart
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema import (
     REQUIRED_COLUMNS,

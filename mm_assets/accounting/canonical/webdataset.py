@@ -15,8 +15,8 @@ from typing import IO, Any
 from mm_assets.accounting.canonical.document_tables import document_parts
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.tar_json import Document, decode_sample, has_bookkeeping
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
+from mm_assets.interleaved.errors import ShardError
 
 _READ_BUFFER = 1 << 18
 _MAX_JSON = 256 << 20

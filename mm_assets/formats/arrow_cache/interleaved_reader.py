@@ -20,7 +20,7 @@ from mm_assets.formats.arrow_cache.metadata import (
 from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.partitions import Partition
-from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
+from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.storage import (
     StorageOptions,
     exists,
@@ -31,6 +31,7 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 __all__ = ["InterleavedArrowCacheReader"]

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from mm_assets.formats.document_parquet.layout import BYTES, DocumentLayout, ItemColumn, document_layout
 from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, refuse_blown_up
 from mm_assets.formats.parquet_file import read_batches, rows_within
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.notices import warn_user
 
 _MAX_OVERSHOOT = 4  # times the requested bytes, should all rows be as large as the largest of their row group

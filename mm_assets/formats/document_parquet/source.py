@@ -15,10 +15,11 @@ from mm_assets.formats.document_parquet.rows import build_rows
 from mm_assets.formats.document_parquet.scan import DocumentScan
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_rows import row_name
-from mm_assets.formats.reader import FileSource, ShardError
+from mm_assets.formats.reader import FileSource
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import SOURCE
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, canonical_schema
 

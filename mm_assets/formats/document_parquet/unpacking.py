@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import Sizes, row_bytes
 from mm_assets.formats.parquet_file import ROWS_AT_ONCE, read_batches
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.tar.spool import unpacked_limit
+from mm_assets.interleaved.errors import ShardError
 
 MAX_ROW_BYTES = 1 << 30  # a row is held in memory as a whole
 _MAX_PACKED = 64 << 20  # bytes of a column in a row group; its dictionary is only inspected below that

@@ -11,7 +11,6 @@ from typing import Any
 from mm_assets.formats.jsonl.layout import IMAGES_TAR, TARS_OF_OTHERS, is_plain_name, stem_of
 from mm_assets.formats.jsonl.lines import local_lines
 from mm_assets.formats.keys import sample_key
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.storage import StorageOptions, exists
 from mm_assets.formats.tar.index import Member, TarIndex
 from mm_assets.formats.tar.scan import read_members
@@ -21,6 +20,7 @@ from mm_assets.formats.webdataset.native_sample import decode_native
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.rows import Sample
 from mm_assets.formats.webdataset.tar_samples import TarSamples
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_LAYOUT
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.source_ref import build_source_ref

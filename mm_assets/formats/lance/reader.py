@@ -17,8 +17,9 @@ from mm_assets.formats.lance.storage_types import from_storage, from_storage_sch
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
-from mm_assets.formats.reader import FileSource, InterleavedReader, ShardError
+from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, join
+from mm_assets.interleaved.errors import ShardError
 
 __all__ = ["InterleavedLanceReader"]
 

@@ -37,23 +37,7 @@ DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", 
 DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
 
-TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz")
-PACKED_TAR_SUFFIXES = (  # compressions that are not supported
-    *(
-        ".tar.bz2",
-        ".tbz2",
-        ".tbz",
-        ".tar.xz",
-        ".txz",
-        ".tar.zst",
-        ".tzst",
-        ".tar.lz4",
-        ".tar.lzma",
-        ".tlz",
-        ".tar.lz",
-    ),
-    *(".tar.br", ".tar.sz", ".tar.z", ".taz"),
-)
+MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
 
 # Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mm_assets.formats.reader import ShardError
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, FAULTS, LONE_SURROGATE, NOT_AN_OBJECT, NOT_UTF8
 from mm_assets.interleaved.json_codec import is_too_deep
 

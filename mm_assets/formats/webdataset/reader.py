@@ -12,13 +12,13 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, local_path
+from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
     DEFAULT_JSON_EXTENSIONS,
     IMAGES,
     MAX_MEMBER_BYTES,
     SOURCE,
-    TAR_SUFFIXES,
     TEXTS,
     RawLayout,
     normal_extensions,

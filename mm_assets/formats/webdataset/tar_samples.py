@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from mm_assets.formats.paired.raw.address import PROTOCOL
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.tar.scan import (
@@ -27,6 +26,7 @@ from mm_assets.formats.webdataset.declared_types import SLOT
 from mm_assets.formats.webdataset.layout import (
     MAX_FIELDS,
     MAX_JSON_BYTES,
+    MERGED_PROTOCOL,
     UNPAIRED,
     RawLayout,
     extension,
@@ -83,7 +83,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
-        self._is_merged = uri.startswith(f"{PROTOCOL}://")
+        self._is_merged = uri.startswith(f"{MERGED_PROTOCOL}://")
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         with ExitStack() as stack:

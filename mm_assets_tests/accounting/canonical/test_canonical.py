@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.canonical import CanonicalSource, derive
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedBatch
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import json_field
 from mm_assets.interleaved.schema import SchemaMismatch
 from mm_assets_tests.accounting.mutations import rewrite

@@ -12,7 +12,6 @@ from mm_assets.accounting import canonical, formats
 # Of each module what it is needed for. None of them reads or writes rows of our outputs.
 SHARED = {
     "mm_assets.formats.error_lines": "an error as one line",
-    "mm_assets.formats.reader": "the class ShardError",
     "mm_assets.formats.storage": "opening local and remote files",
     "mm_assets.formats.listing": "the files of a location",
     "mm_assets.formats.partitions": "the name of a file's partition",

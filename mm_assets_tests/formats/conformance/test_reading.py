@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats.format_table import format_of
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, SchemaMismatch
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import EXTRAS as COLUMNS

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import InterleavedParquetReader, materialize
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import fault_of
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.document_parquet.reading import Reading, read_tolerantly

@@ -15,10 +15,10 @@ from mm_assets.accounting.canonical import derive
 from mm_assets.formats.jsonl import lines as jsonl_lines
 from mm_assets.formats.jsonl import writer as jsonl_writer
 from mm_assets.formats.jsonl.reader import InterleavedJsonlReader
-from mm_assets.formats.reader import ShardError
 from mm_assets.formats.registry import detect_format
 from mm_assets.formats.storage import StagedFile
 from mm_assets.interleaved import materialize
+from mm_assets.interleaved.errors import ShardError
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.conformance.outputs import PNG, N, rows
 from mm_assets_tests.formats.datasets import FORMATS, as_table, batch_of, item, read, write

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_JSON, DUPLICATE_ID
 from mm_assets.interleaved.losses import Loss
 from mm_assets_tests.formats.images.pictures import picture

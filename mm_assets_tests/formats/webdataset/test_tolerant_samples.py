@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mm_assets.formats.reader import ShardError
 from mm_assets.interleaved import InterleavedWebdatasetReader
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import (
     BAD_JSON,
     BAD_LAYOUT,

@@ -16,9 +16,9 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import packed_line
 from mm_assets.formats.local_tree import is_metadata_folder
 from mm_assets.formats.storage import absolute, exists, filesystem, join
-from mm_assets.formats.webdataset.layout import TAR_SUFFIXES
+from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
+from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
 
-PROTOCOL = "paired"
 MISSING_KEY_POLICIES = ("skip", "partial", "error")
 
 _MODALITY = re.compile(r"(?P<name>[^\W\d]\w*)=(?P<location>.+)", re.DOTALL)
@@ -61,7 +61,9 @@ class PairedAddress:
     @property
     def url(self) -> str:
         """The address as a URL: a folder with one tar per name."""
-        return f"{PROTOCOL}://{urlencode([*self.locations.items(), (_POLICY, self.missing_key_policy)])}"
+        return (
+            f"{MERGED_PROTOCOL}://{urlencode([*self.locations.items(), (_POLICY, self.missing_key_policy)])}"
+        )
 
     @classmethod
     def parse(cls, token: str) -> PairedAddress:
@@ -125,9 +127,9 @@ def modality_of(item: str) -> tuple[str, str] | None:
 def parts_of(url: str) -> dict[str, str]:
     """Return the URLs of the tars that a merged tar is made of, by their names in locators."""
     root, _, name = url.rpartition("/")
-    if not root.startswith(f"{PROTOCOL}://"):
+    if not root.startswith(f"{MERGED_PROTOCOL}://"):
         return {}
-    parts = PairedAddress.parse(root.removeprefix(f"{PROTOCOL}://")).parts(name.removesuffix(".tar"))
+    parts = PairedAddress.parse(root.removeprefix(f"{MERGED_PROTOCOL}://")).parts(name.removesuffix(".tar"))
     part_names = [
         f"{modality}/{os.path.basename(file)}" for modality, files in parts.items() for file in files
     ]

@@ -12,12 +12,13 @@ from typing import IO, Any
 from fsspec.spec import AbstractFileSystem
 
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.formats.paired.raw.address import PROTOCOL, PairedAddress, stem_of
+from mm_assets.formats.paired.raw.address import PairedAddress, stem_of
 from mm_assets.formats.paired.raw.merge import merge
 from mm_assets.formats.paired.raw.parts import ModalityTar
 from mm_assets.formats.storage import is_remote, local_path, open_binary, size_of
 from mm_assets.formats.tar.scan import scan_tolerant
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
+from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
 
 _SUFFIX = ".tar"
 _REVISION = "2"  # of the content of merged tars: part of their identity, so a new one makes outputs again
@@ -30,7 +31,7 @@ class PairedFileSystem(AbstractFileSystem):
     as named by locators. See `PairedAddress` and `merge`.
     """
 
-    protocol = PROTOCOL
+    protocol = MERGED_PROTOCOL
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         address, name = self._parsed(path)
