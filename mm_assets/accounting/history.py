@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.accounted_format import Rows, SampleQuery, accounted_format
+from mm_assets.accounting.canonical.accounted_format import Rows, SampleQuery, accounted_format
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger, locator_columns
 from mm_assets.accounting.lookup import find_sample, in_parquet
 from mm_assets.accounting.outputs import OUTPUTS, Output

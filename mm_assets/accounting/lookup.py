@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from mm_assets.accounting.accounted_format import Rows, SampleQuery, accounted_format
+from mm_assets.accounting.canonical.accounted_format import Rows, SampleQuery, accounted_format
 from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.keys import sample_key

@@ -63,7 +63,7 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
     Raises:
         ValueError: naming the flag.
     """
-    from mm_assets.accounting.accounted_format import accounted_format
+    from mm_assets.accounting.canonical.accounted_format import accounted_format
     from mm_assets.settings import Settings
 
     given = [name for name in Settings.from_environment().raw_layout() if getattr(options, name) is not None]
@@ -86,7 +86,7 @@ def is_ours(kind: str, source: str) -> bool:
 
     Always False for formats in which others write no documents.
     """
-    from mm_assets.accounting.accounted_format import accounted_format
+    from mm_assets.accounting.canonical.accounted_format import accounted_format
     from mm_assets.formats.storage import is_remote, regular_file
 
     if not format_of(kind).raw_options:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.accounted_format import Found, accounted_format
 from mm_assets.accounting.canonical import Derived, derive
+from mm_assets.accounting.canonical.accounted_format import Found, accounted_format
 from mm_assets.accounting.comparison import CanonicalSource, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof_store import ShardProof

@@ -9,7 +9,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from mm_assets.accounting.accounted_format import TableAccount, accounted_format
+from mm_assets.accounting.canonical.accounted_format import TableAccount, accounted_format
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from

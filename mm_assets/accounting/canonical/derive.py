@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.accounting.accounted_format import accounted_format
+from mm_assets.accounting.canonical.accounted_format import accounted_format
 from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.source import CanonicalSource

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mm_assets.accounting.accounted_format import accounted_format
+from mm_assets.accounting.canonical.accounted_format import accounted_format
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.types import normalized

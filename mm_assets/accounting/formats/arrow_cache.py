@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mm_assets.accounting.accounted_format import AccountedFormat, Found
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Found
 from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
 from mm_assets.accounting.canonical.cache_files import cache_problems
 from mm_assets.accounting.canonical.location import CanonicalLocation

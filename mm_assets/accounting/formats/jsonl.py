@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mm_assets.accounting.accounted_format import AccountedFormat
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat
 from mm_assets.accounting.canonical.jsonl import is_ours, jsonl_parts
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 
-from mm_assets.accounting.accounted_format import AccountedFormat, Rows, SampleQuery, TableAccount
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Rows, SampleQuery, TableAccount
 from mm_assets.accounting.canonical.lance import lance_parts
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from mm_assets.accounting.accounted_format import AccountedFormat, Rows, SampleQuery
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Rows, SampleQuery
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parquet import parquet_parts
 from mm_assets.accounting.canonical.parts import RowPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mm_assets.accounting.accounted_format import AccountedFormat, Found, Rows, SampleQuery
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Found, Rows, SampleQuery
 from mm_assets.accounting.canonical.derived import Derived
 from mm_assets.accounting.canonical.index_files import folder_problems, has_index
 from mm_assets.accounting.canonical.location import CanonicalLocation

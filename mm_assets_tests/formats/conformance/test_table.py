@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mm_assets.accounting.accounted_format import SampleQuery, accounted_format
 from mm_assets.accounting.canonical import derive
+from mm_assets.accounting.canonical.accounted_format import SampleQuery, accounted_format
 from mm_assets.accounting.lookup import find_sample
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.formats.format_table import FORMATS, SUFFIXES, format_by_suffix, format_of
