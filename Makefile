@@ -19,7 +19,7 @@ demo: .venv/.made  ## example shards through the whole graph, and a table of wha
 test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 	$(BIN)/python -m pytest --fast -n auto
 
-# File by file, in their order: sorted by number of tests, the few long ones with real daemons would come last, one after the other.
+# File by file, in the order of conftest.py: sorted by number of tests, the few long ones with real daemons would come last.
 test: .venv/.made  ## all tests but those of the clients
 	$(BIN)/python -m pytest -m "not clients" -n auto --dist loadfile --no-loadscope-reorder
 

@@ -10,7 +10,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hypothesis import settings
 
-from mm_assets_tests.tiers import is_fast
+from mm_assets_tests.tiers import ROOT, is_fast
+
+LIVE = ROOT / "live"
 
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test.
 settings.register_profile("untimed", deadline=None)
@@ -24,3 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files of other tiers unread: to import the graph takes seconds."""
     return True if config.getoption("--fast") and not is_fast(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those with real daemons first: they mostly wait, while other processes work on the rest."""
+    items.sort(key=lambda item: not item.path.is_relative_to(LIVE))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """One process more than cores where daemons are waited for."""
+    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 1
