@@ -37,7 +37,7 @@ class SampleQuery(NamedTuple):
     options: StorageOptions | None
 
 
-class Found(NamedTuple):
+class OutputProblems(NamedTuple):
     """Problems of an output whose rows are as they were written.
 
     ``problems`` are those of the output itself, ``beside`` those of files beside it.
@@ -84,7 +84,7 @@ class AccountedFormat:
     parts: Callable[[CanonicalLocation], Iterator[RowPart]]
     states_types: Callable[[CanonicalLocation], bool] = lambda _: True
     digest: Callable[[str, StorageOptions | None], Derived | None] | None = None
-    examine: Callable[[str, Derived], Found] = lambda *_: Found()
+    examine: Callable[[str, Derived], OutputProblems] = lambda *_: OutputProblems()
     find_sample: Callable[[SampleQuery], Mapping[str | None, Rows]] | None = None
     finds_partitions: bool = False
     is_ours: Callable[[str], bool] = lambda _: False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Found
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, OutputProblems
 from mm_assets.accounting.canonical.arrow_cache import arrow_cache_parts
 from mm_assets.accounting.canonical.cache_files import cache_problems
 from mm_assets.accounting.canonical.location import CanonicalLocation
@@ -18,5 +18,5 @@ def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
 ACCOUNTED = AccountedFormat(
     library="pyarrow.ipc.RecordBatchFileReader",
     parts=_parts,
-    examine=lambda uri, _: Found(tuple(cache_problems(uri))),
+    examine=lambda uri, _: OutputProblems(tuple(cache_problems(uri))),
 )

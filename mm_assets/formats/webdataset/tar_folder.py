@@ -261,7 +261,7 @@ def _check(staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionSt
     end = int.from_bytes(idx[-8:], "little")
     if not (size == stats.bytes == end + END_BLOCKS and len(idx) == 8 * (stats.samples + 1)):
         raise ValueError(
-            f"{stats.file}: facts of {stats.samples} samples in {stats.bytes} bytes, "
+            f"{stats.file}: statistics of {stats.samples} samples in {stats.bytes} bytes, "
             f"an index of {len(idx) // 8 - 1} samples up to {end} and a tar of {size} bytes "
             "do not belong together"
         )
