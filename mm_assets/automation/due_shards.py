@@ -75,7 +75,7 @@ class DueShards:
             self.in_progress,
         )
 
-    def keys(self) -> list[str]:
+    def partitions(self) -> list[str]:
         """Return the partitions that are due in any asset, each once."""
         return list(dict.fromkeys(key for due in self.by_asset.values() for key in due))
 

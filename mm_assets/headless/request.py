@@ -92,7 +92,7 @@ def select(
         ).find(assets)
     if request.kinds:
         due = due.of_kinds(request.kinds)
-        keys = due.keys()
+        keys = due.partitions()
     chosen = keys if request.limit is None else keys[: request.limit]
     if request.kinds:
         groups = due.restricted(set(chosen)).by_assets()
