@@ -9,7 +9,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
-from mm_assets.automation.due_shards import DueShardFinder, DueShards
+from mm_assets.automation.due_shards import DueShards, due_shards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.partitions import SHARDS
 
@@ -33,8 +33,7 @@ class DueBackfills:
         """Return what is due now; partitions that a run or a backfill is about to make are not."""
         known = instance.get_dynamic_partitions(str(SHARDS.name))
         versions = {key: listing[key].version for key in known if key in listing}
-        specs = [spec for definition in asset_graph.assets_defs for spec in definition.specs]
-        found = DueShardFinder(instance, specs, versions).find()
+        found = due_shards(instance, asset_graph, versions)
         busy = {key for keys in found.in_progress.values() for key in keys}
         busy.update(key for keys in unfinished_partitions(instance, asset_graph).values() for key in keys)
         return cls(found.restricted(set(versions) - busy), versions, asset_graph)
