@@ -9,7 +9,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
-from mm_assets.automation.due_shards import DueShards, due_shards
+from mm_assets.automation.due_shards import FAILED, DueShards, due_shards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.partitions import SHARDS
 
@@ -57,7 +57,8 @@ def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
         for key, why in due.items():
             if key in wanted and key not in seen:
                 seen.add(key)
-                reason = why.reason.partition(" in run ")[0] if why.kind == "failed" else why.reason
+                failed = "failed and mended" if why.is_mended else FAILED
+                reason = failed if why.kind == FAILED else why.reason
                 counts[reason] = counts.get(reason, 0) + 1
     most = sorted(counts.items(), key=lambda found: -found[1])[:_NAMED]
     return ", ".join(reason if len(counts) == 1 else f"{count} {reason}" for reason, count in most)
