@@ -13,7 +13,8 @@ from mm_assets.accounting.canonical.raw import raw_parts
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.webdataset import is_ours, tar_offsets, tar_parts
 from mm_assets.accounting.lookup import in_tar
-from mm_assets.formats.storage import size_of
+from mm_assets.formats.storage import StorageOptions, join, size_of
+from mm_assets.formats.webdataset.tar_folder import DATASET_FILES, TarFolder
 
 _END_BLOCKS = 1024  # bytes; of a tar
 
@@ -41,6 +42,11 @@ def _find_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
     return {name: in_tar(query.uri_of(name), query.sample_id, query.options) for name in query.partitions}
 
 
+def _files(uri: str, options: StorageOptions | None) -> list[str]:
+    folder, _, name = uri.rpartition("/")
+    return [join(folder, file) for file in TarFolder(folder, options).files_of(name)]
+
+
 ACCOUNTED = AccountedFormat(
     library="webdataset.tariterators",
     parts=_parts,
@@ -49,4 +55,6 @@ ACCOUNTED = AccountedFormat(
     examine=_examine,
     find_sample=_find_sample,
     is_ours=is_ours,
+    files=_files,
+    folder_files=DATASET_FILES,
 )

@@ -36,6 +36,7 @@ _STATS_FOLDER = ".mm_assets"
 _STATS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
+DATASET_FILES = (_INDEX, _CARD, _INFO, _SPLIT, _DATASET)  # derived from all tars of the folder
 
 
 class TarFolder(FolderFiles):
@@ -63,7 +64,7 @@ class TarFolder(FolderFiles):
             ValueError: Tar, idx and statistics do not belong together.
         """
         if stats.samples == 0:
-            self._withdraw(stats.file)
+            self.withdraw(stats.file)
             Path(staged_tar).unlink(missing_ok=True)
             return
         _check(staged_tar, idx, stats)
@@ -111,6 +112,23 @@ class TarFolder(FolderFiles):
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
+    def withdraw(self, file: str) -> None:
+        """Remove a tar with its index and statistics; no index file of the folder promises it meanwhile.
+
+        The counts of the other tars stay; call `finish` afterwards for the card. May be repeated after a
+        crash.
+
+        Args:
+            file: name of the tar.
+        """
+        with self._locked():
+            self._relist(file, 0)
+            self._forget(file)
+
+    def files_of(self, file: str) -> list[str]:
+        """Return the names of the files that belong to a tar, existing or not."""
+        return [file, f"{file}.idx", f"{_STATS_FOLDER}/{file}{_STATS}"]
+
     def stats(self) -> list[TarPartitionStats]:
         """Return the statistics of all published partitions, by file name."""
         names = self._list(_STATS_FOLDER)
@@ -118,18 +136,8 @@ class TarFolder(FolderFiles):
             f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
         )
 
-    def _withdraw(self, file: str) -> None:
-        with self._locked():
-            self._relist(file, 0)
-            self._forget(file)
-
     def _forget(self, file: str) -> None:
-        for name in (
-            file,
-            f"{file}.idx",
-            f"{_STATS_FOLDER}/{file}{_STATS}",
-            f"{_STATS_FOLDER}/{file}{_PENDING}",
-        ):
+        for name in (*self.files_of(file), f"{_STATS_FOLDER}/{file}{_PENDING}"):
             self._remove(name)
 
     def _relist(self, file: str, samples: int) -> None:
