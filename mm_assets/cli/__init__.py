@@ -25,7 +25,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from mm_assets.cli import convert, diff, explain, inspect, tag, verify
+    from mm_assets.cli import convert, diff, explain, inspect, retire, tag, verify
 
     parser = argparse.ArgumentParser(
         prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain."
@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_to(commands)
     tag.add_to(commands)
     diff.add_to(commands)
+    retire.add_to(commands)
     return parser
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mm_assets.settings import Settings
 
 
 def add_storage_flag(parser: argparse.ArgumentParser) -> None:
@@ -18,5 +22,17 @@ def storage_root(options: argparse.Namespace) -> str:
     from mm_assets.formats.storage import absolute
     from mm_assets.settings import Settings
 
-    root = absolute(options.storage or Settings.from_environment().storage)
+    return (
+        _normal(absolute(options.storage)) if options.storage else settings_root(Settings.from_environment())
+    )
+
+
+def settings_root(settings: Settings) -> str:
+    """Return the storage root of the settings, as absolute path or URL."""
+    from mm_assets.formats.storage import absolute
+
+    return _normal(absolute(settings.storage))
+
+
+def _normal(root: str) -> str:
     return root.rstrip("/") or "/"

@@ -15,14 +15,16 @@ CONFIGURATION = Path("dagster.yaml")
 THRESHOLDS = {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
 
 
-def prepare_home() -> Path:
-    """Return the ``DAGSTER_HOME`` in force, else ``.dagster/<name>`` for ``MM_STORAGE``.
-
-    The folder is created, with the project's ``dagster.yaml`` in it.
-    """
+def home_in_force() -> Path:
+    """Return ``DAGSTER_HOME``, else ``.dagster/<name>`` for ``MM_STORAGE``; it need not exist."""
     storage = os.environ.get("MM_STORAGE", "").rstrip("/")
     name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}" if storage else "demo"
-    home = Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).resolve()
+    return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).resolve()
+
+
+def prepare_home() -> Path:
+    """Return the `home_in_force`. The folder is created, with the project's ``dagster.yaml`` in it."""
+    home = home_in_force()
     home.mkdir(parents=True, exist_ok=True)
     target = home / CONFIGURATION.name
     if not target.exists() and CONFIGURATION.exists():

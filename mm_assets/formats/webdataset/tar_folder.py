@@ -9,7 +9,7 @@ import fcntl
 import os
 import posixpath
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -64,7 +64,7 @@ class TarFolder(FolderFiles):
             ValueError: Tar, idx and statistics do not belong together.
         """
         if stats.samples == 0:
-            self.withdraw(stats.file)
+            self.withdraw([stats.file])
             Path(staged_tar).unlink(missing_ok=True)
             return
         _check(staged_tar, idx, stats)
@@ -81,7 +81,7 @@ class TarFolder(FolderFiles):
                 self._write(pending, stats.to_json())
                 self._declare(stats)
                 if any(old.samples > stats.samples for old in previous):
-                    self._relist(stats.file, stats.samples)
+                    self._relist({stats.file: stats.samples})
                 self._remove(f"{stats.file}.idx")
                 tar.publish()
                 self._write(f"{stats.file}.idx", idx)
@@ -112,18 +112,18 @@ class TarFolder(FolderFiles):
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
-    def withdraw(self, file: str) -> None:
-        """Remove a tar with its index and statistics; no index file of the folder promises it meanwhile.
+    def withdraw(self, files: Collection[str]) -> None:
+        """Remove tars with their indexes and statistics, after the folder's index files name none of them.
 
-        The counts of the other tars stay; call `finish` afterwards for the card. May be repeated after a
-        crash.
+        The card may still declare their columns, until `finish`. After a crash the call may be repeated.
 
         Args:
-            file: name of the tar.
+            files: names of the tars; some may not exist.
         """
         with self._locked():
-            self._relist(file, 0)
-            self._forget(file)
+            self._relist(dict.fromkeys(files, 0))
+            for file in files:
+                self._forget(file)
 
     def files_of(self, file: str) -> list[str]:
         """Return the names of the files that belong to a tar, existing or not."""
@@ -140,13 +140,13 @@ class TarFolder(FolderFiles):
         for name in (*self.files_of(file), f"{_STATS_FOLDER}/{file}{_PENDING}"):
             self._remove(name)
 
-    def _relist(self, file: str, samples: int) -> None:
-        """Limit the count of a tar in the index files to ``samples``.
+    def _relist(self, most: Mapping[str, int]) -> None:
+        """Limit the counts of some tars in the index files.
 
         wids and Energon fail if an index promises more samples than the tar has.
         """
         listed = parse_wids_index(self._read(_INDEX) or b"")
-        fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
+        fewer = [replace(p, samples=min(p.samples, most.get(p.file, p.samples))) for p in listed]
         kept = [p for p in fewer if p.samples]
         if kept != listed:
             self._write(_INDEX, wids_index(self._name(), kept))
