@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from functools import cache
 
 from mm_assets.formats.raw_files import RAW_SUFFIXES
@@ -15,8 +16,9 @@ class RawAbsence:
     """Judge of partitions that a listing of raw shards does not have.
 
     An unmounted disk, a missing folder, or a pattern that matches less than before must not look as if shards
-    were removed. So a shard counts as gone only if its folder can be listed and still has another raw shard.
-    Who names a shard vouches for the rest: then it is enough that no file of its name can be found.
+    were removed. So a shard counts as gone only if its folder can be listed and another raw shard is listed
+    there or below it. Who names a shard vouches for the rest: then it is enough that no file of its name can
+    be found.
     """
 
     def __init__(
@@ -25,7 +27,7 @@ class RawAbsence:
         self._listing = listing
         self._options = options
         self._roots = [root for root in locations.roots() if not root.startswith(f"{MERGED_PROTOCOL}://")]
-        self._folders = {posixpath.dirname(key) for key in listing}
+        self._folders = {folder for key in listing for folder in _folders_above(key)}
         self._names = cache(self._list)
 
     def reason_to_keep(self, key: str, is_named: bool = False) -> str | None:
@@ -48,7 +50,7 @@ class RawAbsence:
                     return f"{key}: its raw shard exists, though it is not read: {join(place, found)}"
         if is_named or folder in self._folders:
             return None
-        places = " or ".join(join(root, folder) for root in self._roots)
+        places = " or ".join(join(root, folder) if folder else root for root in self._roots)
         return (
             f"{key}: no raw shard can be listed in {places}, "
             "as if a disk were not mounted; name the shard to retire it all the same"
@@ -62,3 +64,9 @@ class RawAbsence:
         except FileNotFoundError:
             return ()
         return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
+
+def _folders_above(key: str) -> Iterator[str]:
+    while key:
+        key = posixpath.dirname(key)
+        yield key

@@ -18,6 +18,7 @@ _POSITIONS = 5  # named in a line
 _LOSS_COLUMNS = ["sample_id", "position", "modality", "outcome", "kind", "is_cause"]
 
 Loss = tuple[int | None, str, str]  # position, outcome, kind
+_Why = tuple[tuple[str, ...], str]  # short reasons, the whole text
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,29 @@ class Comparison:
     def differences(self, partition: str, before: Group, after: Group) -> list[Difference]:
         """Return the differences of a partition, by sample."""
         causes = causes_of(before, after)
-        lost_before, lost_after = _Losses(before, self._before), _Losses(after, self._after)
-        found: dict[tuple[str, str, tuple[str, ...], str], list[str]] = {}
+        losses = _Losses(before, self._before), _Losses(after, self._after)
+        changed: dict[str, _AssetChanges] = {}
         for asset in BY_ASSET:
             old, new = before.get(asset), after.get(asset)
             if (old.version if old else None) == (new.version if new else None):
                 continue
-            for sample_id, change in _changes(self._samples(old, False), self._samples(new, True)):
-                losses = _loss_reasons(lost_before.of(asset, sample_id), lost_after.of(asset, sample_id))
-                origin = _presence(asset, before, after) or causes.get(asset, ())
-                texts = tuple(text for _, text in losses)
-                why = "; ".join([*texts, *origin]) or "made again with another result"
-                reasons = tuple(dict.fromkeys(reason for reason, _ in losses)) or origin or (why,)
-                found.setdefault((sample_id, change, reasons, why), []).append(asset)
+            origin = _presence(asset, before, after) or causes.get(asset, ())
+            found = _AssetChanges(self._samples(old, False), self._samples(new, True))
+            upstream = changed.get(BY_ASSET[asset].source or "")
+            for sample_id, change in found.changes():
+                found.why[sample_id] = (
+                    upstream.why[sample_id]
+                    if upstream is not None and found.passes_on(sample_id, change, upstream)
+                    else _why(*(lost.of(asset, sample_id) for lost in losses), origin)
+                )
+            changed[asset] = found
+        assets_of: dict[tuple[str, str, _Why], list[str]] = {}
+        for asset, found in changed.items():
+            for sample_id, change in found.changes():
+                assets_of.setdefault((sample_id, change, found.why[sample_id]), []).append(asset)
         return [
-            Difference(change, partition, sample_id, tuple(assets), reasons, why)
-            for (sample_id, change, reasons, why), assets in sorted(found.items())
+            Difference(change, partition, sample_id, tuple(assets), *why)
+            for (sample_id, change, why), assets in sorted(assets_of.items())
         ]
 
     def _samples(self, state: OutputState | None, is_after: bool) -> dict[str, bytes]:
@@ -119,14 +127,39 @@ class _Losses:
         return {sample_id: frozenset(losses) for sample_id, losses in found.items()}
 
 
-def _changes(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
-    for sample_id in sorted(old.keys() | new.keys()):
-        if sample_id not in new:
-            yield sample_id, DROPPED
-        elif sample_id not in old:
-            yield sample_id, ADDED
-        elif old[sample_id] != new[sample_id]:
-            yield sample_id, CHANGED
+class _AssetChanges:
+    """Samples of a partition of one asset in both states: sample id -> digest."""
+
+    def __init__(self, old: Mapping[str, bytes], new: Mapping[str, bytes]) -> None:
+        self.old, self.new = old, new
+        self.why: dict[str, _Why] = {}
+
+    def changes(self) -> Iterator[tuple[str, str]]:
+        """Yield each sample that differs, and how."""
+        for sample_id in sorted(self.old.keys() | self.new.keys()):
+            if sample_id not in self.new:
+                yield sample_id, DROPPED
+            elif sample_id not in self.old:
+                yield sample_id, ADDED
+            elif self.old[sample_id] != self.new[sample_id]:
+                yield sample_id, CHANGED
+
+    def passes_on(self, sample_id: str, change: str, upstream: _AssetChanges) -> bool:
+        """Return whether the sample differs because it does in what the asset is made from, and only so."""
+        if change == DROPPED:
+            return sample_id in upstream.old and sample_id not in upstream.new
+        if change == ADDED:
+            return sample_id in upstream.new and sample_id not in upstream.old
+        return all(
+            mine[sample_id] == theirs.get(sample_id)
+            for mine, theirs in ((self.old, upstream.old), (self.new, upstream.new))
+        )
+
+
+def _why(before: frozenset[Loss], after: frozenset[Loss], origin: tuple[str, ...]) -> _Why:
+    losses = list(_loss_reasons(before, after))
+    text = "; ".join([*(text for _, text in losses), *origin]) or "made again with another result"
+    return tuple(dict.fromkeys(reason for reason, _ in losses)) or origin or (text,), text
 
 
 def _presence(asset: str, before: Group, after: Group) -> tuple[str, ...]:

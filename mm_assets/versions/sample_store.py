@@ -21,12 +21,13 @@ from mm_assets.accounting.canonical.types import retyped
 from mm_assets.accounting.ledger import ITEMS_SCHEMA
 from mm_assets.formats.parquet_file import read_small_table
 from mm_assets.formats.storage import StorageOptions, exists, join, open_binary, staged
-from mm_assets.interleaved.digest import row_digests
+from mm_assets.interleaved.digest import ContentDigest, row_digests
 from mm_assets.interleaved.errors import DataError
 
 SAMPLES_SCHEMA = pa.schema(
     [pa.field("sample_id", pa.string(), nullable=False), pa.field("digest", pa.binary(16), nullable=False)]
 )
+LOCATOR = "source_ref"
 _DIGEST = re.compile("[0-9a-f]{32}")
 _MODULUS = 1 << 128
 _ROWS_AT_ONCE = 1 << 14
@@ -96,21 +97,26 @@ class SampleStore:
 def sample_digests(source: CanonicalSource, schema: pa.Schema | None = None) -> tuple[dict[str, int], str]:
     """Return sample id -> sum modulo 2^128 of the digests of its rows, and the digest of all rows.
 
-    Every byte is read; the digest of all rows is the data version of an output that is as it was written.
+    Every byte is read; the digest of all rows is the data version of an output that is as it was written. In
+    the digests of samples locators are left out: a sample that only lies elsewhere in its raw shard is the
+    same.
 
     Args:
         source: one partition of an output.
         schema: digest these columns in these types: a table may have widened some since they were written.
     """
     samples: dict[str, int] = {}
+    whole = ContentDigest()
     for part in source.parts():
-        table = part.table if schema is None else retyped(part.table, schema)
-        for sample_id, digest in _rows(table, part.values()):
-            samples[sample_id] = (samples.get(sample_id, 0) + digest) % _MODULUS
-    return samples, f"{sum(samples.values()) % _MODULUS:032x}"
+        for table in part.tables():
+            typed = table if schema is None else retyped(table, schema)
+            whole.observe(typed)
+            for sample_id, digest in _rows(typed.drop_columns([LOCATOR])):
+                samples[sample_id] = (samples.get(sample_id, 0) + digest) % _MODULUS
+    return samples, whole.hexdigest()
 
 
-def _rows(table: pa.Table, blobs: Iterator[bytes | memoryview | None] | None) -> Iterator[tuple[str, int]]:
+def _rows(table: pa.Table) -> Iterator[tuple[str, int]]:
     for start in range(0, table.num_rows, _ROWS_AT_ONCE):
         rows = table.slice(start, _ROWS_AT_ONCE)
-        yield from zip(rows.column("sample_id").to_pylist(), row_digests(rows, blobs), strict=True)
+        yield from zip(rows.column("sample_id").to_pylist(), row_digests(rows), strict=True)
