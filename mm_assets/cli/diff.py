@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """
     from mm_assets.formats.error_lines import readable_store_errors
     from mm_assets.formats.error_places import located
+    from mm_assets.settings import Settings
     from mm_assets.versions.diffing import Diff
     from mm_assets.workers import WorkerPool
 
@@ -37,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     with (
         located(root),
         readable_store_errors(),
-        WorkerPool() as pool,
+        WorkerPool(Settings.from_environment().workers) as pool,
         Diff(root, options.a, options.b, pool) as diff,
     ):
         for partition, before, after, differences in diff.partitions():

@@ -34,12 +34,13 @@ def run(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 
 def _tag(root: str, name: str) -> int:
+    from mm_assets.settings import Settings
     from mm_assets.versions.manifest import Manifest
     from mm_assets.versions.output_state import ASSETS
     from mm_assets.versions.tagging import Tagger
     from mm_assets.workers import WorkerPool
 
-    with WorkerPool() as pool:
+    with WorkerPool(Settings.from_environment().workers) as pool:
         is_new = Tagger(root, name, pool).run()
     print(f"tag {name}{'' if is_new else ' marks this state already'}")
     by_asset = Manifest(root, name).header["assets"]

@@ -23,7 +23,8 @@ def readable_settings(code_version: str, plan: Plan, options: Mapping[str, Any])
     """
     settings: dict[str, Any] = {"code_version": code_version, "options": dict(options)}
     for step in plan.steps:
-        values = {field.name: _plain(getattr(step, field.name)) for field in dataclasses.fields(step)}
+        fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+        values = {name: _plain(value) for name, value in fields.items() if value is not None}
         if version := getattr(type(step), "version", ""):
             values["version"] = version
         settings.setdefault("steps", {})[getattr(step, "name", type(step).__qualname__)] = values

@@ -57,7 +57,7 @@ def capture(job: CaptureJob) -> tuple[OutputState, ...]:
     stats = stat_outputs({record.uri for record in job.records if record.uri and not _is_table(record)})
     states = []
     for record in job.records:
-        state = state_of(ledger, record)
+        state = state_of(job.root, record)
         is_intact = _is_table(record) or not record.uri or stats[record.uri] == record.stat
         if not is_intact and stats[record.uri] is None:
             raise _other(job, record, "is gone")

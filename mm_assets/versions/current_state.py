@@ -20,7 +20,6 @@ class CurrentState:
 
     def __init__(self, root: str, options: StorageOptions | None = None) -> None:
         self._root = root
-        self._ledger = Ledger(root, options)
         self._keys = {
             asset: set(
                 stated_partitions(join(root, LEDGER_FOLDER, partition_filename(asset)), ".json", options)
@@ -58,15 +57,17 @@ class CurrentState:
     def groups(self) -> Iterator[tuple[str, Group]]:
         """Yield the states of each partition, without their files."""
         return by_partition(
-            state_of(self._ledger, record) for several in self.records() for one in several for record in one
+            state_of(self._root, record) for several in self.records() for one in several for record in one
         )
 
 
-def state_of(ledger: Ledger, record: ShardRecord) -> OutputState:
-    """Return the state that a record tells, without its files."""
+def state_of(root: str, record: ShardRecord) -> OutputState:
+    """Return the state that a record below a storage root tells, without its files."""
     account = record.account
     written = account.get("written", {})
-    losses = recorded_files(record, ledger.items_uri(record.asset, record.key))
+    losses = recorded_files(record).get(
+        Ledger(root).items_uri(record.asset, record.key).removeprefix(join(root, ""))
+    )
     return OutputState(
         asset=record.asset,
         partition=record.key,
@@ -76,6 +77,6 @@ def state_of(ledger: Ledger, record: ShardRecord) -> OutputState:
         inputs=dict(account.get("inputs", {})),
         rows=written.get("rows"),
         samples=written.get("samples"),
-        losses=next((str(found["digest"]) for found in losses.values() if found), ""),
+        losses=str(losses["digest"]) if losses else "",
         settings=dict(account.get("settings", {})),
     )

@@ -67,7 +67,7 @@ class Comparison:
                 found.why[sample_id] = (
                     upstream.why[sample_id]
                     if upstream is not None and found.passes_on(sample_id, change, upstream)
-                    else _why(*(lost.of(asset, sample_id) for lost in losses), origin)
+                    else _why(losses[0].of(asset, sample_id), losses[1].of(asset, sample_id), origin)
                 )
             changed[asset] = found
         assets_of: dict[tuple[str, str, _Why], list[str]] = {}

@@ -213,7 +213,8 @@ def test_one_that_was_killed_is_completed_by_the_next(
     fresh = three.copied(tmp_path)
     for name in ("a", "b.x y"):
         Path(fresh.raw, f"{name}.tar").unlink()
-    killed = subprocess.run([sys.executable, "-c", _KILLED, fresh.storage, str(step)], check=False)
+    command = [sys.executable, "-c", _KILLED, fresh.storage, str(step)]
+    killed = subprocess.run(command, env=commands.environment(), check=False)
     assert killed.returncode == -signal.SIGKILL
     assert [line for line in ok(fresh, "retire").splitlines() if not line.startswith(" ")] == [
         "retiring a",
