@@ -1,6 +1,6 @@
 """The one partition dimension of the graph: the raw shard."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import dagster as dg
 
@@ -11,6 +11,25 @@ SHARDS = dg.DynamicPartitionsDefinition(name="shards")
 # Shards per run of a backfill. A run costs about 10 s to launch, so one per shard is slow; each partitioned
 # check stores the run's whole key set per shard, so 1,000 is heavy on the database (24 MB a check and run).
 CHUNK_SHARDS = 100
+
+
+def chunks(keys: Iterable[str], order: Sequence[str], size: int = CHUNK_SHARDS) -> list[list[str]]:
+    """Return partitions in chunks for one run each: neighbours, as a run takes a range of partitions.
+
+    Args:
+        keys: some of ``order``.
+        order: all partitions, as they were added.
+        size: largest number of partitions in a chunk.
+    """
+    positions = {key: position for position, key in enumerate(order)}
+    found: list[list[str]] = []
+    last = -2
+    for position in sorted(positions[key] for key in set(keys)):
+        if position != last + 1 or len(found[-1]) == size:
+            found.append([])
+        found[-1].append(order[position])
+        last = position
+    return found
 
 
 def delete_partitions(instance: dg.DagsterInstance, keys: Iterable[str]) -> list[str]:

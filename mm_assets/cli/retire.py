@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.raw_shards import RawLocations
     from mm_assets.settings import Settings
 
-    settings = Settings.from_environment()
+    settings = Settings.load()
     root = settings_root(settings)
     with readable_store_errors(), _dagster() as instance:
         locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def _dagster() -> Iterator[Any]:
     """The Dagster instance in force; None without Dagster, or where no home exists."""
-    from mm_assets.demo.home import home_in_force
+    from mm_assets.headless.home import home_in_force
 
     home = home_in_force()
     if find_spec("dagster") is None or not home.is_dir():

@@ -22,9 +22,7 @@ def storage_root(options: argparse.Namespace) -> str:
     from mm_assets.formats.storage import absolute
     from mm_assets.settings import Settings
 
-    return (
-        _normal(absolute(options.storage)) if options.storage else settings_root(Settings.from_environment())
-    )
+    return _normal(absolute(options.storage)) if options.storage else settings_root(Settings.load())
 
 
 def settings_root(settings: Settings) -> str:
