@@ -18,6 +18,7 @@ import pytest
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.accounting.sealed_json import unseal
+from mm_assets.formats.lance.maintenance import maintain
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.images.pictures import picture
@@ -172,6 +173,20 @@ def test_a_shard_that_exists_and_is_not_read_is_kept(fresh: Deployment) -> None:
     os.rename(Path(fresh.raw, "a.tar"), Path(fresh.raw, "a.parquet"))
     (line,) = commands.lines(run(fresh, "retire"))
     assert line == f"kept: a: its raw shard exists, though it is not read: {fresh.raw}/a.parquet"
+
+
+def test_after_a_compaction_of_the_table_too(fresh: Deployment) -> None:
+    """Then the rows of several shards are in one fragment."""
+    maintain(f"{fresh.storage}/lance/items.lance")
+    Path(fresh.raw, "a.tar").unlink()
+    assert ok(fresh, "tag", "before").startswith("tag before")
+    assert ok(fresh, "retire").startswith("retiring a")
+    assert _samples(fresh.storage) == {"b1", "b2", "c1", "d1"}
+    assert prove(fresh)[:2] == (True, {})
+    changed = [line.split("\t") for line in ok(fresh, "diff", "before").splitlines() if "\t" in line]
+    assert {(line[0], line[2], line[4]) for line in changed} == {
+        ("dropped", sample, "shard removed") for sample in ("a1", "a2")
+    }
 
 
 def test_the_dagster_partition_goes_too(fresh: Deployment, tmp_path: Path) -> None:
