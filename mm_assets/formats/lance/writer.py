@@ -165,7 +165,7 @@ class InterleavedLanceWriter(InterleavedWriter):
     def remove(self, partitions: Collection[str]) -> None:
         """Remove partitions, those of them that the table has, in one commit. Older versions keep them."""
         table = self._table()
-        if table.exists() and (present := [name for name in table.partitions() if name in partitions]):
+        if table.exists() and (present := sorted(table.recorded(partitions))):
             schema = table.schema()
             table.commit([removal(name, schema) for name in present])
             table.ensure_indexes()
