@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from mm_assets.accounting.canonical.accounted_format import AccountedFormat, OutputProblems, Rows, SampleQuery
 from mm_assets.accounting.canonical.derived import Derived
-from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.index_files import FOLDER_FILES, folder_problems, has_index, tar_files
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
 from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.webdataset import is_ours, tar_offsets, tar_parts
 from mm_assets.accounting.lookup import in_tar
-from mm_assets.formats.storage import StorageOptions, join, size_of
-from mm_assets.formats.webdataset.tar_folder import DATASET_FILES, TarFolder
+from mm_assets.formats.storage import size_of
 
 _END_BLOCKS = 1024  # bytes; of a tar
 
@@ -42,11 +41,6 @@ def _find_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
     return {name: in_tar(query.uri_of(name), query.sample_id, query.options) for name in query.partitions}
 
 
-def _files(uri: str, options: StorageOptions | None) -> list[str]:
-    folder, _, name = uri.rpartition("/")
-    return [join(folder, file) for file in TarFolder(folder, options).files_of(name)]
-
-
 ACCOUNTED = AccountedFormat(
     library="webdataset.tariterators",
     parts=_parts,
@@ -55,6 +49,6 @@ ACCOUNTED = AccountedFormat(
     examine=_examine,
     find_sample=_find_sample,
     is_ours=is_ours,
-    files=_files,
-    folder_files=DATASET_FILES,
+    files=lambda uri, _: tar_files(uri),
+    folder_files=FOLDER_FILES,
 )

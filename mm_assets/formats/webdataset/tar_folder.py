@@ -36,7 +36,6 @@ _STATS_FOLDER = ".mm_assets"
 _STATS, _PENDING = ".json", ".pending.json"
 _INDEX, _CARD = "index.json", "README.md"
 _INFO, _SPLIT, _DATASET = ".nv-meta/.info.json", ".nv-meta/split.yaml", ".nv-meta/dataset.yaml"
-DATASET_FILES = (_INDEX, _CARD, _INFO, _SPLIT, _DATASET)  # derived from all tars of the folder
 
 
 class TarFolder(FolderFiles):
@@ -125,10 +124,6 @@ class TarFolder(FolderFiles):
             for file in files:
                 self._forget(file)
 
-    def files_of(self, file: str) -> list[str]:
-        """Return the names of the files that belong to a tar, existing or not."""
-        return [file, f"{file}.idx", f"{_STATS_FOLDER}/{file}{_STATS}"]
-
     def stats(self) -> list[TarPartitionStats]:
         """Return the statistics of all published partitions, by file name."""
         names = self._list(_STATS_FOLDER)
@@ -137,7 +132,12 @@ class TarFolder(FolderFiles):
         )
 
     def _forget(self, file: str) -> None:
-        for name in (*self.files_of(file), f"{_STATS_FOLDER}/{file}{_PENDING}"):
+        for name in (
+            file,
+            f"{file}.idx",
+            f"{_STATS_FOLDER}/{file}{_STATS}",
+            f"{_STATS_FOLDER}/{file}{_PENDING}",
+        ):
             self._remove(name)
 
     def _relist(self, most: Mapping[str, int]) -> None:
