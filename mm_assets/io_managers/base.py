@@ -24,6 +24,7 @@ from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.io_managers import events
 from mm_assets.io_managers.hooks import ShardHooks
 from mm_assets.io_managers.planned_jobs import PlannedJob, is_intact, recorded_result
+from mm_assets.io_managers.readable_settings import readable_settings
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
 
@@ -138,6 +139,7 @@ class ShardIOManager(ShardHooks):
         asset = context.asset_key.to_user_string()
         options = self._all_options(asset)
         made_by = self.made_by(asset, reports.code_version, plan)
+        settings = readable_settings(reports.code_version, plan, options)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [
@@ -179,7 +181,7 @@ class ShardIOManager(ShardHooks):
             resolved = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, records.relative(job.dest), plan.source.asset, job.shard.version, versions]
             planned[job.key] = PlannedJob(
-                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by
+                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by, settings
             )
         return planned
 
