@@ -31,8 +31,9 @@ from mm_assets.io_managers.shards import Plan, Shard, ShardJob, ShardResult, Sha
 # Name of the check that fails a run with missing shards.
 LANDED = "landed"
 # Tag of every sharded asset: whether failed shards fail their run. Selects the assets, too
-# (`tag:mm_assets/sharded=fail`).
+# (`tag:mm_assets/sharded=strict`).
 SHARDED_TAG = "mm_assets/sharded"
+STRICT, LENIENT = "strict", "lenient"
 
 
 class ShardIOManager(ShardHooks):
@@ -80,7 +81,7 @@ class ShardIOManager(ShardHooks):
                         reports.failure(result)
         reports.finish()
         # The check `landed` may not be part of this run: then nothing else would fail it.
-        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
+        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != LENIENT
         if (
             reports.failed
             and fails
