@@ -10,11 +10,13 @@ except ImportError as error:
 from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.raw_shards import raw_shards
+from mm_assets.automation.alerts.sensor import alerts_sensor
 from mm_assets.checks.raw_gate import raw_gate_checks
 from mm_assets.checks.zero_loss import proof_keys, zero_loss_checks
 from mm_assets.io_managers.sharded import landed_checks
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets.sensors import new_shards
+from mm_assets.settings import Settings
 
 SHARDED_ASSETS = [
     curated_parquet,
@@ -40,7 +42,7 @@ def build_definitions() -> dg.Definitions:
                 description="Read every output again.",
             ),
         ],
-        sensors=[new_shards],
+        sensors=[new_shards, alerts_sensor(Settings.from_environment())],
         resources=resources_from_environment(),
         # One process orchestrates, its workers do the work: only so do the assets of a run share them.
         executor=dg.in_process_executor,

@@ -25,7 +25,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from mm_assets.cli import convert, explain, inspect, verify
+    from mm_assets.cli import alerts, convert, explain, inspect, verify
 
     parser = argparse.ArgumentParser(
         prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain."
@@ -36,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_to(commands)
     explain.add_to(commands)
     verify.add_to(commands)
+    alerts.add_to(commands)
     return parser
 
 
