@@ -11,11 +11,11 @@ from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_s
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.raw_shards import raw_shards
 from mm_assets.automation.alerts.sensor import alerts_sensor
+from mm_assets.automation.new_shards import new_shards
 from mm_assets.checks.raw_gate import raw_gate_checks
 from mm_assets.checks.zero_loss import proof_keys, zero_loss_checks
-from mm_assets.io_managers.sharded import landed_checks
+from mm_assets.io_managers.sharded import landed_checks, with_settings
 from mm_assets.resources.environment import resources_from_environment
-from mm_assets.sensors import new_shards
 from mm_assets.settings import Settings
 
 SHARDED_ASSETS = [
@@ -31,8 +31,9 @@ SHARDED_ASSETS = [
 
 def build_definitions() -> dg.Definitions:
     """The definitions for the environment as it is now (see `resources_from_environment`)."""
+    resources = resources_from_environment()
     return dg.Definitions(
-        assets=[raw_shards, *SHARDED_ASSETS],
+        assets=[raw_shards, *(with_settings(asset, resources) for asset in SHARDED_ASSETS)],
         asset_checks=[raw_gate_checks(), *landed_checks(SHARDED_ASSETS), *zero_loss_checks()],
         jobs=[
             dg.define_asset_job("all_assets"),
@@ -42,8 +43,8 @@ def build_definitions() -> dg.Definitions:
                 description="Read every output again.",
             ),
         ],
-        sensors=[new_shards, alerts_sensor(Settings.from_environment())],
-        resources=resources_from_environment(),
+        sensors=[new_shards, alerts_sensor(Settings.load())],
+        resources=resources,
         # One process orchestrates, its workers do the work: only so do the assets of a run share them.
         executor=dg.in_process_executor,
     )

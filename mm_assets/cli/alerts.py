@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.automation.alerts.targets import targets
     from mm_assets.settings import Settings
 
-    settings = Settings.from_environment()
+    settings = Settings.load()
     if not settings.alerts:
         raise ValueError("MM_ALERTS names no target; it takes Apprise URLs, separated by whitespace")
     message = test_message(settings.ui_url or "")

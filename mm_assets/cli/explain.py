@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.storage import local_path
     from mm_assets.settings import Settings
 
-    root = local_path(options.storage or Settings.from_environment().storage)
+    root = local_path(options.storage or Settings.load().storage)
     sample_id = _as_utf8(options.sample_id)
     with located(root):
         _refuse_other_folder(root, {output.folder for output in OUTPUTS})

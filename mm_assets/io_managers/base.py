@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 
@@ -63,7 +64,8 @@ class ShardIOManager(ShardHooks):
             if key not in latest or latest[key].version == record.version
         }
         for key, record in unchanged.items():
-            reports.landed(recorded_result(record), planned[key].parents, unchanged=True)
+            job = planned[key]
+            reports.landed(recorded_result(record), job.parents, job.made_by, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
@@ -72,7 +74,7 @@ class ShardIOManager(ShardHooks):
                     stale, results, records, context.asset_key.to_user_string()
                 ):
                     if result.ok:
-                        reports.landed(result, stale[result.key].parents)
+                        reports.landed(result, stale[result.key].parents, stale[result.key].made_by)
                     else:
                         reports.failure(result)
         reports.finish()
@@ -117,6 +119,16 @@ class ShardIOManager(ShardHooks):
             },
         )
 
+    def made_by(self, asset: str, code_version: str, plan: Plan) -> str:
+        """Return the digest of code and settings that the outputs of a plan are made by."""
+        return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
+
+    def _all_options(self, asset: str) -> dict[str, Any]:
+        options = dict(self.options())
+        if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again
+            options["folder"] = BY_ASSET[asset].folder.partition("/")[0]
+        return options
+
     # --- steps of handle_output ---
 
     def _planned_jobs(
@@ -124,10 +136,8 @@ class ShardIOManager(ShardHooks):
     ) -> dict[str, PlannedJob]:
         """Return a job for each shard of the run, by key; report shards without input as failed."""
         asset = context.asset_key.to_user_string()
-        options = dict(self.options())
-        if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again
-            options["folder"] = BY_ASSET[asset].folder.partition("/")[0]
-        made_by = digest([reports.code_version, plan.digest(), type(self).__qualname__, options])
+        options = self._all_options(asset)
+        made_by = self.made_by(asset, reports.code_version, plan)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [

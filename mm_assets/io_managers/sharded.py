@@ -10,12 +10,16 @@ from typing import Any, Literal
 import dagster as dg
 
 from mm_assets.io_managers import events
-from mm_assets.io_managers.base import LANDED, SHARDED_TAG
+from mm_assets.io_managers.base import LANDED, SHARDED_TAG, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
-from mm_assets.io_managers.shards import Plan, ShardCheck
+from mm_assets.io_managers.reports import version_with_settings
+from mm_assets.io_managers.shards import Plan, ShardCheck, ShardSet
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
 Body = Callable[..., Plan]
+
+# Body and checks of each sharded asset, by key.
+_BODIES: dict[dg.AssetKey, tuple[Body, tuple[ShardCheck, ...]]] = {}
 
 
 def sharded(
@@ -49,6 +53,7 @@ def sharded(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: reviewed, pinned, tested
             warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy
+            _BODIES[key] = (body, tuple(checks))
             return dg.asset(
                 code_version=code_version,
                 partitions_def=partitions_def,
@@ -69,6 +74,27 @@ def sharded(
             )(_outputs_of(body, tuple(checks)))
 
     return decorate
+
+
+def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> dg.AssetsDefinition:
+    """Return a sharded asset whose code version names its settings, too.
+
+    So the UI shows partitions as outdated when a setting has changed that their bytes depend on.
+
+    Args:
+        resources: those of the code location, by key.
+    """
+    body, checks = _BODIES[asset.key]
+    arguments = {
+        name: resources[name] if name in resources else ShardSet(name)
+        for name in inspect.signature(body).parameters
+    }
+    manager: ShardIOManager = resources[asset.get_io_manager_key_for_asset_key(asset.key)]
+    base = asset.code_versions_by_key[asset.key] or ""
+    made_by = manager.made_by(asset.key.to_user_string(), base, replace(body(**arguments), checks=checks))
+    return asset.map_asset_specs(
+        lambda spec: spec.replace_attributes(code_version=version_with_settings(base, made_by))
+    )
 
 
 def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:

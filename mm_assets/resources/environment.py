@@ -26,7 +26,7 @@ def resources_from_environment() -> dict[str, Any]:
     Raises:
         ValueError: for a variable with an invalid value.
     """
-    settings = Settings.from_environment()
+    settings = Settings.load()
     root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(locations=settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)

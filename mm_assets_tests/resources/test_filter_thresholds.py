@@ -16,7 +16,7 @@ def test_each_setting_is_a_field() -> None:
 
 
 def test_the_resource_has_the_settings_of_the_environment() -> None:
-    settings = Settings.from_environment({"MM_MAX_ASPECT_RATIO": "2"})
+    settings = Settings.load({"MM_MAX_ASPECT_RATIO": "2"})
     assert settings.filter_values()["max_aspect_ratio"] == 2
     thresholds = filter_thresholds(settings.filters, settings.filter_values())
     assert thresholds.steps() == (AspectRatioFilter(0, 2),)

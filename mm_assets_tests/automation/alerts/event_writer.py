@@ -46,9 +46,7 @@ class Writer:
             found.with_status(BulkActionStatus[status]).with_end_timestamp(time.time())
         )
 
-    def begin_run(
-        self, assets: Sequence[str] = (), tags: Mapping[str, str] | None = None
-    ) -> str:
+    def begin_run(self, assets: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> str:
         """Add a run that has started; its id."""
         of_backfill = {"dagster/backfill": self.backfill} if self.backfill else {}
         run = create_run_for_test(
@@ -85,7 +83,9 @@ class Writer:
 
     def planned_check(self, run_id: str, asset: str, check: str, keys: Sequence[str]) -> None:
         data = AssetCheckEvaluationPlanned(
-            asset_key=dg.AssetKey(asset), check_name=check, partitions_subset=DefaultPartitionsSubset(set(keys))
+            asset_key=dg.AssetKey(asset),
+            check_name=check,
+            partitions_subset=DefaultPartitionsSubset(set(keys)),
         )
         event = DagsterEvent(
             DagsterEventType.ASSET_CHECK_EVALUATION_PLANNED.value, self.job, event_specific_data=data
@@ -93,7 +93,14 @@ class Writer:
         self.instance.report_dagster_event(event, run_id)
 
     def evaluated(
-        self, run_id: str, asset: str, check: str, key: str | None, passed: bool, severity: str = "ERROR", **metadata: str
+        self,
+        run_id: str,
+        asset: str,
+        check: str,
+        key: str | None,
+        passed: bool,
+        severity: str = "ERROR",
+        **metadata: str,
     ) -> None:
         data = dg.AssetCheckEvaluation(
             dg.AssetKey(asset),
@@ -110,6 +117,4 @@ class Writer:
 
     def _backfill(self, status: BulkActionStatus, keys: Sequence[str]) -> PartitionBackfill:
         assert self.backfill is not None
-        return PartitionBackfill(
-            self.backfill, status, False, {}, time.time(), partition_names=list(keys)
-        )
+        return PartitionBackfill(self.backfill, status, False, {}, time.time(), partition_names=list(keys))
