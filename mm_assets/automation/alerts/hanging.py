@@ -51,7 +51,7 @@ def hanging(view: View, in_progress: list[dg.RunRecord]) -> list[Cause]:
         last_change = runs[0].update_timestamp.timestamp() if runs else backfill.backfill_timestamp
         if view.now - last_change >= SILENT:
             origin = Origin(backfill.backfill_id, True, False)
-            causes.append(_cause("backfill", origin, view.now - last_change, "requested"))
+            causes.append(_cause("assets", origin, view.now - last_change, "requested"))
     return causes
 
 

@@ -30,6 +30,7 @@ class Incident:
         origin: id of the backfill or run; empty for none.
         shards: number of shards that was told.
         names: the first names, to see whether they are being made again.
+        begun: when it was found first, in seconds since 1970.
         is_told: a message of it was sent.
         is_final: its figures are those of a backfill that has ended.
     """
@@ -39,6 +40,7 @@ class Incident:
     origin: str
     shards: int
     names: list[str]
+    begun: float
     is_told: bool = False
     is_final: bool = False
 
@@ -66,6 +68,7 @@ class Incidents:
         is_held: Callable[[str, Incident], bool],
         alert_on: Severity,
         ui_url: str,
+        now: float,
     ) -> list[Message]:
         """Take over what is wrong now, and return what is to be told.
 
@@ -73,12 +76,13 @@ class Incidents:
             detailed: adds names and reasons to a cause; asked only for those that are told.
             is_held: whether an incident stays although its cause was not found in this tick.
             alert_on: `warn` tells causes of that severity, too.
+            now: seconds since 1970.
         """
         found = {cause.key: cause for cause in causes}
         wanted = {
             key: cause for key, cause in found.items() if alert_on == "warn" or cause.severity == "error"
         }
-        messages = [*self._begun(wanted, detailed, ui_url), *self._ended(wanted, detailed, ui_url)]
+        messages = [*self._begun(wanted, detailed, ui_url, now), *self._ended(wanted, detailed, ui_url)]
         gone = []
         for key, incident in list(self.open.items()):
             if key in wanted or (key not in found and is_held(key, incident)):
@@ -91,13 +95,14 @@ class Incidents:
 
     def _goes_on(self, key: str, causes: Mapping[str, Cause]) -> bool:
         """Return whether the same is wrong in a later backfill or run: then nothing is clear."""
-        keys = list(self.open)
         same = key.rpartition("|")[0]
-        later = keys[keys.index(key) + 1 :]
-        return any(other in causes and other.rpartition("|")[0] == same for other in later)
+        return any(
+            other in causes and other.rpartition("|")[0] == same and incident.begun > self.open[key].begun
+            for other, incident in self.open.items()
+        )
 
     def _begun(
-        self, causes: Mapping[str, Cause], detailed: Callable[[Cause], Cause], ui_url: str
+        self, causes: Mapping[str, Cause], detailed: Callable[[Cause], Cause], ui_url: str, now: float
     ) -> list[Message]:
         """Enter new causes, and tell the first ones of each backfill or run."""
         told: dict[str, int] = defaultdict(int)
@@ -113,7 +118,7 @@ class Incidents:
                 cause = detailed(cause)
                 messages.append(alert(cause, ui_url))
                 told[origin] += 1
-            self.open[cause.key] = _incident(cause, is_told)
+            self.open[cause.key] = _incident(cause, now, is_told)
         return messages
 
     def _ended(
@@ -137,11 +142,13 @@ class Incidents:
             grown = [detailed(cause) for cause in sorted(grown, key=_urgency)]
             messages.append(summary(origin, grown, told, ui_url))
             for cause in grown:
-                self.open[cause.key] = replace(_incident(cause, is_told=True), is_final=True)
+                self.open[cause.key] = replace(
+                    _incident(cause, self.open[cause.key].begun, is_told=True), is_final=True
+                )
         return messages
 
 
-def _incident(cause: Cause, is_told: bool) -> Incident:
+def _incident(cause: Cause, begun: float, is_told: bool) -> Incident:
     origin = cause.origin.id if cause.origin else ""
     return Incident(headline(cause), cause.severity, origin, cause.shards, list(cause.names), is_told=is_told)
 

@@ -29,6 +29,7 @@ class State:
     Args:
         since: the first tick, in seconds since 1970, as all times here.
         event_log: id of the latest event at the last tick; None before the first.
+        alert_on: the setting at the last tick.
         runs_seen: runs that ended before this time have been judged.
         judged: ids of runs that were judged although they ended shortly after.
         backfills_seen: backfills that ended until then have been judged.
@@ -37,6 +38,7 @@ class State:
 
     since: float
     event_log: int | None
+    alert_on: str
     runs_seen: float
     judged: list[str]
     backfills_seen: float
@@ -55,6 +57,7 @@ class State:
         return cls(
             values.get("since", now),
             values.get("event_log"),
+            values.get("alert_on", ""),
             values.get("runs_seen", now - _LOOK_BACK),
             values.get("judged", []),
             values.get("backfills_seen", now - _LOOK_BACK),
@@ -71,6 +74,7 @@ class State:
         plain = {
             "since": self.since,
             "event_log": self.event_log,
+            "alert_on": self.alert_on,
             "runs_seen": self.runs_seen,
             "judged": self.judged,
             "backfills_seen": self.backfills_seen,

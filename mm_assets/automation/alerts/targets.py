@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -51,7 +52,7 @@ class Target:
 
     def send(self, message: Message) -> str | None:
         """Send a message; return None when it was delivered, else the reason in one line."""
-        with _Notes() as notes:
+        with _notes() as lines:
             try:
                 service = self._service()
                 if service is None:
@@ -61,8 +62,8 @@ class Target:
             except ImportError as error:
                 return str(explained(error))
             except Exception as error:  # noqa: BLE001  (a plug-in of others; no target may fail a tick)
-                notes.lines.append(f"{type(error).__name__}: {error}")
-        return self._reason(notes.lines)
+                lines.append(f"{type(error).__name__}: {error}")
+        return self._reason(lines)
 
     def _service(self) -> NotifyBase | None:
         from apprise import Apprise, OverflowMode
@@ -112,23 +113,28 @@ def targets(urls: Sequence[str]) -> list[Target]:
     return [Target(number, url) for number, url in enumerate(urls, 1)]
 
 
-class _Notes(logging.Handler):
-    """Collects what Apprise logs in this thread, and keeps it from other logs: it may name the URL."""
+@contextmanager
+def _notes() -> Iterator[list[str]]:
+    """Collect what Apprise logs about one message, and keep it from other logs: it may name the URL."""
+    logger = logging.getLogger("apprise")
+    logger.propagate = False
+    if _HANDLER not in logger.handlers:
+        logger.addHandler(_HANDLER)
+    lines: list[str] = []
+    token = _lines.set(lines)
+    try:
+        yield lines
+    finally:
+        _lines.reset(token)
 
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-        self._thread = threading.get_ident()
 
+class _Collector(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.lines.append(record.getMessage())
+        lines = _lines.get()
+        if lines is not None:
+            lines.append(record.getMessage())
 
-    def __enter__(self) -> _Notes:
-        logger = logging.getLogger("apprise")
-        logger.propagate = False
-        logger.addHandler(self)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("apprise").removeHandler(self)
+# Of the context, not the thread: Apprise hands messages on to threads of its own, with a copy of the context.
+_lines: ContextVar[list[str] | None] = ContextVar("apprise_lines", default=None)
+_HANDLER = _Collector(logging.WARNING)

@@ -29,6 +29,8 @@ def tick(
     """
     view = View(instance, repository, now)
     state = State.load(instance, now)
+    if state.alert_on != settings.alert_on:  # what was passed over may count now: look at all of it again
+        state.alert_on, state.event_log = settings.alert_on, None
     found = find_causes(view, state, settings.max_loss, settings.fresh_within)
     messages = state.incidents.update(
         found.causes,

@@ -1,4 +1,4 @@
-"""Backfills and runs as the event log shows them, written by Dagster's own interface without doing any work."""
+"""Backfills and runs as the event log shows them, written by Dagster's own interface; no work is done."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import dagster as dg
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationPlanned
 from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
+from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.events import (
     AssetMaterializationPlannedData,
     DagsterEvent,
@@ -17,7 +18,23 @@ from dagster._core.events import (
     StepMaterializationData,
 )
 from dagster._core.execution.backfill import BulkActionStatus, PartitionBackfill
+from dagster._core.remote_origin import (
+    ManagedGrpcPythonEnvCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    SensorInstigatorData,
+    TickData,
+    TickStatus,
+)
 from dagster._core.test_utils import create_run_for_test
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster._utils.error import SerializableErrorInfo
+
+_LOADABLE = LoadableTargetOrigin(module_name="toy")
 
 
 @dataclass
@@ -38,12 +55,14 @@ class Writer:
         self.backfill = uuid.uuid4().hex[:8]
         self.instance.add_backfill(self._backfill(BulkActionStatus.REQUESTED, keys))
 
-    def end_backfill(self, status: str = "COMPLETED_FAILED") -> None:
+    def end_backfill(self, status: str = "COMPLETED_FAILED", error: str | None = None) -> None:
         assert self.backfill is not None
         found = self.instance.get_backfill(self.backfill)
         assert found is not None
         self.instance.update_backfill(
-            found.with_status(BulkActionStatus[status]).with_end_timestamp(time.time())
+            found.with_status(BulkActionStatus[status])
+            .with_end_timestamp(time.time())
+            .with_error(SerializableErrorInfo(error, [], None) if error else None)
         )
 
     def begin_run(self, assets: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> str:
@@ -65,6 +84,34 @@ class Writer:
         event = DagsterEvent(kind.value, self.job, message="done" if ok else "the machine is gone")
         self.instance.report_dagster_event(event, run_id)
 
+    def cancel_run(self, run_id: str) -> None:
+        self.instance.report_dagster_event(
+            DagsterEvent(DagsterEventType.RUN_CANCELED.value, self.job, message="cancelled"), run_id
+        )
+
+    def ticked(self, sensor: str, error: str | None) -> None:
+        """Add a tick of a running sensor that has ended, well or with an error."""
+        origin = RemoteInstigatorOrigin(
+            RemoteRepositoryOrigin(ManagedGrpcPythonEnvCodeLocationOrigin(_LOADABLE, "here"), "repository"),
+            sensor,
+        )
+        state = InstigatorState(
+            origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData()
+        )
+        if self.instance.get_instigator_state(origin.get_id(), origin.get_selector().get_id()) is None:
+            self.instance.add_instigator_state(state)
+        self.instance.create_tick(
+            TickData(
+                origin.get_id(),
+                sensor,
+                InstigatorType.SENSOR,
+                TickStatus.FAILURE if error else TickStatus.SKIPPED,
+                time.time(),
+                error=SerializableErrorInfo(error, [], None) if error else None,
+                selector_id=state.selector_id,
+            )
+        )
+
     def planned(self, run_id: str, asset: str, key: str) -> None:
         data = AssetMaterializationPlannedData(dg.AssetKey(asset), partition=key)
         event = DagsterEvent(
@@ -72,8 +119,10 @@ class Writer:
         )
         self.instance.report_dagster_event(event, run_id)
 
-    def materialized(self, run_id: str, asset: str, key: str, **metadata: float) -> None:
-        found = dg.AssetMaterialization(asset, partition=key, metadata=metadata)
+    def materialized(
+        self, run_id: str, asset: str, key: str, metadata: Mapping[str, float | bool] | None = None
+    ) -> None:
+        found = dg.AssetMaterialization(asset, partition=key, metadata=dict(metadata or {}))
         event = DagsterEvent(
             DagsterEventType.ASSET_MATERIALIZATION.value,
             self.job,
