@@ -150,7 +150,8 @@ class Incidents:
 
 def _incident(cause: Cause, begun: float, is_told: bool) -> Incident:
     origin = cause.origin.id if cause.origin else ""
-    return Incident(headline(cause), cause.severity, origin, cause.shards, list(cause.names), is_told=is_told)
+    names = list(cause.names)
+    return Incident(headline(cause), cause.severity, origin, cause.shards, names, begun, is_told=is_told)
 
 
 def _urgency(cause: Cause) -> tuple[bool, int, str]:

@@ -38,6 +38,7 @@ def tick(
         is_held=found.is_held,
         alert_on="warn" if settings.alert_on == "warn" else "error",
         ui_url=settings.ui_url or "",
+        now=now,
     )
     wanted = targets(settings.alerts)
     state.outbox.put(wanted, messages)

@@ -29,8 +29,9 @@ def update(
     def is_held(key: str, incident: Incident) -> bool:
         return key in held
 
+    now = max((incident.begun for incident in incidents.open.values()), default=0) + 1
     messages = incidents.update(
-        causes, detailed=lambda cause: cause, is_held=is_held, alert_on=alert_on, ui_url=""
+        causes, detailed=lambda cause: cause, is_held=is_held, alert_on=alert_on, ui_url="", now=now
     )
     again = Incidents.stored(incidents.plain())
     assert again == incidents
@@ -90,6 +91,13 @@ def test_nothing_is_clear_while_a_later_backfill_has_the_same_problem() -> None:
     titles(incidents, check("a", 3))
     assert titles(incidents, later) == ["Check a of curated failed: 1 shard(s) in backfill b2"]
     assert titles(incidents) == ["all clear: Check a of curated failed: 1 shard(s) in backfill b2"]
+
+
+def test_of_two_backfills_with_the_same_problem_each_is_cleared_for_itself() -> None:
+    incidents = Incidents({})
+    other = check("a", 1, Origin("b2", is_backfill=True))
+    titles(incidents, check("a", 3), other)
+    assert titles(incidents, other) == ["all clear: Check a of curated failed: 3 shard(s) in backfill b1"]
 
 
 def test_what_was_never_told_is_never_said_to_be_clear() -> None:
