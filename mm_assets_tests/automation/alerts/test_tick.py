@@ -105,15 +105,15 @@ def test_ten_thousand_failing_shards_of_one_backfill_are_few_messages(alerts: Al
     writer = alerts.writer()
     writer.begin_backfill(keys)
     received = []
-    for start in range(0, len(keys), 500):
+    for start in range(0, len(keys), 2000):
         run = writer.begin_run()
-        chunk = keys[start : start + 500]
+        chunk = keys[start : start + 2000]
         writer.all_planned(run, "curated", chunk)
-        for key in chunk[:5]:
+        for key in chunk[:10]:
             writer.evaluated(run, "curated", "not_empty", key, False, summary="no line")
             writer.evaluated(run, "curated", "short_lines", key, False, "WARN")
         writer.end_run(run, False)
-        if start in (500, 5000):
+        if start in (0, 4000):
             received += alerts.tick()
     received += alerts.tick()
     writer.end_backfill()
@@ -125,11 +125,11 @@ def test_ten_thousand_failing_shards_of_one_backfill_are_few_messages(alerts: Al
     lines = last["message"].splitlines()
     found = [line for line in lines if line.startswith("*")]
     assert found[0] == (
-        f"* 10000 of 10000 shards did not land: curated in backfill {writer.backfill} (told before: 1000)"
+        f"* 10000 of 10000 shards did not land: curated in backfill {writer.backfill} (told before: 2000)"
     )
     assert [line.partition(" in backfill")[0] for line in found[1:]] == [
-        "* Check not_empty of curated failed: 100 of 10000 shards",
-        "* Check short_lines of curated warns: 100 of 10000 shards",
+        "* Check not_empty of curated failed: 50 of 10000 shards",
+        "* Check short_lines of curated warns: 50 of 10000 shards",
     ]
     assert len(last["message"]) < 4000
     stored = alerts.instance.daemon_cursor_storage.get_cursor_values({KEY})[KEY]
