@@ -4,13 +4,13 @@ import warnings
 
 import dagster as dg
 
-from mm_assets.io_managers.raw import observe_changes
+from mm_assets.io_managers.raw import RAW_SHARDS, observe_changes
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.raw_shards import RawShards
 
 
 def _observe(context: dg.OpExecutionContext, raw: RawShards) -> dg.DataVersionsByPartition:
-    return observe_changes(context, dg.AssetKey("raw_shards"), raw.listing())
+    return observe_changes(context, RAW_SHARDS, raw.listing())
 
 
 with warnings.catch_warnings():

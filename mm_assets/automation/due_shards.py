@@ -13,7 +13,7 @@ ids of events, and reads an event only where these leave it open:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
@@ -22,7 +22,7 @@ import dagster as dg
 from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
-from mm_assets.io_managers.seen_code_versions import EVERYTHING, SeenCodeVersions
+from mm_assets.io_managers.seen_code_versions import EVERYTHING, SeenCodeVersions, Since
 
 MISSING, FAILED, STALE = "missing", "failed", "stale"
 _OTHER_CODE = "code or settings have changed"
@@ -56,12 +56,12 @@ class DueShards:
     by_asset: dict[dg.AssetKey, dict[str, Due]] = field(default_factory=dict)
     in_progress: dict[dg.AssetKey, set[str]] = field(default_factory=dict)
 
-    def of_kinds(self, kinds: Collection[str]) -> DueShards:
-        """Return the partitions that are due for one of these reasons, and what is made from them."""
+    def where(self, is_wanted: Callable[[Due], bool]) -> DueShards:
+        """Return the partitions that are due for a wanted reason, and what is due further on of them."""
         kept: dict[dg.AssetKey, dict[str, Due]] = {}
         chosen: set[str] = set()
         for asset, due in self.by_asset.items():
-            kept[asset] = {key: why for key, why in due.items() if why.kind in kinds or key in chosen}
+            kept[asset] = {key: why for key, why in due.items() if is_wanted(why) or key in chosen}
             chosen.update(kept[asset])
         return DueShards(kept, self.in_progress)
 
@@ -75,7 +75,7 @@ class DueShards:
             self.in_progress,
         )
 
-    def keys(self) -> list[str]:
+    def partitions(self) -> list[str]:
         """Return the partitions that are due in any asset, each once."""
         return list(dict.fromkeys(key for due in self.by_asset.values() for key in due))
 
@@ -137,7 +137,7 @@ class DueShardFinder:
             versions[asset] = latest_versions(self._instance, asset, _MATERIALIZED)
             by_events = self._by_events(asset, open_, latest[asset], versions)
             due.update(by_events)
-            if since != EVERYTHING and not any(
+            if since.storage_id != EVERYTHING and not any(
                 why.reason == _OTHER_CODE or why.is_mended for why in due.values()
             ):
                 self._seen.confirm(asset, self._code_versions[asset])
@@ -153,7 +153,7 @@ class DueShardFinder:
         latest: Mapping[dg.AssetKey, Mapping[str, EventId]],
         changed: Collection[str],
         found: DueShards,
-        code_seen: int,
+        since: Since,
     ) -> tuple[dict[str, Due], set[str], set[str]]:
         """Return what is due by ids of events alone, what a run is making, and what these leave open."""
         planned = latest_events(self._instance, asset, _PLANNED)
@@ -166,7 +166,7 @@ class DueShardFinder:
                 if not self._has_ended(plan.run_id):
                     running.add(key)
                 else:
-                    due[key] = self._failed(key, plan, key in changed, latest, code_seen)
+                    due[key] = self._failed(key, plan, key in changed, latest, since)
             elif made is None:
                 due[key] = Due(MISSING, "never made")
             elif key in changed and set(self._parents[asset]).intersection(self._observed):
@@ -175,7 +175,7 @@ class DueShardFinder:
                 due[key] = Due(STALE, f"{upstream[0].to_user_string()} is due")
             elif (
                 plan is None
-                or plan.storage_id <= code_seen
+                or plan.storage_id <= since.storage_id
                 or not all(self._is_before(latest[up].get(key), plan, made) for up in self._parents[asset])
             ):
                 open_.add(key)
@@ -226,12 +226,12 @@ class DueShardFinder:
         plan: EventId,
         has_changed: bool,
         latest: Mapping[dg.AssetKey, Mapping[str, EventId]],
-        code_seen: int,
+        since: Since,
     ) -> Due:
         run = f"failed in run {plan.run_id[:8]}"
         if has_changed or self._observed_since(key, latest, plan):
             return Due(FAILED, f"{run}; the raw shard has changed since", is_mended=True)
-        if plan.storage_id <= code_seen:
+        if since.is_change and plan.storage_id <= since.storage_id:
             return Due(FAILED, f"{run}; {_OTHER_CODE} since", is_mended=True)
         return Due(FAILED, run)
 

@@ -17,7 +17,7 @@ from dagster._core.definitions.data_version import (
     DATA_VERSION_TAG,
     get_input_data_version_tag,
 )
-from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, SqlEventLogStorageTable
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 _BATCH = 500  # ids per query
@@ -75,6 +75,36 @@ def made_from(
     return found
 
 
+def runs_in_use(instance: dg.DagsterInstance, assets: Iterable[dg.AssetKey]) -> set[str]:
+    """Return the runs that hold the latest event of a partition, or the latest outcome of a check."""
+    kinds = (
+        dg.DagsterEventType.ASSET_MATERIALIZATION,
+        dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+        dg.DagsterEventType.ASSET_OBSERVATION,
+    )
+    found = {
+        event.run_id
+        for asset in assets
+        for kind in kinds
+        for event in latest_events(instance, asset, kind).values()
+    }
+    checks = AssetCheckExecutionsTable.c
+    latest = db.select(db.func.max(checks.id)).group_by(checks.asset_key, checks.check_name, checks.partition)
+    with _storage(instance).index_connection() as connection:
+        query = db.select(checks.run_id).where(checks.id.in_(latest)).distinct()
+        found.update(row[0] for row in connection.execute(query))
+    return found
+
+
+def _storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:
+    storage = instance.event_log_storage
+    if not isinstance(storage, SqlEventLogStorage):
+        raise TypeError(
+            f"{type(storage).__name__}: only event logs in a database can be asked for partitions"
+        )
+    return storage
+
+
 def _runs_of(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> dict[int, str]:
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
@@ -84,7 +114,7 @@ def _runs_of(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> dict[i
     columns = SqlEventLogStorageTable.c
     ids = list(storage_ids)
     found: dict[int, str] = {}
-    with storage.index_connection() as connection:
+    with _storage(instance).index_connection() as connection:
         for start in range(0, len(ids), _BATCH):
             query = db.select(columns.id, columns.run_id).where(columns.id.in_(ids[start : start + _BATCH]))
             found.update({row[0]: row[1] for row in connection.execute(query)})

@@ -91,8 +91,8 @@ def select(
             instance, specs, {key: listing[key].version for key in keys if key in listing}
         ).find(assets)
     if request.kinds:
-        due = due.of_kinds(request.kinds)
-        keys = due.keys()
+        due = due.where(lambda why: why.kind in request.kinds)
+        keys = due.partitions()
     chosen = keys if request.limit is None else keys[: request.limit]
     if request.kinds:
         groups = due.restricted(set(chosen)).by_assets()

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import dagster as dg
 
+from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import defs
 from mm_assets.formats.error_places import located
 from mm_assets.formats.output_folder import refuse_unwritable
@@ -27,8 +28,6 @@ from mm_assets.settings import Settings
 from mm_assets.terminal import interrupted
 
 JOB = "all_assets"
-# What has started a run: a tag of the run, shown in the UI.
-STARTED_BY = "mm_assets/started_by"
 _NAMED = 5  # shards in a line
 
 

@@ -7,12 +7,24 @@ know that they all name the present version. `instance.run_storage` is Dagster's
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 
 _KEY = "mm_assets/code_versions"
 EVERYTHING = -1  # no event is older
+
+
+class Since(NamedTuple):
+    """Since when a code version is known.
+
+    Args:
+        storage_id: every run that was planned after this event has made the asset by this version.
+        is_change: another version was known before.
+    """
+
+    storage_id: int
+    is_change: bool
 
 
 class SeenCodeVersions:
@@ -21,19 +33,21 @@ class SeenCodeVersions:
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
-    def since(self, asset: dg.AssetKey, version: str | None) -> int:
-        """Return the storage id after which every run has made the asset by this version."""
+    def since(self, asset: dg.AssetKey, version: str | None) -> Since:
+        """Return since when this version is known; from now on, if it has not been seen before."""
         known = self._read()
         name = asset.to_user_string()
-        if known.get(name, [None])[0] != version:
-            known[name] = [version, self._instance.event_log_storage.get_maximum_record_id() or 0]
+        before = known.get(name)
+        if before is None or before[0] != version:
+            latest = self._instance.event_log_storage.get_maximum_record_id() or 0
+            known[name] = [version, latest, before is not None]
             self._write(known)
-        return int(known[name][1])
+        return Since(*known[name][1:])
 
     def confirm(self, asset: dg.AssetKey, version: str | None) -> None:
         """Note that every partition of the asset names this version."""
         known = self._read()
-        known[asset.to_user_string()] = [version, EVERYTHING]
+        known[asset.to_user_string()] = [version, EVERYTHING, False]
         self._write(known)
 
     def forget(self, asset: dg.AssetKey) -> None:

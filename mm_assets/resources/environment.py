@@ -14,6 +14,7 @@ from mm_assets.io_managers.scores import ScoresIOManager
 from mm_assets.io_managers.workers import Workers
 from mm_assets.resources.filter_thresholds import filter_thresholds
 from mm_assets.resources.image_validation import ImageValidation
+from mm_assets.resources.maintained_storage import MaintainedStorage
 from mm_assets.resources.raw_shards import RawShards
 from mm_assets.settings import Settings
 
@@ -53,6 +54,7 @@ def resources_from_environment() -> dict[str, Any]:
         ),
         "gate": gate,
         "prover": Prover(root=root, workers=workers),
+        "maintained": MaintainedStorage(root=root),
         "raw_io_manager": RawShardIOManager(raw=raw),
         "ingest_io_manager": IngestIOManager(
             raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy
