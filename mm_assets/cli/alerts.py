@@ -30,14 +30,14 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: MM_ALERTS names no target.
     """
-    from mm_assets.automation.alerts.messages import test_message
+    from mm_assets.automation.alerts.messages import trial_message
     from mm_assets.automation.alerts.targets import targets
     from mm_assets.settings import Settings
 
     settings = Settings.load()
     if not settings.alerts:
         raise ValueError("MM_ALERTS names no target; it takes Apprise URLs, separated by whitespace")
-    message = test_message(settings.ui_url or "")
+    message = trial_message(settings.ui_url or "")
     failed = False
     for target in targets(settings.alerts):
         reason = target.send(message)

@@ -6,7 +6,7 @@ until a later run of the same kind succeeds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -60,7 +60,7 @@ class FailedRun:
 
 
 def failed_runs(
-    view: View, known: Iterable[Mapping[str, Any]], ended: Iterable[dg.RunRecord], explained: Collection[str]
+    view: View, known: Iterable[Mapping[str, Any]], ended: Sequence[dg.RunRecord], explained: Collection[str]
 ) -> list[dict[str, Any]]:
     """Return the failures to remember: the known ones that nothing has mended, and new ones.
 
@@ -70,7 +70,10 @@ def failed_runs(
         explained: ids of runs whose failed checks or missing shards are causes.
     """
     found = {failure.origin: failure for failure in map(FailedRun.stored, known)}
-    found = {key: failure for key, failure in found.items() if not _is_mended(view, failure)}
+    has_success = any(record.dagster_run.status == dg.DagsterRunStatus.SUCCESS for record in ended)
+    for failure in list(found.values()):
+        if (has_success or failure.job == _BACKFILL) and _is_mended(view, failure):
+            del found[failure.origin]
     for record in ended:
         run = record.dagster_run
         retried = run.tags.get("dagster/will_retry") == "true"
@@ -80,7 +83,7 @@ def failed_runs(
         if origin.id in found:
             found[origin.id] = replace(found[origin.id], runs=found[origin.id].runs + 1)
             continue
-        found[origin.id] = FailedRun(
+        failure = FailedRun(
             origin.id,
             origin.is_backfill,
             run.job_name,
@@ -89,6 +92,8 @@ def failed_runs(
             run.run_id,
             run_error(view.instance, run.run_id),
         )
+        if not _is_mended(view, failure):
+            found[origin.id] = failure
     return [asdict(failure) for failure in list(found.values())[-_KEPT:]]
 
 

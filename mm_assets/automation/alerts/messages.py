@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +13,9 @@ Level = Literal["error", "warn", "clear", "test"]
 
 _SENDER = "mm_assets"  # begins each title: inboxes have mails of other systems, too
 _LONGEST = 160  # characters of a name with its reason
+
+# In chats these call everybody; a name in the data must not.
+_MENTION = re.compile(r"<(?=[!@#])|@(?=everyone|here|channel)")
 
 _NEXT = {
     Kind.CHECK: (
@@ -118,7 +122,7 @@ def all_clear(headlines: Sequence[str], ui_url: str) -> Message:
     return Message(title, "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])), "clear")
 
 
-def test_message(ui_url: str) -> Message:
+def trial_message(ui_url: str) -> Message:
     """Return a message that tells nothing but that it has arrived."""
     lines = ["Alerts of mm_assets reach you here. Nothing is wrong."]
     return Message(
@@ -131,7 +135,7 @@ def test_message(ui_url: str) -> Message:
 def one_line(text: str, longest: int = _LONGEST) -> str:
     """Return text, which may come from data, as one printable line."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
-    line = " ".join(line.split())
+    line = _MENTION.sub(r"\g<0> ", " ".join(line.split()))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 

@@ -18,6 +18,9 @@ from mm_assets.automation.alerts.shares import Shares
 
 KEY = "mm_assets/alerts"
 
+# State of another version is not read: what holds is told again.
+_VERSION = 1
+
 # Seconds before the first tick, from which on failed runs and backfills are looked at.
 _LOOK_BACK = 86400.0
 
@@ -54,6 +57,8 @@ class State:
         """Return the state that was saved last, or that before the first tick."""
         text = instance.daemon_cursor_storage.get_cursor_values({KEY}).get(KEY, "")
         values = json.loads(text) if text else {}
+        if values.get("version") != _VERSION:
+            values = {}
         return cls(
             values.get("since", now),
             values.get("event_log"),
@@ -72,6 +77,7 @@ class State:
     def save(self, instance: dg.DagsterInstance) -> None:
         """Save the state, if it has changed."""
         plain = {
+            "version": _VERSION,
             "since": self.since,
             "event_log": self.event_log,
             "alert_on": self.alert_on,

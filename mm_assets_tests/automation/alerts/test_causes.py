@@ -150,6 +150,14 @@ def test_a_run_that_fails_by_itself_until_a_later_one_succeeds(alerts: Alerts) -
     assert alerts.titles() == []
 
 
+def test_a_failure_that_was_mended_before_the_first_tick_is_not_told(alerts: Alerts) -> None:
+    prove = alerts.writer()
+    prove.job = "prove"
+    for ok in (False, True):
+        prove.end_run(prove.begin_run(), ok)
+    assert alerts.titles() == []
+
+
 def test_runs_of_a_backfill_that_fail_by_themselves_are_one_message(alerts: Alerts) -> None:
     writer = alerts.writer()
     writer.begin_backfill(["a"])

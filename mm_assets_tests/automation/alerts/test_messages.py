@@ -16,6 +16,11 @@ def test_text_of_data_stays_in_its_line() -> None:
     assert len(line) == 160
 
 
+def test_names_in_the_data_call_nobody_in_a_chat() -> None:
+    cause = Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names={"<!channel>": "@everyone a@b.c"})
+    assert "- < !channel>: @ everyone a@b.c" in alert(cause, "").body.splitlines()
+
+
 def test_the_title_is_one_line_and_names_the_run() -> None:
     title = alert(Cause(Kind.RUN_FAILED, "prove\nall", origin=RUN), "").title
     assert title == "mm_assets: Failed: prove all in run 01234567"
