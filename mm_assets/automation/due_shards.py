@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
 from mm_assets.io_managers import events
@@ -169,10 +170,10 @@ class DueShardFinder:
                     due[key] = self._failed(key, plan, key in changed, latest, since)
             elif made is None:
                 due[key] = Due(MISSING, "never made")
-            elif key in changed and set(self._parents[asset]).intersection(self._observed):
-                due[key] = Due(STALE, "the raw shard has changed")
             elif upstream := [up for up in self._parents[asset] if key in found.by_asset.get(up, {})]:
                 due[key] = Due(STALE, f"{upstream[0].to_user_string()} is due")
+            elif key in changed and set(self._parents[asset]).intersection(self._observed):
+                due[key] = Due(STALE, "the raw shard has changed")
             elif (
                 plan is None
                 or plan.storage_id <= since.storage_id
@@ -256,3 +257,9 @@ class DueShardFinder:
             run = self._instance.get_run_by_id(run_id)
             self._ended[run_id] = run is None or run.is_finished
         return self._ended[run_id]
+
+
+def due_shards(instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str]) -> DueShards:
+    """Return what is due in all assets of a code location; see `DueShardFinder`."""
+    specs = [spec for definition in graph.assets_defs for spec in definition.specs]
+    return DueShardFinder(instance, specs, raw_versions).find()

@@ -14,6 +14,8 @@ from mm_assets.io_managers import instance_queries
 from mm_assets.io_managers.base import LANDED
 from mm_assets.partitions import SHARDS
 
+_NO_RUN = ""  # the run of evaluations that were reported without one
+
 
 def all_checks(view: View) -> list[dg.AssetCheckKey]:
     """Return the checks of the code location; `landed` tells of shards, which are a cause of their own."""
@@ -24,12 +26,12 @@ def all_checks(view: View) -> list[dg.AssetCheckKey]:
 
 
 def checks_to_ask(view: View, active_runs: Iterable[str], open_keys: Iterable[str]) -> list[dg.AssetCheckKey]:
-    """Return the checks that may fail now: those that failed in these runs, or have an open incident.
+    """Return the checks that may fail now: those that failed in these runs, or in none, or were open.
 
     Args:
         open_keys: keys of causes that were open at the last tick.
     """
-    runs = list(active_runs)
+    runs = [*active_runs, _NO_RUN]
     known = {tuple(key.split("|")[1:3]) for key in open_keys if key.startswith(f"{Kind.CHECK}|")}
     return [
         check
@@ -51,7 +53,8 @@ def with_names(view: View, cause: Cause) -> Cause:
         view.instance, check, cause.run_ids, NAMED, _partitions(view, check), over_all=not cause.shards
     )
     if not cause.shards:
-        return replace(cause, names={line: "" for evaluation in found for line in _lines(evaluation)})
+        lines = {line: "" for evaluation in found for line in _lines(evaluation)}
+        return replace(cause, names=lines | _shards(found[0]) if found else lines)
     names = {str(evaluation.partition): "; ".join(_lines(evaluation)) for evaluation in found}
     of = view.size(cause.origin, check.asset_key) if cause.origin else 0
     return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
@@ -59,12 +62,11 @@ def with_names(view: View, cause: Cause) -> Cause:
 
 def _failures(view: View, check: dg.AssetCheckKey) -> list[Cause]:
     rows = instance_queries.failing_by_run(view.instance, check, _partitions(view, check))
-    runs = view.runs(row.run_id for row in rows)
-    by_origin: dict[Origin, list[instance_queries.FailingRun]] = defaultdict(list)
+    view.runs(row.run_id for row in rows)  # one query for all of them
+    by_origin: dict[Origin | None, list[instance_queries.FailingRun]] = defaultdict(list)
     for row in rows:
         if row.shards:
-            run = runs.get(row.run_id)
-            by_origin[view.origin(run) if run else Origin(row.run_id, is_backfill=False)].append(row)
+            by_origin[_origin(view, row.run_id)].append(row)
     asset = check.asset_key.to_user_string()
     if not by_origin:
         return [cause for row in rows if row.over_all and (cause := _over_all(view, check, row))]
@@ -96,21 +98,35 @@ def _over_all(view: View, check: dg.AssetCheckKey, row: instance_queries.Failing
     by_shard = view.repository.asset_graph.get(check).partitions_def is not None
     if not evaluations or (by_shard and "problems" not in evaluations[0].metadata):
         return None
-    run = view.runs([row.run_id]).get(row.run_id)
-    origin = view.origin(run) if run else Origin(row.run_id, is_backfill=False)
-    severity = "error" if evaluations[0].severity == dg.AssetCheckSeverity.ERROR else "warn"
     return Cause(
         Kind.CHECK,
         check.asset_key.to_user_string(),
         check.name,
-        origin,
-        severity="error" if severity == "error" else "warn",
+        _origin(view, row.run_id),
+        severity="error" if evaluations[0].severity == dg.AssetCheckSeverity.ERROR else "warn",
         run_ids=(row.run_id,),
     )
 
 
+def _origin(view: View, run_id: str) -> Origin | None:
+    """Return the backfill or run of an evaluation; None for one that a sensor made."""
+    if run_id == _NO_RUN:
+        return None
+    run = view.runs([run_id]).get(run_id)
+    return view.origin(run) if run else Origin(run_id, is_backfill=False)
+
+
 def _partitions(view: View, check: dg.AssetCheckKey) -> str | None:
     return str(SHARDS.name) if view.is_sharded(check.asset_key) else None
+
+
+def _shards(evaluation: dg.AssetCheckEvaluation) -> dict[str, str]:
+    """Return the shards that an evaluation of no partition lists, with the reason of each."""
+    listed = evaluation.metadata.get("shards")
+    shards = listed.value if listed is not None else None
+    if isinstance(shards, dict):
+        return {str(name): str(reason) for name, reason in list(shards.items())[:NAMED]}
+    return {str(name): "" for name in shards[:NAMED]} if isinstance(shards, list) else {}
 
 
 def _lines(evaluation: dg.AssetCheckEvaluation) -> list[str]:

@@ -50,6 +50,16 @@ class Alerts:
         tick(self.instance, self.repository, given, time.time() + later, self.lines.append)
         return self.hook.received[before:]
 
+    def with_check(self, asset: str, name: str) -> dg.RepositoryDefinition:
+        """The toy with one more check, which has no partitions."""
+
+        @dg.asset_check(asset=dg.AssetKey(asset), name=name)
+        def check() -> dg.AssetCheckResult:
+            return dg.AssetCheckResult(passed=True)
+
+        graph = toy.definitions("raw", "out")
+        return dg.Definitions.merge(graph, dg.Definitions(asset_checks=[check])).get_repository_def()
+
     def titles(self, *targets: str, **settings: Any) -> list[str]:
         """The titles of the messages of one tick, without the sender and the ids of runs."""
         return [brief(message["title"]) for message in self.tick(*targets, **settings)]

@@ -92,6 +92,27 @@ def test_each_backfill_has_its_own_message_and_the_last_evaluation_of_a_shard_co
     assert alerts.titles() == []
 
 
+def test_a_check_that_a_sensor_evaluates(alerts: Alerts) -> None:
+    """It belongs to no run, and stays one cause however often it fails."""
+
+    def evaluate(passed: bool, shards: dict[str, str]) -> None:
+        metadata = {"shards": dg.MetadataValue.json(shards), "summary": "some are stale"}
+        alerts.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(dg.AssetKey("curated"), "fresh", passed, metadata)
+        )
+
+    alerts.repository = alerts.with_check("curated", "fresh")
+    assert alerts.tick() == []
+    evaluate(False, {"k1": "raw data changed"})
+    (message,) = alerts.tick()
+    assert message["title"] == "mm_assets: Check fresh of curated failed"
+    assert message["message"].splitlines()[1:3] == ["- some are stale", "- k1: raw data changed"]
+    evaluate(False, {"k1": "raw data changed", "k2": "code changed"})
+    assert alerts.tick() == []
+    evaluate(True, {})
+    assert alerts.titles() == ["all clear: Check fresh of curated failed"]
+
+
 def test_a_partition_that_is_deleted_fails_no_longer(alerts: Alerts) -> None:
     writer, keys = alerts.writer(), alerts.shards(2)
     run = writer.begin_run()
