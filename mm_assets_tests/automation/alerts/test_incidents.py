@@ -17,9 +17,7 @@ def check(name: str, shards: int = 1, origin: Origin = GOING_ON, severity: Sever
     return Cause(Kind.CHECK, "curated", name, origin, severity=severity, shards=shards)
 
 
-def titles(
-    incidents: Incidents, *causes: Cause, alert_on: Severity = "error", held: Sequence[str] = ()
-) -> list[str]:
+def titles(incidents: Incidents, *causes: Cause, held: Sequence[str] = ()) -> list[str]:
     return [message.title.removeprefix("mm_assets: ") for message in update(incidents, *causes, held=held)]
 
 
