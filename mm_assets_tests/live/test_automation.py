@@ -1,4 +1,4 @@
-"""Shards are made without a click: they arrive, change, are mended, and a run is killed, under a real daemon."""
+"""Shards are made without a click: they arrive, change, are mended, a run is killed, under a real daemon."""
 
 from __future__ import annotations
 
