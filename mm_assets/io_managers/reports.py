@@ -18,6 +18,10 @@ _FAILURE = re.compile(
 )
 
 SETTINGS_MARK = "+"
+_WHAT_TO_DO = (
+    "Mend the raw shard, or change the setting that refuses it. Then launch the job `refresh`, or run "
+    "`mm-assets run --failed`. The outputs of the version before stay until then."
+)
 
 
 def version_with_settings(code_version: str, made_by: str) -> str:
@@ -101,12 +105,21 @@ class ShardReports:
     def failure(self, result: ShardResult) -> None:
         """Log why the shard was not published, and the checks that were evaluated.
 
-        There is no materialization: Dagster shows the shard as failed.
+        There is no materialization: Dagster shows the shard as failed. An observation tells the reason on the
+        shard's own page, which else says no more than that the run failed.
         """
         error = result.error or "no reason given"
         self.failed[result.key] = error
         line = str(Failure(result.key, self.asset.to_user_string(), error))
         self._run.log.error(line + (f"\n{result.detail}" if result.detail else ""))
+        self._run.log_event(
+            dg.AssetObservation(
+                self.asset,
+                description=error,
+                partition=result.key,
+                metadata=metadata_values({"error": error, "what_to_do": _WHAT_TO_DO}),
+            )
+        )
         self._checks.add(result.key, result.checks)
 
     def finish(self) -> None:
