@@ -1,0 +1,236 @@
+"""Database rows of events, as Dagster's own storage reads them, but smaller.
+
+What is left out no page shows: where in the process an event arose (`logging_tags` and handles), its message
+a second time, fields that hold what their class takes by default. An event reads back equal but for those.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluation,
+    AssetCheckEvaluationPlanned,
+)
+from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
+from dagster._core.events.log import EventLogEntry
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster_shared.serdes.serdes import pack_value
+
+Kind = dg.DagsterEventType
+
+# Events of which a run has one or more for each shard.
+BATCHED = frozenset(
+    {
+        Kind.ASSET_MATERIALIZATION,
+        Kind.ASSET_MATERIALIZATION_PLANNED,
+        Kind.ASSET_OBSERVATION,
+        Kind.ASSET_CHECK_EVALUATION,
+        Kind.ASSET_CHECK_EVALUATION_PLANNED,
+    }
+)
+_CHECKS = frozenset({Kind.ASSET_CHECK_EVALUATION, Kind.ASSET_CHECK_EVALUATION_PLANNED})
+# Metadata that only the page of the asset needs: long, and the same in the index.
+_LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
+_ANY_PARTITION = "\x00any partition\x00"
+
+
+@dataclass
+class EventRow:
+    """An event on its way into the database.
+
+    Args:
+        event: the event, without what is not stored.
+        in_run: whether the run's own database has it by now.
+    """
+
+    event: EventLogEntry
+    in_run: bool = False
+    _packed: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.event = _slim(self.event)
+        # At once: what cannot be stored must fail in whoever logs it.
+        self._packed = _compact(pack_value(self.event))
+
+    @property
+    def kind(self) -> dg.DagsterEventType:
+        return dg.DagsterEventType(self._dagster_event.event_type_value)
+
+    @property
+    def is_check(self) -> bool:
+        return self.kind in _CHECKS
+
+    @cached_property
+    def asset(self) -> str | None:
+        """Key of the asset; None for checks, which stock rows do not give one either."""
+        key = self._dagster_event.asset_key
+        return None if key is None else key.to_string()
+
+    @property
+    def evaluation(self) -> AssetCheckEvaluation | None:
+        data = self._dagster_event.event_specific_data
+        return data if isinstance(data, AssetCheckEvaluation) else None
+
+    @property
+    def planned_check(self) -> AssetCheckEvaluationPlanned | None:
+        data = self._dagster_event.event_specific_data
+        return data if isinstance(data, AssetCheckEvaluationPlanned) else None
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the event gets a row in the log.
+
+        A check that one shard has passed has its state, with all of the evaluation, in the table of check
+        executions, and the step ends with an evaluation over all shards. A row of its own would double it.
+        """
+        evaluation = self.evaluation
+        return evaluation is None or evaluation.partition is None or not evaluation.passed
+
+    @cached_property
+    def text(self) -> str:
+        """The whole event."""
+        return _json(self._packed)
+
+    @property
+    def timestamp(self) -> datetime:
+        """In UTC and without saying so, as all tables have it."""
+        return datetime.fromtimestamp(self.event.timestamp, timezone.utc).replace(tzinfo=None)
+
+    def log_row(self) -> dict[str, Any]:
+        """Return the row of the event log, without an id."""
+        return {
+            "run_id": self.event.run_id,
+            "event": self.text,
+            "dagster_event_type": self._dagster_event.event_type_value,
+            "timestamp": self.timestamp,
+            "step_key": self._dagster_event.step_key,
+            "asset_key": self.asset,
+            "partition": self._dagster_event.partition or None,
+        }
+
+    def run_row(self) -> dict[str, Any]:
+        """Return the row for a database that only has the run's own log: without pictures and schemas."""
+        return {**self.log_row(), "event": self._short_text()}
+
+    def _short_text(self) -> str:
+        data = self._packed["dagster_event"]["event_specific_data"]
+        made = data.get("materialization")
+        if made is None:
+            return self.text
+        short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]
+        if len(short) == len(made["metadata_entries"]):
+            return self.text
+        short_data = {**data, "materialization": {**made, "metadata_entries": short}}
+        event = {**self._packed["dagster_event"], "event_specific_data": short_data}
+        return _json({**self._packed, "dagster_event": event})
+
+    def planned_rows(self, event_id: int) -> Iterator[dict[str, Any]]:
+        """Yield a row of the check executions for each partition for which this check is planned."""
+        planned = self.planned_check
+        assert planned is not None
+        row = {
+            "asset_key": planned.asset_key.to_string(),
+            "check_name": planned.check_name,
+            "run_id": self.event.run_id,
+            "execution_status": AssetCheckExecutionRecordStatus.PLANNED.value,
+            "evaluation_event_timestamp": self.timestamp,
+            "evaluation_event_storage_id": event_id,
+        }
+        subset = planned.partitions_subset
+        if subset is None:
+            yield {**row, "partition": None, "evaluation_event": self.text}
+            return
+        before, _, after = self._text_of_one_partition().partition(json.dumps(_ANY_PARTITION))
+        for key in subset.get_partition_keys():
+            yield {**row, "partition": key, "evaluation_event": f"{before}{json.dumps(key)}{after}"}
+
+    def _text_of_one_partition(self) -> str:
+        data = self._packed["dagster_event"]["event_specific_data"]
+        one = pack_value(DefaultPartitionsSubset({_ANY_PARTITION}))
+        event = {
+            **self._packed["dagster_event"],
+            "event_specific_data": {**data, "partitions_subset": one},
+        }
+        return _json({**self._packed, "dagster_event": event})
+
+    def evaluated_row(self, event_id: int) -> dict[str, Any]:
+        """Return the row of the check executions for this evaluation."""
+        evaluation = self.evaluation
+        assert evaluation is not None
+        status = AssetCheckExecutionRecordStatus
+        target = evaluation.target_materialization_data
+        return {
+            "asset_key": evaluation.asset_key.to_string(),
+            "check_name": evaluation.check_name,
+            "partition": evaluation.partition,
+            "run_id": self.event.run_id,
+            "execution_status": (status.SUCCEEDED if evaluation.passed else status.FAILED).value,
+            "evaluation_event": self.text,
+            "evaluation_event_timestamp": self.timestamp,
+            "evaluation_event_storage_id": event_id,
+            "materialization_event_storage_id": None if target is None else target.storage_id,
+        }
+
+    @property
+    def _dagster_event(self) -> Any:
+        return self.event.dagster_event
+
+
+def is_batched(event: EventLogEntry) -> bool:
+    """Return whether an event may wait; those of no run (`report_runless_asset_event`) are not many."""
+    return bool(event.run_id) and event.dagster_event_type in BATCHED
+
+
+def _slim(event: EventLogEntry) -> EventLogEntry:
+    inner = event.get_dagster_event()
+    slim = inner._replace(logging_tags={}, step_handle=None, node_handle=None)
+    return event._replace(dagster_event=slim, user_message="")
+
+
+# What the classes take for a field that is missing, by name in the database: it need not be written.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "DagsterEvent": {
+        "step_handle": None,
+        "solid_handle": None,
+        "step_kind_value": None,
+        "logging_tags": {},
+        "message": None,
+        "pid": None,
+    },
+    "AssetCheckEvaluation": {"description": None, "target_materialization_data": None},
+    "AssetMaterialization": {"description": None},
+    "AssetObservation": {"description": None},
+    "AssetMaterializationPlannedData": {"partition": None, "partitions_subset": None},
+    "StepMaterializationData": {"asset_lineage": []},
+    "EventMetadataEntry": {"description": None},
+    "TableSchema": {"constraints": {"__class__": "TableConstraints", "other": []}},
+    "TableColumn": {
+        "description": None,
+        "constraints": {"__class__": "TableColumnConstraints", "nullable": True, "other": [], "unique": False},
+    },
+}
+
+
+def _compact(packed: Any) -> Any:
+    """Return packed values without what their classes take by default."""
+    if isinstance(packed, dict):
+        defaults = _DEFAULTS.get(packed.get("__class__", ""))
+        if defaults is None:
+            return {key: _compact(value) for key, value in packed.items()}
+        return {
+            key: _compact(value)
+            for key, value in packed.items()
+            if not (key in defaults and value == defaults[key])
+        }
+    return [_compact(value) for value in packed] if isinstance(packed, list) else packed
+
+
+def _json(packed: Any) -> str:
+    return json.dumps(packed, separators=(",", ":"))
