@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
@@ -90,7 +90,7 @@ class ProofStore:
 
     def write(self, proof: ShardProof) -> None:
         """Publish one shard's proof; an unchanged one is not rewritten."""
-        self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
+        self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **vars(proof)})
 
     def roll_up(
         self,

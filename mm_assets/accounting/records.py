@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
@@ -105,7 +105,7 @@ class ShardRecords:
     def write(self, record: ShardRecord) -> None:
         """Publish a record in one step: readers see the old one or the new one."""
         path = self.path(record.asset, record.key)
-        fields = {"format": FORMAT, **asdict(record), "uri": self.relative(record.uri)}
+        fields = {"format": FORMAT, **vars(record), "uri": self.relative(record.uri)}
         data = seal(fields)
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
