@@ -16,7 +16,17 @@ from typing import Any
 from mm_assets import __version__
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import StorageOptions, exists, filesystem, join, open_binary, staged
+from mm_assets.formats.storage import (
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    replace_file,
+    staged,
+)
 
 FORMAT = 3
 SUMMARY = "proof.json"
@@ -158,10 +168,24 @@ class ProofStore:
         return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
 
     def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
+        data = seal(content, indent=1)
+        if not is_remote(uri):
+            if _local_bytes(local_path(uri)) != data:
+                # Not synced to disk: an empty proof counts as none, and the shard is examined again.
+                replace_file(local_path(uri), data)
+            return
         with staged(uri, self._options) as file:
             with open(file.path, "wb") as stream:
-                stream.write(seal(content, indent=1))
+                stream.write(data)
             file.publish()
+
+
+def _local_bytes(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def damaged_shards(

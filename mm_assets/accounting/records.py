@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
@@ -20,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.temporary_files import temporary_name
+from mm_assets.formats.storage import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -110,16 +109,8 @@ class ShardRecords:
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
-        folder, name = os.path.split(path)
-        os.makedirs(folder, exist_ok=True)
-        temporary = Path(folder, temporary_name(name))
-        try:
-            # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
+        replace_file(path, data)
 
     def relative(self, uri: str) -> str:
         """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""

@@ -32,6 +32,7 @@ class BatchedEventLog(SqlEventLogStorage):
 
     def _start_batching(self) -> None:
         self._tables: set[str] = set()
+        self._migrations: set[str] = set()
         self._buffer = WriteBuffer(self._write)
 
     def flush(self) -> None:
@@ -68,6 +69,12 @@ class BatchedEventLog(SqlEventLogStorage):
             self._tables.add(table_name)
         return True
 
+    def has_secondary_index(self, name: str) -> bool:
+        """Return whether a migration has been completed; it is never undone."""
+        if name not in self._migrations and super().has_secondary_index(name):
+            self._migrations.add(name)
+        return name in self._migrations
+
     def _write(self, rows: list[EventRow]) -> None:
         """Write events in their order, all or none of them in each database."""
         raise NotImplementedError
@@ -82,6 +89,8 @@ class BatchedEventLog(SqlEventLogStorage):
 
     def _write_index(self, connection: Connection, rows: Sequence[EventRow]) -> None:
         """Write what readers over all runs see, within one transaction."""
+        if not rows:
+            return
         logged = [row for row in rows if row.is_logged]
         new_ids = self._next_ids(connection, max(len(logged), 1))
         ids = dict(zip(map(id, logged), new_ids, strict=False))
@@ -89,7 +98,7 @@ class BatchedEventLog(SqlEventLogStorage):
             connection.execute(
                 SqlEventLogStorageTable.insert(), [{"id": ids[id(row)], **row.log_row()} for row in logged]
             )
-        self._write_assets(connection, [row for row in logged if not row.is_check], ids)
+        self._write_assets(connection, [row for row in logged if row.is_asset], ids)
         # Of a check without a row of its own the id is that of the last row in this transaction: all a reader
         # does with it is to ask what is newer than it has seen.
         last = new_ids[-1] if logged else new_ids[0] - 1

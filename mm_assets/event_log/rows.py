@@ -25,17 +25,21 @@ from dagster_shared.serdes.serdes import pack_value
 
 Kind = dg.DagsterEventType
 
-# Events of which a run has one or more for each shard.
-BATCHED = frozenset(
+_ASSETS = frozenset({Kind.ASSET_MATERIALIZATION, Kind.ASSET_MATERIALIZATION_PLANNED, Kind.ASSET_OBSERVATION})
+_CHECKS = frozenset({Kind.ASSET_CHECK_EVALUATION, Kind.ASSET_CHECK_EVALUATION_PLANNED})
+_STEPS = frozenset(
     {
-        Kind.ASSET_MATERIALIZATION,
-        Kind.ASSET_MATERIALIZATION_PLANNED,
-        Kind.ASSET_OBSERVATION,
-        Kind.ASSET_CHECK_EVALUATION,
-        Kind.ASSET_CHECK_EVALUATION_PLANNED,
+        Kind.STEP_START,
+        Kind.STEP_INPUT,
+        Kind.LOADED_INPUT,
+        Kind.STEP_OUTPUT,
+        Kind.HANDLED_OUTPUT,
+        Kind.STEP_SUCCESS,
     }
 )
-_CHECKS = frozenset({Kind.ASSET_CHECK_EVALUATION, Kind.ASSET_CHECK_EVALUATION_PLANNED})
+# Events of which a run has many: for each shard, and for each step. What tells of the state of a run or of an
+# error is written at once.
+BATCHED = _ASSETS | _CHECKS | _STEPS
 # Metadata that only the page of the asset needs: long, and the same in the index.
 _LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
 _ANY_PARTITION = "\x00any partition\x00"
@@ -55,17 +59,29 @@ class EventRow:
     _packed: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.event = _slim(self.event)
-        # At once: what cannot be stored must fail in whoever logs it.
-        self._packed = _pack(self.event)
+        # Packed at once: what cannot be stored must fail in whoever logs it.
+        if self.is_indexed:
+            self.event = _slim(self.event)
+            self._packed = _pack(self.event)
+        else:
+            self._packed = pack_value(self.event)
 
-    @property
+    @cached_property
     def kind(self) -> dg.DagsterEventType:
         return dg.DagsterEventType(self._dagster_event.event_type_value)
 
     @property
+    def is_asset(self) -> bool:
+        return self.kind in _ASSETS
+
+    @property
     def is_check(self) -> bool:
         return self.kind in _CHECKS
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether readers over all runs look for it."""
+        return self.is_asset or self.is_check
 
     @cached_property
     def asset(self) -> str | None:
@@ -121,7 +137,7 @@ class EventRow:
 
     def _short_text(self) -> str:
         data = self._packed["dagster_event"]["event_specific_data"]
-        made = data.get("materialization")
+        made = data.get("materialization") if self.is_asset else None
         if made is None:
             return self.text
         short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]

@@ -106,8 +106,10 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
                 connection.execute(SqlEventLogStorageTable.insert(), [row.run_row() for row in of_run])
             for row in of_run:
                 row.in_run = True
-        with self._transaction(INDEX_SHARD_NAME) as connection:
-            self._write_index(connection, rows)
+        indexed = [row for row in rows if row.is_indexed]
+        if indexed:
+            with self._transaction(INDEX_SHARD_NAME) as connection:
+                self._write_index(connection, indexed)
 
     def _next_ids(self, connection: Connection, count: int) -> list[int]:
         # pysqlite begins a transaction with the first change only.
@@ -137,6 +139,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     def _forget(self) -> None:
         self._engines.dispose()
         self._tables.clear()
+        self._migrations.clear()
         self._asset_columns.clear()
 
 
