@@ -1,4 +1,4 @@
-"""Buffer of things that are written together: when enough have gathered, or the oldest has waited long enough.
+"""Buffer of things that are written together: once enough have gathered, or the first has waited enough.
 
 Knows neither Dagster nor databases.
 """

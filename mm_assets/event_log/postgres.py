@@ -89,7 +89,9 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         connection.exec_driver_sql("LOCK TABLE event_logs IN SHARE ROW EXCLUSIVE MODE")
         sequence = db.func.pg_get_serial_sequence(SqlEventLogStorageTable.name, "id")
         numbers = db.func.generate_series(1, count)
-        return [row[0] for row in connection.execute(db.select(db.func.nextval(sequence)).select_from(numbers))]
+        return [
+            row[0] for row in connection.execute(db.select(db.func.nextval(sequence)).select_from(numbers))
+        ]
 
     def _insert_or_ignore(self) -> Any:
         return postgresql.insert(AssetCheckExecutionsTable).on_conflict_do_nothing()

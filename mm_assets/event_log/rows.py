@@ -1,15 +1,11 @@
-"""Database rows of events, as Dagster's own storage reads them, but smaller.
-
-What is left out no page shows: where in the process an event arose (`logging_tags` and handles), its message
-a second time, fields that hold what their class takes by default. An event reads back equal but for those.
-"""
+"""Database rows of events, as Dagster's own storage reads them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +18,8 @@ from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
 from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster_shared.serdes.serdes import pack_value
+
+from mm_assets.event_log.packing import pack_event, to_json
 
 Kind = dg.DagsterEventType
 
@@ -62,7 +60,7 @@ class EventRow:
         # Packed at once: what cannot be stored must fail in whoever logs it.
         if self.is_indexed:
             self.event = _slim(self.event)
-            self._packed = _pack(self.event)
+            self._packed = pack_event(self.event)
         else:
             self._packed = pack_value(self.event)
 
@@ -112,12 +110,12 @@ class EventRow:
     @cached_property
     def text(self) -> str:
         """The whole event."""
-        return _json(self._packed)
+        return to_json(self._packed)
 
     @property
     def timestamp(self) -> datetime:
         """In UTC and without saying so, as all tables have it."""
-        return datetime.fromtimestamp(self.event.timestamp, timezone.utc).replace(tzinfo=None)
+        return datetime.fromtimestamp(self.event.timestamp, UTC).replace(tzinfo=None)
 
     def log_row(self) -> dict[str, Any]:
         """Return the row of the event log, without an id."""
@@ -145,7 +143,7 @@ class EventRow:
             return self.text
         short_data = {**data, "materialization": {**made, "metadata_entries": short}}
         event = {**self._packed["dagster_event"], "event_specific_data": short_data}
-        return _json({**self._packed, "dagster_event": event})
+        return to_json({**self._packed, "dagster_event": event})
 
     def planned_rows(self, event_id: int) -> Iterator[dict[str, Any]]:
         """Yield a row of the check executions for each partition for which this check is planned."""
@@ -174,7 +172,7 @@ class EventRow:
             **self._packed["dagster_event"],
             "event_specific_data": {**data, "partitions_subset": one},
         }
-        return _json({**self._packed, "dagster_event": event})
+        return to_json({**self._packed, "dagster_event": event})
 
     def evaluated_row(self, event_id: int) -> dict[str, Any]:
         """Return the row of the check executions for this evaluation."""
@@ -208,62 +206,3 @@ def _slim(event: EventLogEntry) -> EventLogEntry:
     inner = event.get_dagster_event()
     slim = inner._replace(logging_tags={}, step_handle=None, node_handle=None)
     return event._replace(dagster_event=slim, user_message="")
-
-
-def _pack(event: EventLogEntry) -> dict[str, Any]:
-    """Return an event as its storage format has it; the two outer classes here, at a third of the time."""
-    inner = event.get_dagster_event()
-    return {
-        "__class__": "EventLogEntry",
-        "error_info": None,
-        "level": event.level,
-        "user_message": "",
-        "run_id": event.run_id,
-        "timestamp": event.timestamp,
-        "step_key": event.step_key,
-        "pipeline_name": event.job_name,
-        "dagster_event": {
-            "__class__": "DagsterEvent",
-            "event_type_value": inner.event_type_value,
-            "pipeline_name": inner.job_name,
-            "step_kind_value": inner.step_kind_value,
-            "event_specific_data": _compact(pack_value(inner.event_specific_data)),
-            "message": inner.message,
-            "pid": inner.pid,
-            "step_key": inner.step_key,
-        },
-    }
-
-
-# What the classes take for a field that is missing, by name in the database: it need not be written.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "AssetCheckEvaluation": {"description": None, "target_materialization_data": None},
-    "AssetMaterialization": {"description": None},
-    "AssetObservation": {"description": None},
-    "AssetMaterializationPlannedData": {"partition": None, "partitions_subset": None},
-    "StepMaterializationData": {"asset_lineage": []},
-    "EventMetadataEntry": {"description": None},
-    "TableSchema": {"constraints": {"__class__": "TableConstraints", "other": []}},
-    "TableColumn": {
-        "description": None,
-        "constraints": {"__class__": "TableColumnConstraints", "nullable": True, "other": [], "unique": False},
-    },
-}
-
-
-def _compact(packed: Any) -> Any:
-    """Return packed values without what their classes take by default."""
-    if isinstance(packed, dict):
-        defaults = _DEFAULTS.get(packed.get("__class__", ""))
-        if defaults is None:
-            return {key: _compact(value) for key, value in packed.items()}
-        return {
-            key: _compact(value)
-            for key, value in packed.items()
-            if not (key in defaults and value == defaults[key])
-        }
-    return [_compact(value) for value in packed] if isinstance(packed, list) else packed
-
-
-def _json(packed: Any) -> str:
-    return json.dumps(packed, separators=(",", ":"))

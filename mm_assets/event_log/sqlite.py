@@ -93,7 +93,9 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         if column_name not in self._asset_columns:
-            self._asset_columns |= {column["name"] for column in db.inspect(conn).get_columns(AssetKeyTable.name)}
+            self._asset_columns |= {
+                column["name"] for column in db.inspect(conn).get_columns(AssetKeyTable.name)
+            }
         return column_name in self._asset_columns
 
     def _write(self, rows: list[EventRow]) -> None:
