@@ -29,18 +29,26 @@ _ANY_COLUMN = TableColumnConstraints()
 _ANY_TABLE = TableConstraints(other=[])
 
 
-def pack_event(event: EventLogEntry) -> Packed:
-    """Return an event of an asset or of a check, without what no page shows.
+def without_origin(event: EventLogEntry) -> EventLogEntry:
+    """Return an event without what no page shows.
 
     That is where in the process it arose (`logging_tags` and the handles of its step), and its message a
     second time.
     """
     inner = event.get_dagster_event()
+    message = event.user_message if inner.message is None else ""
+    inner = inner._replace(logging_tags={}, step_handle=None, node_handle=None)
+    return event._replace(dagster_event=inner, user_message=message)
+
+
+def pack_event(event: EventLogEntry) -> Packed:
+    """Return an event of an asset or of a check, as `without_origin` leaves it."""
+    inner = event.get_dagster_event()
     return {
         "__class__": "EventLogEntry",
         "error_info": None,
         "level": event.level,
-        "user_message": "",
+        "user_message": event.user_message,
         "run_id": event.run_id,
         "timestamp": event.timestamp,
         "step_key": event.step_key,

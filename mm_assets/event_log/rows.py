@@ -19,7 +19,7 @@ from dagster._core.events.log import EventLogEntry
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
 from dagster_shared.serdes.serdes import pack_value
 
-from mm_assets.event_log.packing import pack_event, to_json
+from mm_assets.event_log.packing import pack_event, to_json, without_origin
 
 Kind = dg.DagsterEventType
 
@@ -59,7 +59,7 @@ class EventRow:
     def __post_init__(self) -> None:
         # Packed at once: what cannot be stored must fail in whoever logs it.
         if self.is_indexed:
-            self.event = _slim(self.event)
+            self.event = without_origin(self.event)
             self._packed = pack_event(self.event)
         else:
             self._packed = pack_value(self.event)
@@ -200,9 +200,3 @@ class EventRow:
 def is_batched(event: EventLogEntry) -> bool:
     """Return whether an event may wait; those of no run (`report_runless_asset_event`) are not many."""
     return bool(event.run_id) and event.dagster_event_type in BATCHED
-
-
-def _slim(event: EventLogEntry) -> EventLogEntry:
-    inner = event.get_dagster_event()
-    slim = inner._replace(logging_tags={}, step_handle=None, node_handle=None)
-    return event._replace(dagster_event=slim, user_message="")
