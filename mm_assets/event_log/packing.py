@@ -116,7 +116,7 @@ def _pack_materialization(made: dg.AssetMaterialization) -> Packed:
             for name, value in made.metadata.items()
         ],
         "partition": made.partition,
-        "tags": dict(made.tags or {}),
+        "tags": None if made.tags is None else dict(made.tags),
     }
     if made.description is not None:
         packed["description"] = made.description

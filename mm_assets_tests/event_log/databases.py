@@ -43,7 +43,7 @@ def _storage(home: Path, kind: str, postgres_url: str | None) -> dict[str, Any]:
 @contextmanager
 def empty_database(server_url: str, name: str) -> Iterator[str]:
     """The URL of a new database of a Postgres server."""
-    engine = db.create_engine(server_url, isolation_level="AUTOCOMMIT")
+    engine = db.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=db.NullPool)
     with engine.connect() as connection:
         connection.execute(db.text(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'))
         connection.execute(db.text(f'CREATE DATABASE "{name}"'))
@@ -52,4 +52,3 @@ def empty_database(server_url: str, name: str) -> Iterator[str]:
     finally:
         with engine.connect() as connection:
             connection.execute(db.text(f'DROP DATABASE "{name}" WITH (FORCE)'))
-        engine.dispose()
