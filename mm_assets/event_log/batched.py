@@ -132,7 +132,8 @@ class BatchedEventLog(SqlEventLogStorage):
     def _write_evaluated(
         self, connection: Connection, evaluated: dict[tuple[Any, ...], dict[str, Any]]
     ) -> None:
-        updates, inserts = [], []
+        updates: list[dict[str, Any]] = []
+        inserts: list[dict[str, Any]] = []
         found = self._find_planned(connection, evaluated)
         for place, values in evaluated.items():
             row_ids = found.get(place)

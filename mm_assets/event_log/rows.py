@@ -62,7 +62,7 @@ class EventRow:
             self.event = without_origin(self.event)
             self._packed = pack_event(self.event)
         else:
-            self._packed = pack_value(self.event)
+            self._packed = dict(pack_value(self.event))
 
     @cached_property
     def kind(self) -> dg.DagsterEventType:

@@ -65,8 +65,10 @@ class Prover(dg.ConfigurableResource[Any]):
         asset, output = request.asset, BY_ASSET[request.asset]
         evidence = self._evidence(asset) if request.is_whole else {}
         keys = sorted({*request.keys, *evidence})
-        beside = {output.source, *(each.asset for each in made_from(asset))} - {None}
-        records = {name: ShardRecords(self.root).read(str(name), keys) for name in {asset, *beside}}
+        needed = {asset, *(each.asset for each in made_from(asset))}
+        if output.source is not None:
+            needed.add(output.source)
+        records = {name: ShardRecords(self.root).read(name, keys) for name in needed}
         store = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
         table = accounted_format(output.kind).table
