@@ -186,11 +186,17 @@ class EventRow:
             "partition": evaluation.partition,
             "run_id": self.event.run_id,
             "execution_status": (status.SUCCEEDED if evaluation.passed else status.FAILED).value,
-            "evaluation_event": self.text,
+            "evaluation_event": self._evaluation_text(),
             "evaluation_event_timestamp": self.timestamp,
             "evaluation_event_storage_id": event_id,
             "materialization_event_storage_id": None if target is None else target.storage_id,
         }
+
+    def _evaluation_text(self) -> str:
+        """The event for the check executions, of which pages show the evaluation, its time and its step."""
+        unseen = ("message", "pid", "step_kind_value")
+        event = {name: value for name, value in self._packed["dagster_event"].items() if name not in unseen}
+        return to_json({**self._packed, "dagster_event": event})
 
     @property
     def _dagster_event(self) -> Any:

@@ -48,6 +48,11 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         self._is_ready = True
         SqliteEventLogStorage.__init__(self, base_dir, self._inst_data)
 
+    def _initdb(self, engine: Engine, for_index_shard: bool = False) -> None:
+        if not db.event.contains(engine, "connect", _prepare):  # the stock class has made this engine
+            db.event.listen(engine, "connect", _prepare)
+        super()._initdb(engine, for_index_shard)
+
     def register_instance(self, instance: dg.DagsterInstance) -> None:
         """Begin to work in the folder of this instance, if none was configured."""
         if not self._is_ready:
@@ -72,7 +77,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             # Closing brings what was written into the main file: pages that watch a run look at that.
             options |= {"poolclass": NullPool}
         engine = db.create_engine(self.conn_string_for_shard(shard), **options)
-        db.event.listen(engine, "connect", _commit_without_sync)
+        db.event.listen(engine, "connect", _prepare)
         return engine
 
     @contextmanager
@@ -145,8 +150,11 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         self._asset_columns.clear()
 
 
-def _commit_without_sync(connection: Any, _: object) -> None:
-    """Have a commit not wait for the disk; the database stays consistent whatever happens (WAL)."""
+def _prepare(connection: Any, _: object) -> None:
+    """Set what holds for a connection."""
     cursor = connection.cursor()
+    # Of a database that is made now: events of 2 to 3 KB leave a third of pages of 4 KB empty.
+    cursor.execute("PRAGMA page_size=16384")
+    # A commit does not wait for the disk; the database stays consistent whatever happens (WAL).
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.close()
