@@ -1,17 +1,17 @@
 """Loading of plugins: modules of users that add filters and checks.
 
-Only the environment variable ``MM_PLUGINS`` names them.
+Only the setting ``MM_PLUGINS`` names them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from types import ModuleType
 
 from mm_assets.formats.error_lines import error_line
 from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.settings_file import given_settings
 
 VARIABLE = "MM_PLUGINS"
 LISTS = ("FILTERS", "CHECKS")
@@ -21,16 +21,16 @@ class PluginError(MmAssetsError, ValueError):
     """A module that ``MM_PLUGINS`` names cannot be used; the message names it."""
 
 
-def load_plugins(environment: Mapping[str, str] | None = None) -> tuple[ModuleType, ...]:
+def load_plugins(given: Mapping[str, str] | None = None) -> tuple[ModuleType, ...]:
     """Import the modules that ``MM_PLUGINS`` names, separated by commas.
 
     Args:
-        environment: variables to read; None: those of the process.
+        given: texts of settings by variable; None: those that the user has set.
 
     Raises:
         PluginError: in one line that names the module, for one that cannot be imported or adds nothing.
     """
-    text = (os.environ if environment is None else environment).get(VARIABLE, "")
+    text = (given_settings() if given is None else given).get(VARIABLE, "")
     return tuple(_load(name) for name in dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 

@@ -1,4 +1,4 @@
-"""Settings of the graph: one table of names, defaults and meanings, read from environment variables."""
+"""Settings of the graph: one table of names, defaults and meanings."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.interleaved.policies import POLICIES
 from mm_assets.plugins import load_plugins
-
-PREFIX = "MM_"
+from mm_assets.settings_file import PREFIX, given_settings
 
 S = TypeVar("S", bound="Settings")
 
@@ -62,12 +61,20 @@ def _size(text: str) -> str:
     return text
 
 
+def _cron(text: str) -> str:
+    """Check the shape of a cron expression: five fields, or a name such as ``@daily``."""
+    if len(text.split()) != 5 and not text.startswith("@"):
+        raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
+    return text
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _setting(default: Any, parse: Callable[[str], Any], meaning: str) -> Any:
-    return field(default=default, metadata={"parse": parse, "meaning": meaning})
+def _setting(default: Any, parse: Callable[[str], Any], meaning: str, heading: str = "") -> Any:
+    """Return a field; `heading` is that of the settings file above it and those that follow."""
+    return field(default=default, metadata={"parse": parse, "meaning": meaning, "heading": heading})
 
 
 _PARSERS: Mapping[type, Callable[[str], Any]] = {
@@ -83,8 +90,8 @@ def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[
 
     def decorate(cls: type[S]) -> type[S]:
         added = [
-            (known.name, Any, _setting(None, _PARSERS[known.kind], known.meaning))
-            for known in settings_of(filters)
+            (known.name, Any, _setting(None, _PARSERS[known.kind], known.meaning, "" if index else "filters"))
+            for index, known in enumerate(settings_of(filters))
         ]
         taken = {f.name for f in fields(cls)}
         for kind in filters:
@@ -110,7 +117,7 @@ class Settings:
 
     filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
 
-    raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace")
+    raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, _number(int), "worker processes of a run; 0: one for every core")
     on_materialize_error: str = _setting(
@@ -121,7 +128,9 @@ class Settings:
         _number(float, 1),
         "share of a shard's members and items that may be quarantined, unreferenced or unreadable",
     )
-    sample_id_field: str | None = _setting(None, str, "json field, or column, with the sample id")
+    sample_id_field: str | None = _setting(
+        None, str, "json field, or column, with the sample id", "layout of the raw documents"
+    )
     sample_id_prefix: str | None = _setting(
         None, _one_of(*SAMPLE_ID_PREFIXES), "`shard`: the partition's name in front of each sample id"
     )
@@ -140,7 +149,7 @@ class Settings:
         "skip", _one_of(*MISSING_KEY_POLICIES), "of paired shards: a sample that a modality lacks"
     )
     decode_fraction: float = _setting(
-        0.01, _number(float, 1), "share of the images that is decoded to the last pixel"
+        0.01, _number(float, 1), "share of the images that is decoded to the last pixel", "limits and checks"
     )
     max_image_pixels: int = _setting(
         MAX_PIXELS, _number(int), "an image of more pixels is a decompression bomb"
@@ -151,42 +160,58 @@ class Settings:
     schema_changes: str = _setting(
         "refuse", _one_of(*SCHEMA_CHANGES), "a shard whose types do not fit the published ones"
     )
+    automation: str = _setting(
+        "off",
+        _one_of("off", "new", "all"),
+        "what is made without a click: nothing, raw shards that arrive, or whatever has changed, too",
+        "operation",
+    )
+    refresh_cron: str | None = _setting(
+        None, _cron, "when shards that are missing, failed or stale are made: a cron expression"
+    )
+    prove_cron: str | None = _setting(None, _cron, "when every output is read and proven again")
+    maintenance_cron: str | None = _setting(
+        None, _cron, "when the table is compacted, and old versions, logs and temporary files are removed"
+    )
     plugins: tuple[str, ...] = _setting((), _names, "modules with filters and checks of your own")
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Read the settings from the environment; an empty variable counts as unset.
+    def load(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings: variables of the environment, then ``mm_assets.toml``, then defaults.
+
+        An empty variable counts as unset.
+
+        Args:
+            environment: variables to read, without a file; None: those of the process, over the file.
 
         Raises:
-            ValueError: (one line) a value does not fit, or a variable ``MM_…`` is no setting.
+            ValueError: (one line) a value does not fit, or a variable ``MM_…`` or key is no setting.
         """
-        given = {
-            name: text
-            for name, text in (os.environ if environment is None else environment).items()
-            if name.startswith(PREFIX)
-        }
+        given = given_settings(environment)
         added = known_filters(load_plugins(given))[len(FILTERS) :]
         if added:
             cls = _with_settings_of(added)(cls)
         known = {variable(f.name): f for f in fields(cls)}
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0)
-                raise ValueError(f"{name}: no such setting; the nearest is {near[0]}")
+                near = get_close_matches(name, known, n=1, cutoff=0)[0]
+                nearest = near.removeprefix(PREFIX).lower() if name in given.of_file else near
+                raise ValueError(f"{given.place(name)}: no such setting; the nearest is {nearest}")
         values = {}
         for name, setting in known.items():
             if text := given.get(name):
                 try:
                     values[setting.name] = setting.metadata["parse"](text)
                 except ValueError as error:
+                    place = given.place(name)
                     raise ValueError(
-                        f"{name} {error}" if str(error).startswith("must") else f"{name}: {error}"
+                        f"{place} {error}" if str(error).startswith("must") else f"{place}: {error}"
                     ) from error
         settings = cls(**values)
         for pair in (pair for kind in cls.filters for pair in kind.bounds()):
             low, high = (getattr(settings, name) for name in pair)
             if low is not None and high is not None and low > high:
-                least, most = map(variable, pair)
+                least, most = (given.place(variable(name)) for name in pair)
                 raise ValueError(f"{least} is {low:g}, more than {most}, which is {high:g}")
         return settings
 

@@ -51,16 +51,16 @@ def test_without_the_variable_there_are_none() -> None:
 def test_settings_of_a_plugin_are_settings(module: Module) -> None:
     name = module(FILTER)
     environment = {"MM_PLUGINS": f" {name},{name}", "MM_MIN_BYTE_SIZE": "7"}
-    settings = Settings.from_environment(environment)
+    settings = Settings.load(environment)
     assert settings.plugins == (name, name)
     (made,) = filters_of(settings.filters, settings.filter_values())
     assert (made.name, made.min_bytes) == ("large", 7)  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="^MM_MIN_BYTE_SIZE: no such setting"):
-        Settings.from_environment({"MM_MIN_BYTE_SIZE": "7"})
+        Settings.load({"MM_MIN_BYTE_SIZE": "7"})
     with pytest.raises(
         ValueError, match="^MM_MIN_BYTE_SIZ: no such setting; the nearest is MM_MIN_BYTE_SIZE"
     ):
-        Settings.from_environment({"MM_PLUGINS": name, "MM_MIN_BYTE_SIZ": "7"})
+        Settings.load({"MM_PLUGINS": name, "MM_MIN_BYTE_SIZ": "7"})
     assert "MM_MIN_BYTE_SIZE" not in describe()
 
 
@@ -109,4 +109,4 @@ def test_names_that_are_no_modules(text: str, line: str) -> None:
 def test_a_setting_of_the_graph_is_taken(module: Module) -> None:
     name = module(FILTER.replace('minimum("byte_size", int,', 'setting("workers", int, 0,'))
     with pytest.raises(ValueError, match=f"^filter 'large' of {name}: MM_WORKERS is taken"):
-        Settings.from_environment({"MM_PLUGINS": name})
+        Settings.load({"MM_PLUGINS": name})

@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "settings.md").read_text()
 
 
 def test_defaults_filter_nothing() -> None:
-    settings = Settings.from_environment({})
+    settings = Settings.load({})
     assert (settings.min_aspect_ratio, settings.max_aspect_ratio, settings.max_loss) == (None, None, 0.5)
 
 
@@ -26,7 +26,7 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
         "MM_STORAGE": "",
         "OTHER": "x",
     }
-    settings = Settings.from_environment(given)
+    settings = Settings.load(given)
     assert (settings.workers, settings.max_loss, settings.storage) == (3, 0.25, "demo/storage")
     assert settings.raw_layout()["image_extensions"] == ("jpg", "heic")
     assert settings.raw_layout()["texts_field"] == "text_list"
@@ -57,14 +57,14 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        Settings.from_environment({name: text})
+        Settings.load({name: text})
 
 
 def test_bounds_the_wrong_way_round() -> None:
     with pytest.raises(
         ValueError, match="MM_MIN_ASPECT_RATIO is 2, more than MM_MAX_ASPECT_RATIO, which is 1"
     ):
-        Settings.from_environment({"MM_MIN_ASPECT_RATIO": "2", "MM_MAX_ASPECT_RATIO": "1"})
+        Settings.load({"MM_MIN_ASPECT_RATIO": "2", "MM_MAX_ASPECT_RATIO": "1"})
 
 
 def test_every_setting_says_what_it_means_and_is_in_the_documentation() -> None:

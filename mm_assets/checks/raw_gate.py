@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from mm_assets.io_managers.raw import RAW_SHARDS
 from mm_assets.io_managers.raw_gate import GATE_CHECKS, RawGate
 from mm_assets.io_managers.shard_checks import report_shards, shards_to_check, specs_by_shard
-
-RAW_SHARDS = dg.AssetKey("raw_shards")
 
 
 def raw_gate_checks() -> dg.AssetChecksDefinition:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 
 from mm_assets import __version__
 from mm_assets.terminal import run_command
+
+# Modules of this package, in the order of the help. Those of the graph import Dagster when they run.
+COMMANDS = ("convert", "inspect", "verify", "init", "run", "ui", "prove", "explain", "tag", "diff", "retire")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,17 +29,11 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from mm_assets.cli import convert, explain, inspect, verify
-
-    parser = argparse.ArgumentParser(
-        prog="mm-assets", description="Interleaved image-text datasets: convert, inspect, verify, explain."
-    )
+    parser = argparse.ArgumentParser(prog="mm-assets", description="Interleaved image-text datasets.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    convert.add_to(commands)
-    inspect.add_to(commands)
-    explain.add_to(commands)
-    verify.add_to(commands)
+    for name in COMMANDS:
+        import_module(f"mm_assets.cli.{name}").add_to(commands)
     return parser
 
 
@@ -43,4 +41,4 @@ def _refuse_unknown_settings() -> None:
     """Report a misspelt variable in every command, also in those that use no setting."""
     from mm_assets.settings import Settings
 
-    Settings.from_environment()
+    Settings.load()

@@ -199,7 +199,7 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
 def _max_loss(options: argparse.Namespace) -> float:
     from mm_assets.settings import Settings
 
-    return Settings.from_environment().max_loss if options.max_loss is None else float(options.max_loss)
+    return Settings.load().max_loss if options.max_loss is None else float(options.max_loss)
 
 
 class _Job(NamedTuple):
@@ -249,5 +249,6 @@ def _refuse_overwriting(conversions: list[Any]) -> None:
 def _raw_roots() -> list[str]:
     """Return the folders of the configured raw shards: locators of curated data may refer to them."""
     from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.settings_file import given_settings
 
-    return RawLocations(os.environ.get("MM_RAW_SHARDS", "")).roots()
+    return RawLocations(given_settings().get("MM_RAW_SHARDS", "")).roots()

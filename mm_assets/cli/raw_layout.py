@@ -43,7 +43,7 @@ def layout_of(
     """
     from mm_assets.settings import Settings
 
-    settings = Settings.from_environment().raw_layout()
+    settings = Settings.load().raw_layout()
     layout = {
         name: value if getattr(options, name) is None else getattr(options, name)
         for name, value in settings.items()
@@ -66,7 +66,7 @@ def refuse_inapplicable_flags(options: argparse.Namespace, kind: str, source: st
     from mm_assets.accounting.canonical.accounted_format import accounted_format
     from mm_assets.settings import Settings
 
-    given = [name for name in Settings.from_environment().raw_layout() if getattr(options, name) is not None]
+    given = [name for name in Settings.load().raw_layout() if getattr(options, name) is not None]
     if not given:
         return
     if not format_of(kind).raw_options:

@@ -87,7 +87,7 @@ def open_source(
         if filters is not None:
             raise ValueError(
                 f"{name}: read_kwargs: filters are for files with a row an item, "
-                "and where nothing is set aside"
+                "and for readers that quarantine nothing"
             )
         if rows != DOCUMENTS and ids is not None:
             return QuarantiningParquetSource(uri, file, path, ids, prefix, options)

@@ -47,10 +47,10 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         names = expand_paths(source, SUFFIXES, options)
     else:
         names = names_in(source, options)
-    own_files = without_sidecars(names)
-    if len(own_files) == len(names):  # with sidecars it is data of that format
-        own_files = _without_strays(source, own_files)
-    names, passed_over = tars_first(own_files)
+    names, incidental = _without_incidental(names)
+    if incidental:
+        warn_user(_incidental_line(source, incidental))
+    names, passed_over = tars_first(names)
     found = _formats_of(names)
     if passed_over and len(found) == 1:
         warn_user(passed_over_line(source, passed_over))
@@ -75,7 +75,8 @@ def other_formats(folder: str, kind: str, options: StorageOptions | None = None)
     fs, path = filesystem(folder, options)
     if not fs.isdir(path):
         return []
-    return sorted(_formats_of(without_sidecars(names_in(folder, options))) - {kind})
+    names, _ = _without_incidental(names_in(folder, options))
+    return sorted(_formats_of(names) - {kind})
 
 
 def reader_for(kind: str, source: str | list[str], **arguments: Any) -> InterleavedReader:
@@ -95,19 +96,26 @@ def _imported(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _without_strays(source: str, names: list[str]) -> list[str]:
-    """Leave out files of formats that give way where there is another; warn about them."""
-    way = {name for name in _formats_of(names) if format_of(name).gives_way}
-    if not way or way == _formats_of(names):
-        return names
-    ignored = [name for name in names if _formats_of([name]) & way]
-    many = f"{len(ignored)} files" if len(ignored) > 1 else "1 file"
-    kinds = listed(format_of(name).title for name in way)
-    warn_user(
-        f"{source}: {many} of {kinds} beside other data ignored, such as {posixpath.basename(ignored[0])}; "
-        "name the files to read them"
-    )
-    return [name for name in names if name not in set(ignored)]
+def _without_incidental(names: list[str]) -> tuple[list[str], list[str]]:
+    """Split names into data, without sidecars, and files of formats that give way to the others there.
+
+    Where a format has sidecars, its files are data.
+    """
+    data = without_sidecars(names)
+    ways = {name for name in _formats_of(data) if format_of(name).gives_way}
+    if len(data) < len(names) or ways == _formats_of(data):
+        return data, []
+    incidental = [name for name in data if _formats_of([name]) & ways]
+    return [name for name in data if name not in set(incidental)], incidental
+
+
+def _incidental_line(source: str, names: list[str]) -> str:
+    """Return the line about files that are ignored beside other data."""
+    many = f"{len(names)} files" if len(names) > 1 else "1 file"
+    kinds = listed(format_of(name).title for name in sorted(_formats_of(names)))
+    example = posixpath.basename(names[0])
+    ignored = f"{many} of {kinds} beside other data ignored, such as {example}"
+    return f"{source}: {ignored}; name the files to read them"
 
 
 def _formats_of(names: Iterable[str]) -> set[str]:

@@ -10,7 +10,7 @@ from mm_assets.public_names import MODULES as MODULES
 
 
 def public_name(package: str, name: str) -> Any:
-    """A public name, asked of one of the packages that pass on all of them.
+    """Return a public name for one of the packages that pass on all of them.
 
     A submodule of that name comes first: ``mm_assets.formats.materialize`` is a module.
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import dagster as dg
 
@@ -23,14 +24,16 @@ from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.io_managers import events
 from mm_assets.io_managers.hooks import ShardHooks
 from mm_assets.io_managers.planned_jobs import PlannedJob, is_intact, recorded_result
+from mm_assets.io_managers.readable_settings import readable_settings
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
 
 # Name of the check that fails a run with missing shards.
 LANDED = "landed"
 # Tag of every sharded asset: whether failed shards fail their run. Selects the assets, too
-# (`tag:mm_assets/sharded=fail`).
+# (`tag:mm_assets/sharded=strict`).
 SHARDED_TAG = "mm_assets/sharded"
+STRICT, LENIENT = "strict", "lenient"
 
 
 class ShardIOManager(ShardHooks):
@@ -63,7 +66,8 @@ class ShardIOManager(ShardHooks):
             if key not in latest or latest[key].version == record.version
         }
         for key, record in unchanged.items():
-            reports.landed(recorded_result(record), planned[key].parents, unchanged=True)
+            job = planned[key]
+            reports.landed(recorded_result(record), job.parents, job.made_by, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
@@ -72,12 +76,12 @@ class ShardIOManager(ShardHooks):
                     stale, results, records, context.asset_key.to_user_string()
                 ):
                     if result.ok:
-                        reports.landed(result, stale[result.key].parents)
+                        reports.landed(result, stale[result.key].parents, stale[result.key].made_by)
                     else:
                         reports.failure(result)
         reports.finish()
         # The check `landed` may not be part of this run: then nothing else would fail it.
-        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
+        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != LENIENT
         if (
             reports.failed
             and fails
@@ -117,6 +121,16 @@ class ShardIOManager(ShardHooks):
             },
         )
 
+    def made_by(self, asset: str, code_version: str, plan: Plan) -> str:
+        """Return the digest of code and settings that the outputs of a plan are made by."""
+        return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
+
+    def _all_options(self, asset: str) -> dict[str, Any]:
+        options = dict(self.options())
+        if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again
+            options["folder"] = BY_ASSET[asset].folder.partition("/")[0]
+        return options
+
     # --- steps of handle_output ---
 
     def _planned_jobs(
@@ -124,10 +138,9 @@ class ShardIOManager(ShardHooks):
     ) -> dict[str, PlannedJob]:
         """Return a job for each shard of the run, by key; report shards without input as failed."""
         asset = context.asset_key.to_user_string()
-        options = dict(self.options())
-        if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again
-            options["folder"] = BY_ASSET[asset].folder.partition("/")[0]
-        made_by = digest([reports.code_version, plan.digest(), type(self).__qualname__, options])
+        options = self._all_options(asset)
+        made_by = self.made_by(asset, reports.code_version, plan)
+        settings = readable_settings(reports.code_version, plan, options)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [
@@ -169,7 +182,7 @@ class ShardIOManager(ShardHooks):
             resolved = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, records.relative(job.dest), plan.source.asset, job.shard.version, versions]
             planned[job.key] = PlannedJob(
-                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by
+                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by, settings
             )
         return planned
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from mm_assets.accounting.canonical import Derived, derive
-from mm_assets.accounting.canonical.accounted_format import Found, accounted_format
+from mm_assets.accounting.canonical.accounted_format import OutputProblems, accounted_format
 from mm_assets.accounting.comparison import CanonicalSource, compare
 from mm_assets.accounting.ledger import Ledger
 from mm_assets.accounting.proof_store import ShardProof
@@ -79,7 +79,7 @@ def prove_shard(job: ProofJob) -> ShardProof:
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
     if not differing:
         inspection = (
-            Found()
+            OutputProblems()
             if size_problems or not output.uri
             else accounted_format(output.kind).examine(output.uri, found)
         )

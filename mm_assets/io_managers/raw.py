@@ -14,6 +14,8 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.shards import Shard, ShardSet
 
+RAW_SHARDS = dg.AssetKey("raw_shards")
+
 
 class RawShardLike(Protocol):
     """A raw shard: its URI, and a version that changes whenever the data do."""
@@ -46,7 +48,7 @@ def observe_changes(
     _warn_of_unmatched(context.log, listing)
     seen = events.latest_observations(context.instance, asset, listing)
     for key in _changed(listing, seen):
-        context.log_event(_observation(asset, key, listing[key]))
+        context.log_event(observation(asset, key, listing[key]))
     return dg.DataVersionsByPartition({})
 
 
@@ -72,7 +74,7 @@ class RawShardIOManager(dg.ConfigurableIOManager):
         changed = _changed(present, seen)
         if changed and (run := events.asset_step()) is not None:
             for key in changed:
-                run.log_event(_observation(asset, key, present[key]))
+                run.log_event(observation(asset, key, present[key]))
             seen |= events.latest_observations(context.instance, asset, changed)
         return ShardSet(
             asset.to_user_string(),
@@ -102,7 +104,8 @@ def _changed(listing: Mapping[str, RawShardLike], seen: Mapping[str, events.Late
     return [key for key, raw in listing.items() if key not in seen or seen[key].version != raw.version]
 
 
-def _observation(asset: dg.AssetKey, key: str, raw: RawShardLike) -> dg.AssetObservation:
+def observation(asset: dg.AssetKey, key: str, raw: RawShardLike) -> dg.AssetObservation:
+    """Return the event that notes the version of a raw shard."""
     return dg.AssetObservation(
         asset, partition=key, metadata={events.URI: raw.uri}, tags=events.observed_version(raw.version)
     )

@@ -10,11 +10,19 @@ import dagster as dg
 from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
+from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
 from mm_assets.io_managers.shards import Shard, ShardResult
 
 _FAILURE = re.compile(
     r"""shard (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*") of (?P<asset>\S+): (?P<error>.*)"""
 )
+
+SETTINGS_MARK = "+"
+
+
+def version_with_settings(code_version: str, made_by: str) -> str:
+    """Return the code version of an asset that names its settings by a digest."""
+    return f"{code_version}{SETTINGS_MARK}{made_by[:8]}"
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,10 @@ class ShardReports:
 
     def __init__(self, run: dg.AssetExecutionContext, asset: dg.AssetKey) -> None:
         self.asset = asset
-        self.code_version = run.assets_def.code_versions_by_key[asset] or ""
+        declared = run.assets_def.code_versions_by_key[asset] or ""
+        self._declared = declared
+        self._has_other_settings = False
+        self.code_version = declared.partition(SETTINGS_MARK)[0]
         self._run = run
         self._specs = {
             spec.name: spec
@@ -62,8 +73,18 @@ class ShardReports:
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
-        """Log the shard's one materialization, and its checks."""
+    def landed(
+        self, result: ShardResult, parents: Mapping[str, Shard], made_by: str, unchanged: bool = False
+    ) -> None:
+        """Log the shard's one materialization, and its checks.
+
+        Args:
+            made_by: digest of the code and the settings that the shard is made by.
+        """
+        code_version = self.code_version
+        if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
+            code_version = version_with_settings(code_version, made_by)
+            self._has_other_settings |= code_version != self._declared
         metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
         if result.uri:
             metadata[URI] = result.uri
@@ -72,7 +93,7 @@ class ShardReports:
                 self.asset,
                 partition=result.key,
                 metadata=metadata_values(metadata),
-                tags=provenance(result.version, self.code_version, parents),
+                tags=provenance(result.version, code_version, parents),
             )
         )
         self._checks.add(result.key, result.checks)
@@ -91,3 +112,5 @@ class ShardReports:
     def finish(self) -> None:
         """Log one evaluation over all shards for each check; call it once, after all shards."""
         self._checks.finish()
+        if self._has_other_settings:
+            SeenCodeVersions(self._run.instance).forget(self.asset)

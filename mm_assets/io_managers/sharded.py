@@ -10,12 +10,16 @@ from typing import Any, Literal
 import dagster as dg
 
 from mm_assets.io_managers import events
-from mm_assets.io_managers.base import LANDED, SHARDED_TAG
+from mm_assets.io_managers.base import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
-from mm_assets.io_managers.shards import Plan, ShardCheck
+from mm_assets.io_managers.reports import version_with_settings
+from mm_assets.io_managers.shards import Plan, ShardCheck, ShardSet
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
 Body = Callable[..., Plan]
+
+# Body and checks of each sharded asset, by key.
+_BODIES: dict[dg.AssetKey, tuple[Body, tuple[ShardCheck, ...]]] = {}
 
 
 def sharded(
@@ -49,12 +53,13 @@ def sharded(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", dg.PreviewWarning)  # partitioned checks: reviewed, pinned, tested
             warnings.simplefilter("ignore", dg.BetaWarning)  # BackfillPolicy
+            _BODIES[key] = (body, tuple(checks))
             return dg.asset(
                 code_version=code_version,
                 partitions_def=partitions_def,
                 backfill_policy=dg.BackfillPolicy.multi_run(chunk_shards),
                 io_manager_key=io_manager_key,
-                tags={**(tags or {}), SHARDED_TAG: on_failed_shards},
+                tags={**(tags or {}), SHARDED_TAG: STRICT if on_failed_shards == "fail" else LENIENT},
                 check_specs=[
                     dg.AssetCheckSpec(
                         c.name,
@@ -69,6 +74,27 @@ def sharded(
             )(_outputs_of(body, tuple(checks)))
 
     return decorate
+
+
+def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> dg.AssetsDefinition:
+    """Return a sharded asset whose code version names its settings, too.
+
+    So the UI shows partitions as outdated when a setting has changed that their bytes depend on.
+
+    Args:
+        resources: those of the code location, by key.
+    """
+    body, checks = _BODIES[asset.key]
+    arguments = {
+        name: resources[name] if name in resources else ShardSet(name)
+        for name in inspect.signature(body).parameters
+    }
+    manager: ShardIOManager = resources[asset.get_io_manager_key_for_asset_key(asset.key)]
+    base = asset.code_versions_by_key[asset.key] or ""
+    made_by = manager.made_by(asset.key.to_user_string(), base, replace(body(**arguments), checks=checks))
+    return asset.map_asset_specs(
+        lambda spec: spec.replace_attributes(code_version=version_with_settings(base, made_by))
+    )
 
 
 def landed_checks(assets: Iterable[Any]) -> list[dg.AssetChecksDefinition]:
@@ -124,13 +150,13 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
             keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
             bad = events.failed_attempts(context.instance, asset, keys)
         metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
-        severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
+        severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:
             text = (
                 f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
             )
-            if policy == "fail":
+            if policy == STRICT:
                 # Their errors are in the log of the asset's step. A retry of this step alone changes nothing.
                 raise dg.Failure(text, metadata=metadata, allow_retries=False)
             context.log.warning(text)

@@ -14,6 +14,7 @@ from mm_assets.io_managers.scores import ScoresIOManager
 from mm_assets.io_managers.workers import Workers
 from mm_assets.resources.filter_thresholds import filter_thresholds
 from mm_assets.resources.image_validation import ImageValidation
+from mm_assets.resources.maintained_storage import MaintainedStorage
 from mm_assets.resources.raw_shards import RawShards
 from mm_assets.settings import Settings
 
@@ -26,7 +27,7 @@ def resources_from_environment() -> dict[str, Any]:
     Raises:
         ValueError: for a variable with an invalid value.
     """
-    settings = Settings.from_environment()
+    settings = Settings.load()
     root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(locations=settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
@@ -53,6 +54,7 @@ def resources_from_environment() -> dict[str, Any]:
         ),
         "gate": gate,
         "prover": Prover(root=root, workers=workers),
+        "maintained": MaintainedStorage(root=root),
         "raw_io_manager": RawShardIOManager(raw=raw),
         "ingest_io_manager": IngestIOManager(
             raw=raw, gate=gate, workers=workers, root=root, on_materialize_error=policy

@@ -32,7 +32,9 @@ def filter_thresholds(filters: tuple[type[ScoreFilter], ...], values: Mapping[st
         values: values by setting.
     """
     fields: dict[str, Any] = {known.name: _field(known) for known in settings_of(filters)}
-    made = create_model("FilterThresholds", __base__=FilterThresholds, **fields)
+    made = create_model(
+        "FilterThresholds", __base__=FilterThresholds, __doc__=FilterThresholds.__doc__, **fields
+    )
     made.filters = filters
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
     return made(**given)

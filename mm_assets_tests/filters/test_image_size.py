@@ -20,8 +20,8 @@ def test_bounds_are_of_the_shorter_side_and_inclusive() -> None:
 
 
 def test_settings() -> None:
-    settings = Settings.from_environment({"MM_MIN_IMAGE_SIDE": "64"})
+    settings = Settings.load({"MM_MIN_IMAGE_SIDE": "64"})
     assert filters_of(FILTERS, settings.filter_values()) == (ImageSizeFilter(min_side=64),)
     assert ImageSizeFilter(min_side=64).threshold == "64..inf"
     with pytest.raises(ValueError, match="^MM_MIN_IMAGE_SIDE must be a number, not '6.5'$"):
-        Settings.from_environment({"MM_MIN_IMAGE_SIDE": "6.5"})
+        Settings.load({"MM_MIN_IMAGE_SIDE": "6.5"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.registry import FILTERS, settings_of
-from mm_assets.resources.filter_thresholds import filter_thresholds
+from mm_assets.resources.filter_thresholds import FilterThresholds, filter_thresholds
 from mm_assets.settings import Settings
 from mm_assets_tests.filters.test_score_filter import FormatFilter
 
@@ -16,10 +16,14 @@ def test_each_setting_is_a_field() -> None:
 
 
 def test_the_resource_has_the_settings_of_the_environment() -> None:
-    settings = Settings.from_environment({"MM_MAX_ASPECT_RATIO": "2"})
+    settings = Settings.load({"MM_MAX_ASPECT_RATIO": "2"})
     assert settings.filter_values()["max_aspect_ratio"] == 2
     thresholds = filter_thresholds(settings.filters, settings.filter_values())
     assert thresholds.steps() == (AspectRatioFilter(0, 2),)
     assert filter_thresholds((FormatFilter,), {"image_formats": ("png", "jpg")}).steps() == (
         FormatFilter(wanted=("png", "jpg")),
     )
+
+
+def test_the_resource_is_described_in_the_ui() -> None:
+    assert type(filter_thresholds(FILTERS, {})).__doc__ == FilterThresholds.__doc__

@@ -37,7 +37,7 @@ class SampleQuery(NamedTuple):
     options: StorageOptions | None
 
 
-class Found(NamedTuple):
+class OutputProblems(NamedTuple):
     """Problems of an output whose rows are as they were written.
 
     ``problems`` are those of the output itself, ``beside`` those of files beside it.
@@ -78,18 +78,22 @@ class AccountedFormat:
         options_for: of the options for documents of others, those that apply to a file, and a description of
             the file; None where all apply.
         table: accounting of the table, for a format whose partitions share one.
+        files: returns the files of an output, existing or not; by default there is one, the output itself.
+        folder_files: names of the files that all outputs of a folder share.
     """
 
     library: str
     parts: Callable[[CanonicalLocation], Iterator[RowPart]]
     states_types: Callable[[CanonicalLocation], bool] = lambda _: True
     digest: Callable[[str, StorageOptions | None], Derived | None] | None = None
-    examine: Callable[[str, Derived], Found] = lambda *_: Found()
+    examine: Callable[[str, Derived], OutputProblems] = lambda *_: OutputProblems()
     find_sample: Callable[[SampleQuery], Mapping[str | None, Rows]] | None = None
     finds_partitions: bool = False
     is_ours: Callable[[str], bool] = lambda _: False
     options_for: Callable[[str], tuple[Collection[str], str]] | None = None
     table: TableAccount | None = None
+    files: Callable[[str, StorageOptions | None], Sequence[str]] = lambda uri, _: (uri,)
+    folder_files: Sequence[str] = ()
 
 
 def accounted_format(kind: str) -> AccountedFormat:

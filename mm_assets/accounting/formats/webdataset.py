@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from mm_assets.accounting.canonical.accounted_format import AccountedFormat, Found, Rows, SampleQuery
+from mm_assets.accounting.canonical.accounted_format import AccountedFormat, OutputProblems, Rows, SampleQuery
 from mm_assets.accounting.canonical.derived import Derived
-from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.index_files import FOLDER_FILES, folder_problems, has_index, tar_files
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
@@ -27,14 +27,14 @@ def _states_types(source: CanonicalLocation) -> bool:
     return not source.uri or is_ours(source.uri, source.options)
 
 
-def _examine(uri: str, found: Derived) -> Found:
+def _examine(uri: str, found: Derived) -> OutputProblems:
     """Check the files beside a tar from which clients know its samples."""
     offsets, nbytes = found.offsets or tar_offsets(uri), size_of(uri)
     if unknown := nbytes - offsets[-1] - _END_BLOCKS:
-        return Found((f"{uri}: {unknown} bytes belong to no sample",))
+        return OutputProblems((f"{uri}: {unknown} bytes belong to no sample",))
     if not has_index(uri, offsets):  # the tar or its index has changed
-        return Found((f"{uri}.idx: not where the samples of the tar begin and end",))
-    return Found(beside=tuple(folder_problems(uri, found.samples, nbytes)))
+        return OutputProblems((f"{uri}.idx: not where the samples of the tar begin and end",))
+    return OutputProblems(beside=tuple(folder_problems(uri, found.samples, nbytes)))
 
 
 def _find_sample(query: SampleQuery) -> Mapping[str | None, Rows]:
@@ -49,4 +49,6 @@ ACCOUNTED = AccountedFormat(
     examine=_examine,
     find_sample=_find_sample,
     is_ours=is_ours,
+    files=lambda uri, _: tar_files(uri),
+    folder_files=FOLDER_FILES,
 )

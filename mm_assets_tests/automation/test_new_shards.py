@@ -6,8 +6,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from mm_assets.automation.new_shards import new_shards
 from mm_assets.resources.raw_shards import RawShards
-from mm_assets.sensors import new_shards
 
 
 def evaluate(instance: dg.DagsterInstance, locations: str) -> dg.SensorResult | dg.SkipReason:

@@ -11,8 +11,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.demo.home import demo_thresholds
 from mm_assets.demo.shards import make_shards
+from mm_assets.demo.thresholds import demo_thresholds
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -34,20 +34,21 @@ def demo(folder: Path, locations: str, **variables: str) -> "subprocess.Complete
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("is_users", "exit_code"), [(True, 1), (False, 0)])
-def test_partitions_of_shards_that_are_gone(tmp_path: Path, is_users: bool, exit_code: int) -> None:
-    """In a Dagster instance of the user's all partitions stay; in its own it forgets those of shards that are
-    gone.
-    """
+def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
+    """They are told, and neither made nor forgotten: `mm-assets retire` does that."""
     gone = make_shards(tmp_path / "raw", members=2, pdf=0, samples=2)[1]
-    variables = {"DAGSTER_HOME": str(tmp_path / "home")} if is_users else {}
-    assert demo(tmp_path, str(tmp_path / "raw"), **variables).returncode == 0
+    assert demo(tmp_path, str(tmp_path / "raw")).returncode == 0
     gone.unlink()
-    assert demo(tmp_path, str(tmp_path / "raw"), **variables).returncode == exit_code
-    (home,) = [tmp_path / "home"] if is_users else (tmp_path / ".dagster").iterdir()
+    done = demo(tmp_path, str(tmp_path / "raw"))
+    assert done.returncode == 0
+    assert done.stderr == (
+        "mm-assets: warning: 1 raw shards are gone, their outputs stay: web-00001; "
+        "mm-assets retire removes them\n"
+    )
+    (home,) = (tmp_path / ".dagster").iterdir()
     with dg.DagsterInstance.from_config(str(home)) as instance:
         known = instance.get_dynamic_partitions("shards")
-    assert list(known) == (["web-00000", "web-00001"] if is_users else ["web-00000"])
+    assert list(known) == ["web-00000", "web-00001"]
 
 
 def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
@@ -158,10 +159,8 @@ def test_settings_that_cannot_work_are_one_line(tmp_path: Path, variables: dict[
     (tmp_path / "closed").mkdir(mode=0o555)
     given = {"MM_RAW_SHARDS": str(tmp_path / "raw"), "MM_STORAGE": str(tmp_path / "storage")}
     given |= {name: value.format(folder=tmp_path) for name, value in variables.items()}
-    for module in ("mm_assets.demo", *(["mm_assets.demo.home"] if "MM_WORKERS" in variables else [])):
-        assert only_line(run_process(module=module, env=given, cwd=tmp_path, as_user=True)).startswith(
-            line.format(folder=tmp_path)
-        )
+    done = run_process(module="mm_assets.demo", env=given, cwd=tmp_path, as_user=True)
+    assert only_line(done).startswith(line.format(folder=tmp_path))
 
 
 def test_workers_that_cannot_start_are_one_line(tmp_path: Path) -> None:

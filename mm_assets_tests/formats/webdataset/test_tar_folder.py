@@ -1,3 +1,5 @@
+"""The folder of tars and its dataset-level files: publishing, replacing, crashes, several processes."""
+
 from __future__ import annotations
 
 import fcntl
@@ -12,9 +14,6 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mm_assets.formats import storage
 from mm_assets.formats.tar.scan import TarDamage, scan
@@ -24,355 +23,17 @@ from mm_assets.formats.webdataset.client_indexes import (
     energon_dataset,
     energon_info,
     energon_split,
-    hf_type,
     parse_pairs,
-    parse_wids_index,
     tar_idx,
-    union_columns,
     wids_index,
 )
-from mm_assets.formats.webdataset.hf_card import declares, front_matter, readme
+from mm_assets.formats.webdataset.hf_card import declares, readme
 from mm_assets.formats.webdataset.tar_folder import TarFolder
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets_tests.formats.datasets import item, table_of, write
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.shelf import ShelfFileSystem
-
-A = TarPartitionStats(
-    "a.tar", 3, 9000, {"jpg": [0, 1, 2, 7], "png": [3]}, {"score": "float64", "tag": "null"}
-)
-B = TarPartitionStats("b.tar", 2, 7000, {"webp": [0]}, {"tag": "list:string", "score": "string"})
-
-HOSTILE_COLUMNS = [
-    *[
-        "yes",
-        "null",
-        "1",
-        "1.5",
-        "~",
-        "",
-        " ",
-        "a: b",
-        "# no",
-        "-",
-        "- x",
-        "?",
-        "&id001",
-        "*id001",
-        "!!str",
-        "{a}",
-        "[b",
-        "%TAG",
-    ],
-    *[
-        "'",
-        '"',
-        'q"\\',
-        "\\n",
-        "new\nline",
-        "\r",
-        "\t",
-        "\0",
-        "\x7f",
-        "\x85",
-        "\u2028",
-        "\ufeff",
-        "é",
-        "漢",
-        "😀",
-        "---",
-        "\n---\n",
-    ],
-    *[
-        "name",
-        "dtype",
-        "list",
-        "struct",
-        "0.jpg",
-        "=",
-        "<<",
-        "|",
-        ">",
-        "`",
-        "@",
-        "2020-01-01",
-        "0x10",
-        "}, {",
-        "x" * 300,
-    ],
-]
-
-
-def parsed(card: str) -> dict[str, Any]:
-    lines = card.splitlines()
-    assert lines[0] == "---"
-    return dict(yaml.safe_load("\n".join(lines[1 : lines.index("---", 1)])))
-
-
-def features(card: str) -> dict[str, Any]:
-    """Features by name, as the `datasets` library would take them: it pops ``name`` from each: none may be
-    shared.
-    """
-    listed = parsed(card)["dataset_info"]["features"]
-    seen: set[int] = set()
-
-    def walk(node: Any) -> None:
-        if isinstance(node, dict | list):
-            assert id(node) not in seen, "a YAML anchor"
-            seen.add(id(node))
-            for child in node.values() if isinstance(node, dict) else node:
-                walk(child)
-
-    walk(listed)
-    return {feature.pop("name"): feature for feature in listed}
-
-
-# Facts
-
-
-def test_facts_come_back_from_json() -> None:
-    assert TarPartitionStats.from_json(A.to_json()) == A
-    assert list(TarPartitionStats.from_json(B.to_json()).columns) == ["tag", "score"]
-    assert json.loads(A.to_json())["pairs"] == {"jpg": "0-2,7", "png": "3"}
-    assert A.pairs == parse_pairs(["7.jpg", "3.png", "0.jpg", "2.jpg", "1.jpg", "1.jpg"])
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["jpg", "png", "tiff"]), st.sets(st.integers(0, 60), min_size=1).map(sorted)
-    )
-)
-def test_any_pairs_come_back(pairs: dict[str, list[int]]) -> None:
-    facts = TarPartitionStats("x.tar", 1, 1, pairs, dict.fromkeys(HOSTILE_COLUMNS, "json"))
-    assert TarPartitionStats.from_json(facts.to_json()) == facts
-    assert {ext: list(positions) for ext, positions in facts.pairs.items()} == pairs
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: TarPartitionStats("../a.tar", 1, 1),
-        lambda: TarPartitionStats(".a.tar", 1, 1),
-        lambda: TarPartitionStats("a.txt", 1, 1),
-        lambda: TarPartitionStats("a.tar", -1, 1),
-        lambda: TarPartitionStats("a.tar", 1, 1, {"jpg": [2, 1]}),
-        lambda: TarPartitionStats("a.tar", 1, 1, {"jpg": [-1]}),
-        lambda: TarPartitionStats("a.tar", 1, 1, {"j.g": [1]}),
-        lambda: TarPartitionStats("a.tar", 1, 1, {}, {"c": "int32"}),
-        lambda: TarPartitionStats("a.tar", 1, 1, {}, {"c": "list:json"}),
-        lambda: TarPartitionStats.from_json("[]"),
-        lambda: TarPartitionStats.from_json('{"file": "a.tar"}'),
-        lambda: TarPartitionStats.from_json("{"),
-        lambda: parse_pairs(["01.jpg"]),
-        lambda: parse_pairs(["json"]),
-        lambda: parse_pairs(["1.JPG"]),
-    ],
-)
-def test_impossible_facts_are_refused(bad: Callable[[], object]) -> None:
-    with pytest.raises(ValueError):
-        bad()
-
-
-TYPES: list[tuple[pa.DataType, str]] = [
-    *[
-        (t, "int64")
-        for t in (pa.int8(), pa.int64(), pa.uint32(), pa.duration("s"), pa.time32("s"), pa.time64("us"))
-    ],
-    *[(t, "float64") for t in (pa.float16(), pa.float32(), pa.float64())],
-    *[
-        (t, "string")
-        for t in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary())
-    ],
-    *[
-        (t, "string")
-        for t in (pa.binary(4), pa.timestamp("us", "UTC"), pa.date32(), pa.date64(), pa.decimal128(9, 2))
-    ],
-    *[
-        (t, "json")
-        for t in (pa.uint64(), pa.struct([("a", pa.int8())]), pa.map_(pa.string(), pa.int8()), pa.json_())
-    ],
-    (pa.bool_(), "bool"),
-    (pa.null(), "null"),
-    (pa.dictionary(pa.int8(), pa.string()), "string"),
-    (pa.list_(pa.float32()), "list:float64"),
-    (pa.large_list(pa.list_(pa.bool_(), 3)), "list:list:bool"),
-    (pa.list_(pa.null()), "list:null"),
-    (pa.list_(pa.struct([("a", pa.int8())])), "json"),
-    (pa.list_(pa.field("item", pa.string(), metadata={b"mm_assets:encoding": b"json"})), "json"),
-]
-
-
-@pytest.mark.parametrize(("type_", "feature"), TYPES, ids=lambda t: str(t))
-def test_features_of_arrow_types(type_: pa.DataType, feature: str) -> None:
-    assert hf_type(pa.field("c", type_)) == feature
-    TarPartitionStats("a.tar", 1, 1, {}, {"c": feature})
-
-
-def test_a_json_column_is_json() -> None:
-    assert hf_type(pa.field("c", pa.string(), metadata={b"mm_assets:encoding": b"json"})) == "json"
-
-
-UNIONS = [
-    ("int64", "int64", "int64"),
-    ("null", "bool", "bool"),
-    ("int64", "float64", "float64"),
-    ("int64", "string", "json"),
-    ("list:null", "list:int64", "list:int64"),
-    ("list:int64", "list:float64", "list:float64"),
-    ("list:int64", "list:string", "json"),
-    ("list:int64", "int64", "json"),
-    ("list:list:null", "list:null", "list:list:null"),
-    ("json", "null", "json"),
-    ("json", "list:int64", "json"),
-]
-
-
-@pytest.mark.parametrize(("one", "other", "both"), UNIONS)
-def test_features_of_partitions_unite(one: str, other: str, both: str) -> None:
-    for first, second in ((one, other), (other, one)):
-        facts = [
-            TarPartitionStats(f"{i}.tar", 1, 1, {}, {"c": feature})
-            for i, feature in enumerate((first, second))
-        ]
-        assert union_columns(facts) == {"c": both}
-        assert all(declares(readme(facts), part) for part in facts)
-
-
-# The card
-
-
-def test_the_card_declares_the_union() -> None:
-    card = readme([B, A])
-    assert parsed(card)["configs"] == [
-        {"config_name": "default", "data_files": [{"split": "train", "path": "*.tar"}]}
-    ]
-    found = features(card)
-    assert list(found) == [
-        "__key__",
-        "__url__",
-        "json",
-        "0.jpg",
-        "0.webp",
-        "1.jpg",
-        "2.jpg",
-        "3.png",
-        "7.jpg",
-    ]
-    assert found["7.jpg"] == {"dtype": "image"}
-    columns = [{"name": "score", "dtype": "json"}, {"name": "tag", "list": "string"}]
-    assert found["json"]["struct"] == [
-        {"name": "sample_id", "dtype": "string"},
-        *[{"name": n, "list": "string"} for n in ("texts", "images", "image_members")],
-        {
-            "name": "_row_extra",
-            "struct": [
-                {"name": "text", "list": columns},
-                {"name": "image", "list": columns},
-                {"name": "metadata", "struct": columns},
-            ],
-        },
-        {
-            "name": "_row_errors",
-            "list": [
-                {"name": "position", "dtype": "int32"},
-                *[{"name": n, "dtype": "string"} for n in ("modality", "content_type", "materialize_error")],
-                {"name": "extra", "struct": columns},
-            ],
-        },
-    ]
-    assert "| `a.tar` | 3 | 9,000 |" in card and "5 samples in 2 WebDataset tars, 16,000 bytes" in card
-    assert readme([A, B]) == card
-
-
-def test_without_extra_columns_there_is_no_empty_struct() -> None:
-    card = readme([TarPartitionStats("a.tar", 1, 1, {"jpg": [0]})])
-    fields = {field["name"]: field for field in features(card)["json"]["struct"]}
-    assert list(fields) == ["sample_id", "texts", "images", "image_members", "_row_errors"]
-    assert [f["name"] for f in fields["_row_errors"]["list"]] == [
-        *["position", "modality", "content_type", "materialize_error"],
-    ]
-
-
-def metadata_columns(card: str) -> list[dict[str, Any]]:
-    struct = {field["name"]: field for field in features(card)["json"]["struct"]}
-    return list(struct["_row_extra"]["struct"][2]["struct"])
-
-
-def test_hostile_column_names_are_only_names() -> None:
-    facts = TarPartitionStats("a.tar", 1, 1, {"jpg": [0]}, dict.fromkeys(HOSTILE_COLUMNS, "int64"))
-    card = readme([facts])
-    assert metadata_columns(card) == [{"name": name, "dtype": "int64"} for name in HOSTILE_COLUMNS]
-    assert front_matter([facts]).isascii() and declares(card, facts)
-
-
-@settings(max_examples=200)
-@given(
-    st.lists(
-        st.text(st.characters(blacklist_categories=["Cs"]), max_size=20), unique=True, min_size=1, max_size=5
-    )
-)
-def test_any_column_name_comes_back(names: list[str]) -> None:
-    facts = TarPartitionStats("a.tar", 1, 1, {}, dict.fromkeys(names, "list:list:string"))
-    columns = metadata_columns(readme([facts]))
-    assert columns == [{"name": name, "list": {"list": "string"}} for name in names]
-
-
-def test_declares_tells_what_a_card_lacks() -> None:
-    card = readme([A, B])
-    assert declares(card, A) and declares(card, B) and declares(card, TarPartitionStats("c.tar", 0, 0))
-    for pairs, columns in (
-        ({"jpg": [3]}, {}),
-        ({}, {"other": "int64"}),
-        ({}, {"other": "null"}),
-        ({}, {"tag": "string"}),
-        ({}, {"0.jpg": "null"}),
-        ({}, {"sample_id": "string"}),
-    ):
-        assert not declares(card, TarPartitionStats("c.tar", 1, 1, pairs, columns)), (pairs, columns)
-    assert declares(card, TarPartitionStats("c.tar", 1, 1, {}, {"tag": "list:null", "score": "bool"}))
-    assert declares(card, TarPartitionStats("c.tar", 1, 1, {}, {"tag": "null"}))
-
-
-def test_a_card_of_many_tars_stays_short() -> None:
-    facts = [TarPartitionStats(f"{i:05d}.tar", 1, 10) for i in range(5000)]
-    card = readme(facts)
-    assert len(card) < 5000 and "… and 4,990 more" in card
-
-
-# Index files
-
-
-def test_index_files() -> None:
-    index = wids_index("set", [B, A])
-    assert json.loads(index) == {
-        "__kind__": "wids-shard-index-v1",
-        "wids_version": 1,
-        "name": "set",
-        "shardlist": [
-            {"url": "a.tar", "nsamples": 3, "filesize": 9000},
-            {"url": "b.tar", "nsamples": 2, "filesize": 7000},
-        ],
-    }
-    assert parse_wids_index(index) == [
-        TarPartitionStats("a.tar", 3, 9000),
-        TarPartitionStats("b.tar", 2, 7000),
-    ]
-    assert json.loads(energon_info([B, A])) == {
-        "energon_version": "7.4.1",
-        "shard_counts": {"a.tar": 3, "b.tar": 2},
-    }
-    parts = {"split_parts": {"train": ["a.tar", "b.tar"], "val": [], "test": []}, "exclude": []}
-    assert yaml.safe_load(energon_split([B, A])) == parts
-    assert yaml.safe_load(energon_split([]))["split_parts"]["train"] == []
-    odd = TarPartitionStats("%2Fyes: é.tar", 1, 1)
-    assert yaml.safe_load(energon_split([odd]))["split_parts"]["train"] == [odd.file]
-    assert yaml.safe_load(energon_dataset()) == {
-        "__module__": "megatron.energon",
-        "__class__": "CrudeWebdataset",
-    }
-
-
-# The folder
+from mm_assets_tests.formats.webdataset.card_features import features
 
 
 class Staged:
@@ -389,13 +50,13 @@ class Staged:
                 writer.write_group([(f"s{i}.{pair}", b"p" * (100 * i + len(pair))), (f"s{i}.json", b"{}")])
         self.data = self.path.read_bytes()
         self.idx = tar_idx(writer.offsets)
-        self.facts = TarPartitionStats(
+        self.stats = TarPartitionStats(
             file, samples, writer.bytes, parse_pairs(pairs[:samples]), columns
         ).with_idx(self.idx)
 
     def publish(self, folder: TarFolder) -> None:
         self.path.write_bytes(self.data)
-        folder.publish(self.path, self.idx, self.facts)
+        folder.publish(self.path, self.idx, self.stats)
         assert not self.path.exists()
 
 
@@ -430,18 +91,18 @@ def staged_pair(tmp_path: Path) -> tuple[Staged, Staged]:
 
 
 def published(root: str, name: str, parts: list[Staged]) -> dict[str, bytes]:
-    facts = [part.facts for part in parts]
+    stats = [part.stats for part in parts]
     texts = {
-        "README.md": readme(facts),
-        "index.json": wids_index(name, facts),
-        ".nv-meta/.info.json": energon_info(facts),
-        ".nv-meta/split.yaml": energon_split(facts),
+        "README.md": readme(stats),
+        "index.json": wids_index(name, stats),
+        ".nv-meta/.info.json": energon_info(stats),
+        ".nv-meta/split.yaml": energon_split(stats),
         ".nv-meta/dataset.yaml": energon_dataset(),
-        **{f".mm_assets/{f.file}.json": f.to_json() for f in facts},
+        **{f".mm_assets/{f.file}.json": f.to_json() for f in stats},
     }
     files = {name: text.encode() for name, text in texts.items()}
     for part in parts:
-        files |= {part.facts.file: part.data, f"{part.facts.file}.idx": part.idx}
+        files |= {part.stats.file: part.data, f"{part.stats.file}.idx": part.idx}
     return files
 
 
@@ -458,7 +119,7 @@ def test_a_folder_holds_what_follows_from_its_tars(root: str, tmp_path: Path) ->
         "README.md",
     ]
     assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
-    assert TarFolder(root).stats() == [one.facts, two.facts]
+    assert TarFolder(root).stats() == [one.stats, two.stats]
     assert TarFolder(root).finish() == []
 
 
@@ -499,7 +160,7 @@ def test_finish_writes_anew_what_someone_overwrote(name: str, root: str, tmp_pat
 
 
 @pytest.mark.parametrize("damage", [b"", b'{"file": "a.tar"}', b"\xff", None])
-def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp_path: Path) -> None:
+def test_stats_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp_path: Path) -> None:
     """Foreign tars stay out of the index, with an index of their own and without."""
     table = table_of(
         [item("s", n=1), item("s", 2, "image", binary_content=picture(0)[1])], [pa.field("n", pa.int64())]
@@ -510,8 +171,8 @@ def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp
     overwrite(root, "junk.tar", b"junk" * 1000)
     overwrite(root, "junk.tar.idx", b"")
     sound = contents(root, hidden=True)
-    facts = TarFolder(root).stats()
-    assert [(part.file, part.columns, part.pairs) for part in facts] == [
+    stats = TarFolder(root).stats()
+    assert [(part.file, part.columns, part.pairs) for part in stats] == [
         ("a.tar", {"n": "int64"}, {"png": (2,)})
     ]
     if damage is None:
@@ -521,10 +182,10 @@ def test_facts_that_are_lost_are_in_the_tar(damage: bytes | None, root: str, tmp
         overwrite(root, ".mm_assets/a.tar.json", damage)
     assert TarFolder(root).finish() == []
     assert contents(root, hidden=True) == sound
-    assert TarFolder(root).stats() == facts
+    assert TarFolder(root).stats() == stats
 
 
-def test_facts_of_another_number_of_samples(root: str, tmp_path: Path) -> None:
+def test_stats_of_another_number_of_samples(root: str, tmp_path: Path) -> None:
     one, two = staged_pair(tmp_path)
     for part in (one, two):
         part.publish(TarFolder(root))
@@ -549,7 +210,7 @@ def test_a_partition_is_replaced_and_the_card_narrows_only_at_finish(root: str, 
     new.publish(folder)
     between = contents(root)
     card = between["README.md"].decode()
-    assert all(declares(card, part.facts) for part in (new, two))
+    assert all(declares(card, part.stats) for part in (new, two))
     assert {"0.jpg", "2.webp", "5.gif"} < set(features(card))
     assert [s["nsamples"] for s in json.loads(between["index.json"])["shardlist"]] == [3, 2]
     folder.finish()
@@ -585,13 +246,13 @@ def test_nothing_published_writes_nothing(root: str, tmp_path: Path) -> None:
 def test_parts_that_do_not_belong_together_are_refused(root: str, tmp_path: Path) -> None:
     one, two = staged_pair(tmp_path)
     folder = TarFolder(root)
-    for path, idx, facts in (
-        (one.path, two.idx, one.facts),
-        (one.path, one.idx[:-8], one.facts),
-        (one.path, one.idx, TarPartitionStats("a.tar", 4, one.facts.bytes + 512)),
+    for path, idx, stats in (
+        (one.path, two.idx, one.stats),
+        (one.path, one.idx[:-8], one.stats),
+        (one.path, one.idx, TarPartitionStats("a.tar", 4, one.stats.bytes + 512)),
     ):
-        with pytest.raises(ValueError, match=r"a\.tar: facts of 4 samples .* do not belong together"):
-            folder.publish(path, idx, facts)
+        with pytest.raises(ValueError, match=r"a\.tar: statistics of 4 samples .* do not belong together"):
+            folder.publish(path, idx, stats)
     assert contents(root, hidden=True) == {} and one.path.exists()
 
 
@@ -621,10 +282,10 @@ def check_clients(root: str, versions: dict[str, list[Staged]]) -> list[Staged]:
     """
     files = contents(root)
     here = [next(v for v in options if v.data == files[f]) for f, options in versions.items() if f in files]
-    counts = {part.facts.file: part.facts.samples for part in here}
+    counts = {part.stats.file: part.stats.samples for part in here}
     for part in here:
-        assert declares(files["README.md"].decode(), part.facts)
-        assert files.get(f"{part.facts.file}.idx") in (None, part.idx)
+        assert declares(files["README.md"].decode(), part.stats)
+        assert files.get(f"{part.stats.file}.idx") in (None, part.idx)
     listed = json.loads(files["index.json"])["shardlist"] if "index.json" in files else []
     assert all(shard["nsamples"] <= counts[shard["url"]] for shard in listed)
     if ".nv-meta/.info.json" in files and not listed:
@@ -653,7 +314,7 @@ def test_a_crash_while_replacing_leaves_old_or_new(
         except Crash:
             pass
     here = check_clients(root, {"a.tar": [one, new], "b.tar": [two]})
-    assert [part.facts.file for part in here] == ["a.tar", "b.tar"]
+    assert [part.stats.file for part in here] == ["a.tar", "b.tar"]
     TarFolder(root).finish()
     after = contents(root, hidden=True)
     wanted = published(root, "webdataset", here)
@@ -734,15 +395,15 @@ def test_processes_that_publish_at_once_lose_no_column(tmp_path: Path) -> None:
     for worker in workers:
         worker.join(120)
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    facts = TarFolder(root).stats()
-    assert len(facts) == 36
+    stats = TarFolder(root).stats()
+    assert len(stats) == 36
     card = (tmp_path / "out" / "README.md").read_text()
-    assert all(declares(card, part) for part in facts)
+    assert all(declares(card, part) for part in stats)
     TarFolder(root).finish()
     assert list(features((tmp_path / "out" / "README.md").read_text()))[3:] == [
         f"{w * 100 + i}.jpg" for w in range(3) for i in range(12)
     ]
-    for part in facts:
+    for part in stats:
         with open(tmp_path / "out" / part.file, "rb") as file:
             assert len(scan(file.fileno(), part.file).members) == 2 * part.samples
     assert not [p for p in (tmp_path / "out").rglob("*") if p.name.endswith(".tmp")]
@@ -761,14 +422,14 @@ def test_a_card_overwritten_by_another_process_is_derived_again(
         if name == "README.md" and not raced:
             raced.append(name)
             other = TarFolder(root)
-            real(other, f".mm_assets/{two.facts.file}.pending.json", two.facts.to_json())
-            real(other, "README.md", readme([], also=[two.facts]))
+            real(other, f".mm_assets/{two.stats.file}.pending.json", two.stats.to_json())
+            real(other, "README.md", readme([], also=[two.stats]))
         real(self, name, content)
 
     monkeypatch.setattr(TarFolder, "_write", write)
     one.publish(TarFolder(root))
     card = contents(root)["README.md"].decode()
-    assert raced and declares(card, one.facts) and declares(card, two.facts)
+    assert raced and declares(card, one.stats) and declares(card, two.stats)
 
 
 def test_one_new_partition_costs_the_same_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,30 @@
+"""The command ``mm-assets ui``: the graph in a browser, with the daemon."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser("ui", help="serve the Dagster UI, with the daemon, on this machine")
+    parser.add_argument("--port", type=int, default=3000, help="port on 127.0.0.1 (default: 3000)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Become ``dagster dev``; errors of settings are told before."""
+    import dagster  # noqa: F401  without it nothing is begun
+
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.headless.home import prepare_home
+    from mm_assets.settings import Settings
+
+    RawLocations(Settings.load().raw_shards)
+    prepare_home()
+    os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
+    command = [sys.executable, "-m", "dagster", "dev", "-m", "mm_assets.definitions"]
+    os.execv(sys.executable, [*command, "-h", "127.0.0.1", "-p", str(options.port)])

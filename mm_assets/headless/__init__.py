@@ -1,0 +1,1 @@
+"""The headless run: the graph without a browser."""

@@ -1,0 +1,108 @@
+"""What a headless run shall make: shards and assets, all of them or what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+import dagster as dg
+
+from mm_assets.automation.due_shards import Due, DueShardFinder, DueShards
+from mm_assets.formats.raw_shards import Listing
+from mm_assets.interleaved.errors import DataError
+
+_NAMED = 5  # shards in the line of a reason
+
+
+@dataclass(frozen=True)
+class MakeRequest:
+    """What the user asks for.
+
+    Args:
+        shards: partitions to make; none: all.
+        assets: names of assets; none: all.
+        kinds: make only what is missing, failed or stale (`due_shards`); none: everything.
+        limit: largest number of shards.
+    """
+
+    shards: tuple[str, ...] = ()
+    assets: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a run shall make: partitions by the assets that they are made in.
+
+    ``why`` has the reason of each partition that is due, by asset. ``skipped`` is the number of shards beyond
+    the limit.
+    """
+
+    groups: Mapping[tuple[dg.AssetKey, ...], Sequence[str]]
+    why: Mapping[dg.AssetKey, Mapping[str, Due]]
+    skipped: int = 0
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for keys in self.groups.values() for key in keys))
+
+    def lines(self) -> list[str]:
+        """Return what would be made, and why: a line for each asset and reason."""
+        lines = []
+        for asset, due in self.why.items():
+            chosen = set(self.keys)
+            by_reason: dict[str, list[str]] = {}
+            for key, why in due.items():
+                if key in chosen:
+                    by_reason.setdefault(f"{why.kind}: {why.reason}", []).append(key)
+            for reason, keys in by_reason.items():
+                more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+                named = f"{', '.join(keys[:_NAMED])}{more}"
+                lines.append(f"{asset.to_user_string()}: {len(keys)} {reason} ({named})")
+        return lines
+
+
+def select(
+    request: MakeRequest,
+    instance: dg.DagsterInstance,
+    specs: Sequence[dg.AssetSpec],
+    listing: Listing,
+    absent: Sequence[str] = (),
+    explains: bool = False,
+) -> Selection:
+    """Return what is to be made of the raw shards that are there.
+
+    Args:
+        absent: partitions to take, too, where all are: they fail.
+        explains: whether to say also of a request for everything what is due in it.
+
+    Raises:
+        DataError: for a shard or an asset that there is not; the message has the nearest name.
+    """
+    materializable = [spec.key for spec in specs if spec.deps]
+    names = {key.to_user_string(): key for key in materializable}
+    assets = [names[_known(name, names, "asset")] for name in request.assets] or materializable
+    keys = [_known(key, listing, "raw shard") for key in request.shards] or [*listing, *absent]
+    due = DueShards()
+    if request.kinds or explains:
+        due = DueShardFinder(
+            instance, specs, {key: listing[key].version for key in keys if key in listing}
+        ).find(assets)
+    if request.kinds:
+        due = due.where(lambda why: why.kind in request.kinds)
+        keys = due.partitions()
+    chosen = keys if request.limit is None else keys[: request.limit]
+    if request.kinds:
+        groups = due.restricted(set(chosen)).by_assets()
+    else:
+        groups = {tuple(assets): chosen} if chosen else {}
+    return Selection(groups, due.by_asset, len(keys) - len(chosen))
+
+
+def _known(name: str, names: Mapping[str, object], what: str) -> str:
+    if name in names:
+        return name
+    near = get_close_matches(name, names, n=1, cutoff=0)
+    raise DataError(f"{name!r}: no such {what}" + (f"; the nearest is {near[0]!r}" if near else ""))

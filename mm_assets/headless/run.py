@@ -1,0 +1,170 @@
+"""The headless run: raw shards through the graph, without a browser or a daemon."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from uuid import uuid4
+
+import dagster as dg
+
+from mm_assets.automation.backfills import STARTED_BY
+from mm_assets.definitions import defs
+from mm_assets.formats.error_places import located
+from mm_assets.formats.output_folder import refuse_unwritable
+from mm_assets.formats.raw_shards import Listing
+from mm_assets.headless.home import prepare_home
+from mm_assets.headless.interrupts import was_interrupted
+from mm_assets.headless.progress import RunProgress
+from mm_assets.headless.request import MakeRequest, Selection, select
+from mm_assets.headless.summary import RunSummary
+from mm_assets.interleaved.notices import warning_line
+from mm_assets.partitions import SHARDS, chunks
+from mm_assets.resources.environment import resources_from_environment
+from mm_assets.settings import Settings
+from mm_assets.terminal import interrupted
+
+JOB = "all_assets"
+_NAMED = 5  # shards in a line
+
+
+def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
+    """Make what is asked for in runs of neighbouring shards, and print problems, a table and the proof.
+
+    Args:
+        is_dry: print what would be made, and why, and make nothing.
+
+    Returns:
+        The exit code: 0 if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven.
+    """
+    settings = Settings.load()
+    raw = resources_from_environment()["raw"]
+    if not is_dry:
+        print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
+        refuse_unwritable(settings.storage)
+    listing = raw.listing()
+    for line in listing.unmatched:
+        print(warning_line(line), file=sys.stderr)
+    with _instance() as instance:
+        if not is_dry:
+            instance.add_dynamic_partitions(str(SHARDS.name), list(listing))
+        absent = [key for key in instance.get_dynamic_partitions(str(SHARDS.name)) if key not in listing]
+        if not listing.unmatched:  # of an unreachable location nobody knows: its shards fail
+            _warn_of_removed(absent)
+            absent = []
+        specs = list(defs.resolve_all_asset_specs())
+        selection = select(request, instance, specs, listing, absent, explains=is_dry)
+        if is_dry:
+            return _print_plan(selection, listing)
+        if not selection.keys:
+            print("nothing to do")
+            return 0
+        return _make(instance, selection, raw.locations, settings)
+
+
+def prove(shards: Sequence[str] = ()) -> int:
+    """Read every output again, and print what is not as it was written.
+
+    Args:
+        shards: partitions to prove; none: all, and files that no shard has written.
+    """
+    with _instance() as instance:
+        order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+        missing = [key for key in shards if key not in order]
+        if missing:
+            raise ValueError(f"{missing[0]!r}: no such partition")
+        summary = RunSummary(shards or order)
+        for tags in [_range(keys) for keys in chunks(shards, order)] if shards else [{}]:
+            result = _execute(instance, "prove", {**tags, STARTED_BY: "mm-assets prove"}, None)
+            summary.add(instance, result)
+        summary.print_proof()
+        return 0 if summary.has_succeeded and summary.is_proven else 1
+
+
+def _make(instance: dg.DagsterInstance, selection: Selection, locations: str, settings: Settings) -> int:
+    started = time.monotonic()
+    order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
+    assets = {asset.to_user_string() for group in selection.groups for asset in group}
+    summary = RunSummary(selection.keys, assets)
+    runs = [(group, keys) for group, all_keys in selection.groups.items() for keys in chunks(all_keys, order)]
+    with RunProgress(sum(len(group) * len(keys) for group, keys in runs)) as progress:
+        for number, (group, keys) in enumerate(runs, start=1):
+            try:
+                tags = {**_range(keys), STARTED_BY: "mm-assets run"}
+                result = _execute(instance, JOB, tags, group, progress)
+            except dg.DagsterExecutionInterruptedError:
+                return interrupted()
+            if was_interrupted(result):
+                return interrupted()
+            summary.add(instance, result)
+            if len(runs) > 1:
+                progress.line(
+                    f"run {number} of {len(runs)}: {len(keys)} shards, from {keys[0]} to {keys[-1]}"
+                )
+    summary.print(locations)
+    print(f"whole run: {time.monotonic() - started:.1f} s")
+    is_within_loss = summary.loss_share <= settings.max_loss
+    return 0 if summary.has_succeeded and summary.is_proven and is_within_loss else 1
+
+
+def _execute(
+    instance: dg.DagsterInstance,
+    job: str,
+    tags: dict[str, str],
+    assets: Sequence[dg.AssetKey] | None,
+    progress: RunProgress | None = None,
+) -> dg.ExecuteInProcessResult:
+    run_id = str(uuid4())
+    if progress is not None:
+        progress.follow(instance, run_id)
+    return defs.resolve_job_def(job).execute_in_process(
+        instance=instance,
+        run_id=run_id,
+        tags=tags,
+        asset_selection=assets,
+        raise_on_error=False,
+        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+    )
+
+
+def _range(keys: Sequence[str]) -> dict[str, str]:
+    return {
+        "dagster/asset_partition_range_start": keys[0],
+        "dagster/asset_partition_range_end": keys[-1],
+    }
+
+
+def _instance() -> AbstractContextManager[dg.DagsterInstance]:
+    home = prepare_home()
+    warnings.simplefilter("ignore", dg.BetaWarning)
+    with located(f"DAGSTER_HOME {home}"):
+        return dg.DagsterInstance.get()
+
+
+def _assets_of(request: MakeRequest) -> str:
+    return ", ".join(request.assets) or "all assets"
+
+
+def _warn_of_removed(keys: Sequence[str]) -> None:
+    if keys:
+        named = f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
+        line = f"{len(keys)} raw shards are gone, their outputs stay: {named}; mm-assets retire removes them"
+        print(warning_line(line), file=sys.stderr)
+
+
+def _print_plan(selection: Selection, listing: Listing) -> int:
+    for line in selection.lines():
+        print(line)
+    due = {key for found in selection.why.values() for key in found}
+    chosen = selection.keys
+    unchanged = sum(key not in due for key in chosen)
+    parts = [f"{len(chosen)} of {len(listing)} shards would be taken"]
+    if unchanged:
+        parts.append(f"{unchanged} of them are up to date, and would be left as they are")
+    if selection.skipped:
+        parts.append(f"{selection.skipped} more are beyond the limit")
+    print("; ".join(parts))
+    return 0

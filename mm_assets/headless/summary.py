@@ -1,0 +1,179 @@
+"""Summary of the runs of a command: problems, a table with a line for each asset, and the proof."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from mm_assets.accounting.outputs import CURATED, OUTPUTS
+from mm_assets.formats.format_table import format_by_suffix
+from mm_assets.headless.problems import problem_lines
+from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.events import URI
+from mm_assets.io_managers.proof_resource import ZERO_LOSS
+from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
+
+_NAMED = 5  # shards in a line
+_HEADER = (
+    *("asset", "partitions", "unchanged", "samples", "images"),
+    *("filtered", "quarantined", "MB", "seconds", "where"),
+)
+
+
+@dataclass
+class _Line:
+    partitions: int = 0
+    unchanged: int = 0
+    samples: int = 0
+    images: int = 0
+    filtered: int = 0
+    quarantined: int = 0
+    bytes: int = 0
+    seconds: float = 0
+    places: set[str] = field(default_factory=set)
+
+    def row(self, name: str) -> tuple[str, ...]:
+        counts = (self.samples or "", self.images, self.filtered or "", self.quarantined or "")
+        return (
+            name,
+            str(self.partitions),
+            str(self.unchanged),
+            *map(str, counts),
+            f"{self.bytes / 1e6:.1f}",
+            f"{self.seconds:.1f}",
+            ", ".join(sorted(self.places)),
+        )
+
+
+class RunSummary:
+    """What came of the runs of a command.
+
+    Args:
+        keys: the partitions that were to be made.
+        assets: names of the assets that were; None: all.
+    """
+
+    def __init__(self, keys: Collection[str], assets: Collection[str] | None = None) -> None:
+        self._keys = keys
+        self._outputs = [each.asset for each in OUTPUTS if assets is None or each.asset in assets]
+        self._problems: list[str] = []
+        self._lines: dict[str, _Line] = defaultdict(_Line)
+        self._proofs: dict[tuple[str, str], bool] = {}
+        self._failed: dict[str, str] = {}
+        self._failed_checks = 0
+        self._lost = self._of = 0.0
+        self.has_succeeded = True
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether each shard was found in every output as it was written."""
+        return not self._unproven()
+
+    @property
+    def loss_share(self) -> float:
+        """The share of lost members and items in all published shards, 0 to 1."""
+        return self._lost / self._of if self._of else 0.0
+
+    def add(self, instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
+        """Take a run into account."""
+        self.has_succeeded &= result.success
+        self._problems += problem_lines(instance, result)
+        for event in result.get_asset_materialization_events():
+            self._add_shard(event.step_materialization_data.materialization)
+        for stats in instance.get_run_step_stats(result.run_id):
+            if stats.end_time and stats.start_time and stats.step_key in self._lines:
+                self._lines[stats.step_key].seconds += stats.end_time - stats.start_time
+        for evaluation in result.get_asset_check_evaluations():
+            asset = evaluation.asset_key.to_user_string()
+            if evaluation.check_name == LANDED:
+                for key in getattr(evaluation.metadata.get("shards"), "value", None) or []:
+                    self._failed.setdefault(str(key), asset)
+            if evaluation.partition is None:
+                continue
+            self._failed_checks += not evaluation.passed
+            if evaluation.check_name == ZERO_LOSS:
+                self._proofs[evaluation.partition, asset] = evaluation.passed
+
+    def _add_shard(self, materialization: dg.AssetMaterialization) -> None:
+        line = self._lines[materialization.asset_key.to_user_string()]
+        values = {name: value.value for name, value in materialization.metadata.items()}
+        line.partitions += 1
+        line.unchanged += bool(values.get("unchanged"))
+        line.samples += _number(values, "samples")
+        line.images += _number(values, "images")
+        line.filtered += _total(values, "filtered")
+        line.quarantined += _total(values, "quarantined")
+        line.bytes += _number(values, "bytes")
+        if uri := values.get(URI):
+            line.places.add(_folder(str(uri)))
+        if materialization.asset_key.to_user_string() == CURATED.asset and LOSS_SHARE_OF in values:
+            self._lost += float(str(values[LOSS_SHARE])) * float(str(values[LOSS_SHARE_OF]))
+            self._of += float(str(values[LOSS_SHARE_OF]))
+
+    def print(self, locations: str) -> None:
+        """Print problems, the table, the proof, and what failed or was lost.
+
+        Args:
+            locations: where the raw shards are.
+        """
+        for problem in self._problems:
+            print(problem)
+        rows = [_HEADER, *(line.row(name) for name, line in self._lines.items())]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+        for row in rows if self._lines else []:
+            name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
+        if self._outputs:
+            print(self._proof_line())
+        bad = len(self._failed)
+        lost = f"members and items lost{' of the others' if bad else ''}: {self.loss_share:.0%}"
+        print(f"raw shards: {locations}; shards failed: {bad}; {lost}; checks failed: {self._failed_checks}")
+
+    def print_proof(self) -> None:
+        """Print what is wrong, and of how many shards every item was found."""
+        for problem in self._problems:
+            print(problem)
+        print(self._proof_line())
+
+    def _proof_line(self) -> str:
+        unproven = self._unproven()
+        proven = len(self._keys) - len(unproven)
+        if not unproven:
+            return (
+                f"proven: every item of {proven} shards is in {len(self._outputs)} outputs "
+                "as it was written (proof/proof.json)"
+            )
+        named = "; ".join(f"{key} {reason}" for key, reason in list(unproven.items())[:_NAMED])
+        more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
+        outputs = f"all {len(self._outputs)} outputs"
+        return f"NOT PROVEN: {proven} of {len(self._keys)} shards in {outputs}; the others: {named}{more}"
+
+    def _unproven(self) -> dict[str, str]:
+        """Return for each shard that is not proven to be in every output the reason."""
+        unproven: dict[str, str] = {}
+        for key in self._keys:
+            if changed := [asset for asset in self._outputs if self._proofs.get((key, asset)) is False]:
+                unproven[key] = f"not as written in {', '.join(changed)}; the next run makes it again"
+            elif (failed_in := self._failed.get(key)) is not None:
+                unproven[key] = f"failed in {failed_in}"
+            elif absent := [asset for asset in self._outputs if (key, asset) not in self._proofs]:
+                unproven[key] = f"not examined in {', '.join(absent)}"
+        return unproven
+
+
+def _folder(uri: str) -> str:
+    """The folder of an output, or the table that it shares with all others."""
+    found = format_by_suffix(uri)
+    return uri if found is not None and found.is_table else uri.rpartition("/")[0]
+
+
+def _total(values: dict[str, Any], name: str) -> int:
+    return sum((values.get(name) or {}).values())
+
+
+def _number(values: dict[str, Any], name: str) -> int:
+    return int(values.get(name) or 0)

@@ -1,0 +1,86 @@
+"""The settings file ``mm_assets.toml`` in the working directory, and variables of the environment over it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mm_assets.formats.error_places import located
+from mm_assets.interleaved.errors import MmAssetsError
+
+FILE = "mm_assets.toml"
+PREFIX = "MM_"
+# Settings whose items may hold commas: they are separated by whitespace, as in a shell.
+SPACED = ("MM_RAW_SHARDS", "MM_ALERTS")
+
+
+class SettingsFileError(MmAssetsError, ValueError):
+    """The settings file cannot be used; the message names it."""
+
+
+class GivenSettings(dict[str, str]):
+    """Texts of settings by variable.
+
+    Attributes:
+        of_file: variables whose text is that of the settings file.
+    """
+
+    def __init__(self, of_file: Mapping[str, str], of_environment: Mapping[str, str]) -> None:
+        overriding = {name: text for name, text in of_environment.items() if name.startswith(PREFIX) and text}
+        unset = {name: "" for name in of_environment if name.startswith(PREFIX)}
+        super().__init__({**unset, **of_file, **overriding})
+        self.of_file = frozenset(of_file).difference(overriding)
+
+    def place(self, name: str) -> str:
+        """Return how the user knows a setting: its variable, or file and key."""
+        return f"{FILE}: {name.removeprefix(PREFIX).lower()}" if name in self.of_file else name
+
+
+def given_settings(environment: Mapping[str, str] | None = None) -> GivenSettings:
+    """Return what the user has set.
+
+    Args:
+        environment: variables to read, without a file; None: those of the process, over the settings file.
+
+    Raises:
+        SettingsFileError: in one line, for a file that is no TOML, or a value that is no setting's.
+    """
+    if environment is not None:
+        return GivenSettings({}, environment)
+    return GivenSettings(_read(Path(FILE)), os.environ)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        with located(str(path)):
+            text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    except UnicodeDecodeError as error:
+        raise SettingsFileError(f"{path}: not UTF-8: {error}") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsFileError(f"{path}: {error}; write text in quotation marks") from error
+    return {PREFIX + key.upper(): _text(path, key, value) for key, value in values.items()}
+
+
+def _text(path: Path, key: str, value: Any) -> str:
+    """Return a value as its variable would hold it."""
+    if isinstance(value, list):
+        items = [_text(path, key, item) for item in value]
+        if PREFIX + key.upper() in SPACED:
+            return " ".join(map(shlex.quote, items))
+        if item := next((item for item in items if "," in item), None):
+            raise SettingsFileError(f"{path}: {key}: {item!r} has a comma, which separates items")
+        return ",".join(items)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return repr(value)
+    kind = "a table" if isinstance(value, dict) else f"{value!r}"
+    raise SettingsFileError(f"{path}: {key} must be text, a number or a list of them, not {kind}")
