@@ -140,17 +140,6 @@ def _evaluation(
         partition=shard,
         severity=dg.AssetCheckSeverity[check.severity],
         blocking=spec.blocking,
-        metadata=metadata_values(_telling(check)),
+        metadata=metadata_values(check.metadata),
         target_materialization_data=events.target(materialization),
     )
-
-
-def _telling(check: Check) -> Mapping[str, Any]:
-    """Return the metadata of a check; of one that has passed without what is empty.
-
-    A shard passes some thirty checks, each with an empty summary and an empty list of problems.
-    """
-    if not check.passed:
-        return check.metadata
-    empty: tuple[Any, ...] = ("", {"json": []}, {"json": {}})
-    return {name: value for name, value in check.metadata.items() if value not in empty}

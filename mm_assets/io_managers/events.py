@@ -15,8 +15,8 @@ upgrade of Dagster. They tell which of these no longer holds:
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import dagster as dg
 import sqlalchemy as db
@@ -64,13 +64,18 @@ class Latest:
         pointer: its storage id.
         version: the data version.
         timestamp: seconds since 1970.
+        metadata: plain values by name.
     """
 
     pointer: int
     version: str
     run_id: str
     timestamp: float
-    uri: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def uri(self) -> str:
+        return str(self.metadata.get(URI, ""))
 
 
 def observed_version(version: str) -> dict[str, str]:
@@ -131,8 +136,8 @@ def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest 
         record = found.asset_entry.last_materialization_record
         if record is not None and (made := record.asset_materialization) is not None:
             version = (made.tags or {}).get(DATA_VERSION_TAG, "")
-            uri = str(made.metadata[URI].value) if URI in made.metadata else ""
-            return Latest(record.storage_id, version, record.run_id, record.timestamp, uri)
+            metadata = {name: value.value for name, value in made.metadata.items()}
+            return Latest(record.storage_id, version, record.run_id, record.timestamp, metadata)
     return None
 
 
@@ -312,10 +317,15 @@ def _latest_events(
                 for name, value in entry["dagster_event"]["event_specific_data"].items()
                 if name in ("materialization", "asset_observation")
             )
-            uris = [e["entry_data"]["text"] for e in event["metadata_entries"] if e["label"] == URI]
+            metadata = {each["label"]: _plain(each["entry_data"]) for each in event["metadata_entries"]}
             version = (event["tags"] or {}).get(DATA_VERSION_TAG, "")
-            found[partition] = Latest(storage_id, version, run_id, entry["timestamp"], *uris)
+            found[partition] = Latest(storage_id, version, run_id, entry["timestamp"], metadata)
     return found
+
+
+def _plain(packed: Mapping[str, Any]) -> Any:
+    """Return the value of a metadata entry as its row has it."""
+    return next((value for name, value in packed.items() if name != "__class__"), None)
 
 
 def _batches(items: list[T]) -> Iterator[list[T]]:
