@@ -131,6 +131,8 @@ def _pack_value(value: Any) -> Any:
     known = _VALUES.get(type(value))
     if known is not None:
         return {"__class__": known[0], known[1]: value.value}
+    if type(value) is dg.JsonMetadataValue and type(value.data) in (dict, list) and not value.data:
+        return {"__class__": "JsonMetadataEntryData", "data": value.data}
     if type(value) is dg.TableSchemaMetadataValue and value.schema.constraints == _ANY_TABLE:
         columns = [_pack_column(column) for column in value.schema.columns]
         return {

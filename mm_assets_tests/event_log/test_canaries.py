@@ -49,6 +49,8 @@ METADATA: dict[str, Any] = {
     "text": "ä\n",
     "markdown": dg.MetadataValue.md("# x"),
     "json": dg.MetadataValue.json({"a": [1, None, {"b": "c"}]}),
+    "no list": dg.MetadataValue.json([]),
+    "no object": dg.MetadataValue.json({}),
     "url": dg.MetadataValue.url("https://example.com"),
     "path": dg.MetadataValue.path("/x"),
     "schema": SCHEMA,
