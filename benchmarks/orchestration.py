@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     )
     rows, figures = [], []
     for count in options.shards:
-        raw = _small_shards(count)
+        raw = small_shards(count)
         with fresh_output() as output:
             graph = _measure_graph(raw, output, options.workers, options.postgres)
         with fresh_output() as output:
@@ -87,7 +87,7 @@ def _row(count: int, graph: Measurement, bare: Measurement) -> tuple[str, ...]:
     )
 
 
-def _small_shards(count: int) -> Path:
+def small_shards(count: int) -> Path:
     """A folder of ``count`` shards to measure, and one more."""
     from mm_assets.demo.shards import make_shards
 

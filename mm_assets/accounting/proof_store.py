@@ -9,14 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from mm_assets import __version__
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import StorageOptions, exists, filesystem, join, open_binary, staged
+from mm_assets.formats.storage import (
+    StorageOptions,
+    exists,
+    filesystem,
+    is_remote,
+    join,
+    local_path,
+    open_binary,
+    replace_file,
+    staged,
+)
 
 FORMAT = 3
 SUMMARY = "proof.json"
@@ -90,7 +100,7 @@ class ProofStore:
 
     def write(self, proof: ShardProof) -> None:
         """Publish one shard's proof; an unchanged one is not rewritten."""
-        self._publish(self.uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
+        self._publish(self.uri(proof.asset, proof.partition), {"format": FORMAT, **vars(proof)})
 
     def uri(self, asset: str, partition: str) -> str:
         """Return the location of a shard's proof."""
@@ -171,10 +181,24 @@ class ProofStore:
         )
 
     def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
+        data = seal(content, indent=1)
+        if not is_remote(uri):
+            if _local_bytes(local_path(uri)) != data:
+                # Not synced to disk: an empty proof counts as none, and the shard is examined again.
+                replace_file(local_path(uri), data)
+            return
         with staged(uri, self._options) as file:
             with open(file.path, "wb") as stream:
-                stream.write(seal(content, indent=1))
+                stream.write(data)
             file.publish()
+
+
+def _local_bytes(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def damaged_shards(

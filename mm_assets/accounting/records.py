@@ -9,8 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from stat import S_ISDIR
 from typing import Any
 
@@ -20,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.temporary_files import temporary_name
+from mm_assets.formats.storage import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -109,21 +108,13 @@ class ShardRecords:
     def write(self, record: ShardRecord) -> None:
         """Publish a record in one step: readers see the old one or the new one."""
         path = self.path(record.asset, record.key)
-        fields = {"format": FORMAT, **asdict(record), "uri": self.relative(record.uri)}
+        fields = {"format": FORMAT, **vars(record), "uri": self.relative(record.uri)}
         data = seal(fields)
         if not isinstance(self._fs, LocalFileSystem):
             self._fs.pipe_file(path, data)
             return
-        folder, name = os.path.split(path)
-        os.makedirs(folder, exist_ok=True)
-        temporary = Path(folder, temporary_name(name))
-        try:
-            # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
-            temporary.write_bytes(data)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        # Not synced to disk: if a power cut leaves an empty record, its shard is made again.
+        replace_file(path, data)
 
     def relative(self, uri: str) -> str:
         """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""

@@ -232,6 +232,22 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
         raise
 
 
+def replace_file(path: str, data: bytes) -> None:
+    """Give a local file this content in one step: readers see the old one or the new one.
+
+    Not synced to disk, for files that are made again when a power cut leaves them empty.
+    """
+    folder, name = os.path.split(path)
+    os.makedirs(folder, exist_ok=True)
+    temporary = Path(folder, temporary_name(name))
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
 def remove(uri: str, options: StorageOptions | None = None) -> None:
     """Remove a file if it exists."""
     if not is_remote(uri):

@@ -34,7 +34,7 @@ def temporary_name(name: str) -> str:
     """Return a hidden name that no client reads and that tells which process made it; see `is_stale`."""
     short = name.encode()[:120].decode(errors="ignore")  # file systems count bytes
     pid = os.getpid()
-    return f".{short}.on-{_boot()}-{_stat_of(pid)[1]}.{_container()}-{pid}-{uuid.uuid4().hex[:12]}.tmp"
+    return f".{short}.on-{_boot()}-{_own_start(pid)}.{_container()}-{pid}-{uuid.uuid4().hex[:12]}.tmp"
 
 
 def is_temporary(name: str) -> bool:
@@ -100,6 +100,12 @@ def _stat_of(pid: int) -> tuple[str, str]:
         return fields[_STATE], fields[_START]
     except (OSError, IndexError):
         return "", _UNKNOWN
+
+
+@cache
+def _own_start(pid: int) -> str:
+    """Return the start time of this process; its number is the key, for those that are forked off."""
+    return _stat_of(pid)[1]
 
 
 def _is_locked(path: Path) -> bool | None:

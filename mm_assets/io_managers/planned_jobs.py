@@ -1,7 +1,7 @@
 """Planned jobs, the parent's side of each shard: fingerprint and parents, validated result, record."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mm_assets.accounting.records import ShardRecord
@@ -44,7 +44,7 @@ class PlannedJob:
 
     def record(self, asset: str, result: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
         """Return the record of the published shard; `stat` is the state of its output."""
-        checks = [asdict(check) for check in result.checks]
+        checks = [dict(vars(check)) for check in result.checks]
         account = {
             **result.account,
             "made_by": self.made_by,

@@ -12,7 +12,7 @@ from pydantic import Field
 from mm_assets.accounting.canonical.accounted_format import TableAccount, accounted_format
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
-from mm_assets.accounting.outputs import BY_ASSET, DERIVED, OUTPUTS, made_from
+from mm_assets.accounting.outputs import BY_ASSET, DERIVED, made_from
 from mm_assets.accounting.proof_store import ProofStore, ShardProof
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
 from mm_assets.formats.storage import exists
@@ -65,7 +65,10 @@ class Prover(dg.ConfigurableResource[Any]):
         asset, output = request.asset, BY_ASSET[request.asset]
         evidence = self._evidence(asset) if request.is_whole else {}
         keys = sorted({*request.keys, *evidence})
-        records = {each.asset: ShardRecords(self.root).read(each.asset, keys) for each in OUTPUTS}
+        needed = {asset, *(each.asset for each in made_from(asset))}
+        if output.source is not None:
+            needed.add(output.source)
+        records = {name: ShardRecords(self.root).read(name, keys) for name in needed}
         store = ProofStore(self.root)
         stats = self._stats(asset, records[asset])
         table = accounted_format(output.kind).table

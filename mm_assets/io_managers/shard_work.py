@@ -101,7 +101,8 @@ def convert_shard(
     if max_loss is not None:
         loss = LossShare.of_report(report)
         metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: max(loss.total, 1)}
-    if markdown := strip.markdown():
+    # Assets that take over all rows of their source show what it shows.
+    if (job.steps or max_loss is not None) and (markdown := strip.markdown()):
         metadata["preview"] = {"md": markdown}
     return (
         ShardResult(

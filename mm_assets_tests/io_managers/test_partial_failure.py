@@ -48,12 +48,16 @@ def test_each_event_has_metadata_and_version_of_its_own(deployment: Toy) -> None
         }
     curated = deployment.latest("curated", keys)
     assert len({event.version for event in curated.values()}) == 9
-    assert curated["k05"].metadata["first"] == dg.MetadataValue.md("**FIRST OF K05**")
-    assert curated["k05"].metadata["lines"] == dg.MetadataValue.int(3)
-    assert curated["k05"].metadata["share"] == dg.MetadataValue.float(0.3)
-    assert curated["k05"].metadata["lengths"] == dg.MetadataValue.json([12, 1, 3])
+    of_k05 = dg.AssetRecordsFilter(dg.AssetKey("curated"), asset_partitions=["k05"])
+    (record,) = deployment.instance.fetch_materializations(of_k05, limit=1).records
+    assert record.asset_materialization is not None
+    metadata = record.asset_materialization.metadata
+    assert metadata["first"] == dg.MetadataValue.md("**FIRST OF K05**")
+    assert metadata["lines"] == dg.MetadataValue.int(3)
+    assert metadata["share"] == dg.MetadataValue.float(0.3)
+    assert metadata["lengths"] == dg.MetadataValue.json([12, 1, 3])
     schema = dg.MetadataValue.table_schema(dg.TableSchema([dg.TableColumn("line", "string")]))
-    assert curated["k05"].metadata["dagster/column_schema"] == schema
+    assert metadata["dagster/column_schema"] == schema
 
 
 def test_errors_name_the_shard_and_the_cause(deployment: Toy) -> None:

@@ -42,7 +42,7 @@ def test_second_run_writes_nothing_and_logs_everything(deployment: Toy) -> None:
         assert worked(deployment, asset, keys) == []
     for key, event in deployment.latest("filtered", keys).items():
         assert event.version == was[key].version
-        assert {**event.metadata} == {**was[key].metadata, "unchanged": dg.MetadataValue.bool(True)}
+        assert {**event.metadata} == {**was[key].metadata, "unchanged": True}
 
 
 def test_unchanged_shards_log_their_checks_again(deployment: Toy) -> None:

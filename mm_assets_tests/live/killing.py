@@ -49,9 +49,9 @@ class Outcome:
 class RunServer:
     """A process of `mm_assets_tests.live.run_server`; it and its workers are gone at the end of the block."""
 
-    def __init__(self, raw: Path, storage: Path, home: Path) -> None:
+    def __init__(self, raw: Path, storage: Path, home: Path, yaml: str = DAGSTER_YAML) -> None:
         home.mkdir(exist_ok=True)
-        (home / "dagster.yaml").write_text(DAGSTER_YAML)
+        (home / "dagster.yaml").write_text(yaml)
         self._log = home / "runs.log"
         settings = {
             "MM_RAW_SHARDS": raw,

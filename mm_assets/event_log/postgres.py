@@ -1,0 +1,101 @@
+"""Postgres event log that keeps a connection and writes many events in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as db
+from dagster._core.storage.event_log import SqlEventLogStorageTable
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._serdes import ConfigurableClassData
+from dagster_postgres.event_log import PostgresEventLogStorage
+from dagster_postgres.utils import (
+    create_pg_connection,
+    create_pg_engine,
+    get_token_provider_from_config,
+    pg_url_from_config,
+)
+from sqlalchemy import Connection, Engine
+from sqlalchemy.dialects import postgresql
+
+from mm_assets.event_log.batched import BatchedEventLog
+from mm_assets.event_log.engines import Engines
+from mm_assets.event_log.rows import EventRow
+
+
+class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
+    """Dagster's Postgres event log: the same tables, written in batches.
+
+    Args:
+        postgres_url: the database; the scheme must name the driver, ``postgresql+psycopg2``.
+        should_autocreate_tables: whether to make missing tables.
+    """
+
+    def __init__(
+        self,
+        postgres_url: str,
+        should_autocreate_tables: bool = True,
+        inst_data: ConfigurableClassData | None = None,
+        token_provider: Any = None,
+    ) -> None:
+        self._engines = Engines(self._open)
+        self._start_batching()
+        super().__init__(postgres_url, should_autocreate_tables, inst_data, token_provider)
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> BatchedPostgresEventLogStorage:
+        return cls(
+            pg_url_from_config(config_value),
+            config_value.get("should_autocreate_tables", True),
+            inst_data,
+            get_token_provider_from_config(config_value),
+        )
+
+    def _open(self, url: str) -> Engine:
+        return create_pg_engine(
+            url,
+            self._token_provider,
+            isolation_level="AUTOCOMMIT",
+            pool_size=1,
+            max_overflow=30,
+            pool_pre_ping=True,  # the server may have been restarted since
+            pool_recycle=3600,
+        )
+
+    @contextmanager
+    def _connect(self) -> Iterator[Connection]:
+        self.flush()
+        with self._connection() as connection:
+            yield connection
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        with create_pg_connection(self._engines.get(self.postgres_url)) as connection:
+            yield connection
+
+    def _write(self, rows: list[EventRow]) -> None:
+        with self._connection() as connection:
+            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                self._write_index(connection, rows)
+
+    def _next_ids(self, connection: Connection, count: int) -> list[int]:
+        # Waits for those who are adding events, and has others wait: the sequence alone is in the order of
+        # calls, not of commits.
+        connection.exec_driver_sql("LOCK TABLE event_logs IN SHARE ROW EXCLUSIVE MODE")
+        sequence = db.func.pg_get_serial_sequence(SqlEventLogStorageTable.name, "id")
+        numbers = db.func.generate_series(1, count)
+        return [
+            row[0] for row in connection.execute(db.select(db.func.nextval(sequence)).select_from(numbers))
+        ]
+
+    def _insert_or_ignore(self) -> Any:
+        return postgresql.insert(AssetCheckExecutionsTable).on_conflict_do_nothing()
+
+    def dispose(self) -> None:
+        super().dispose()
+        self._engines.dispose()

@@ -1,0 +1,208 @@
+"""Database rows of events, as Dagster's own storage reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import dagster as dg
+from dagster._core.definitions.asset_checks.asset_check_evaluation import (
+    AssetCheckEvaluation,
+    AssetCheckEvaluationPlanned,
+)
+from dagster._core.definitions.partitions.subset import DefaultPartitionsSubset
+from dagster._core.events.log import EventLogEntry
+from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
+from dagster_shared.serdes.serdes import pack_value
+
+from mm_assets.event_log.packing import pack_event, to_json, without_origin
+
+Kind = dg.DagsterEventType
+
+_ASSETS = frozenset({Kind.ASSET_MATERIALIZATION, Kind.ASSET_MATERIALIZATION_PLANNED, Kind.ASSET_OBSERVATION})
+_CHECKS = frozenset({Kind.ASSET_CHECK_EVALUATION, Kind.ASSET_CHECK_EVALUATION_PLANNED})
+_STEPS = frozenset(
+    {
+        Kind.STEP_START,
+        Kind.STEP_INPUT,
+        Kind.LOADED_INPUT,
+        Kind.STEP_OUTPUT,
+        Kind.HANDLED_OUTPUT,
+        Kind.STEP_SUCCESS,
+    }
+)
+# Events of which a run has many: for each shard, and for each step. What tells of the state of a run or of an
+# error is written at once.
+BATCHED = _ASSETS | _CHECKS | _STEPS
+# Metadata that only the page of the asset needs: long, and the same in the index.
+_LONG = frozenset({"MarkdownMetadataEntryData", "TableSchemaMetadataEntryData"})
+_ANY_PARTITION = "\x00any partition\x00"
+
+
+@dataclass
+class EventRow:
+    """An event on its way into the database.
+
+    Args:
+        event: the event, without what is not stored.
+        in_run: whether the run's own database has it by now.
+    """
+
+    event: EventLogEntry
+    in_run: bool = False
+    _packed: dict[str, Any] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Packed at once: what cannot be stored must fail in whoever logs it.
+        if self.is_indexed:
+            self.event = without_origin(self.event)
+            self._packed = pack_event(self.event)
+        else:
+            self._packed = dict(pack_value(self.event))
+
+    @cached_property
+    def kind(self) -> dg.DagsterEventType:
+        return dg.DagsterEventType(self._dagster_event.event_type_value)
+
+    @property
+    def is_asset(self) -> bool:
+        return self.kind in _ASSETS
+
+    @property
+    def is_check(self) -> bool:
+        return self.kind in _CHECKS
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether readers over all runs look for it."""
+        return self.is_asset or self.is_check
+
+    @cached_property
+    def asset(self) -> str | None:
+        """Key of the asset; None for checks, which stock rows do not give one either."""
+        key = self._dagster_event.asset_key
+        return None if key is None else key.to_string()
+
+    @property
+    def evaluation(self) -> AssetCheckEvaluation | None:
+        data = self._dagster_event.event_specific_data
+        return data if isinstance(data, AssetCheckEvaluation) else None
+
+    @property
+    def planned_check(self) -> AssetCheckEvaluationPlanned | None:
+        data = self._dagster_event.event_specific_data
+        return data if isinstance(data, AssetCheckEvaluationPlanned) else None
+
+    @property
+    def is_logged(self) -> bool:
+        """Whether the event gets a row in the log.
+
+        A check that one shard has passed has its state, with all of the evaluation, in the table of check
+        executions, and the step ends with an evaluation over all shards. A row of its own would double it.
+        """
+        evaluation = self.evaluation
+        return evaluation is None or evaluation.partition is None or not evaluation.passed
+
+    @cached_property
+    def text(self) -> str:
+        """The whole event."""
+        return to_json(self._packed)
+
+    @property
+    def timestamp(self) -> datetime:
+        """In UTC and without saying so, as all tables have it."""
+        return datetime.fromtimestamp(self.event.timestamp, UTC).replace(tzinfo=None)
+
+    def log_row(self) -> dict[str, Any]:
+        """Return the row of the event log, without an id."""
+        return {
+            "run_id": self.event.run_id,
+            "event": self.text,
+            "dagster_event_type": self._dagster_event.event_type_value,
+            "timestamp": self.timestamp,
+            "step_key": self._dagster_event.step_key,
+            "asset_key": self.asset,
+            "partition": self._dagster_event.partition or None,
+        }
+
+    def run_row(self) -> dict[str, Any]:
+        """Return the row for a database that only has the run's own log: without pictures and schemas."""
+        return {**self.log_row(), "event": self._short_text()}
+
+    def _short_text(self) -> str:
+        data = self._packed["dagster_event"]["event_specific_data"]
+        made = data.get("materialization") if self.is_asset else None
+        if made is None:
+            return self.text
+        short = [e for e in made["metadata_entries"] if e["entry_data"].get("__class__") not in _LONG]
+        if len(short) == len(made["metadata_entries"]):
+            return self.text
+        short_data = {**data, "materialization": {**made, "metadata_entries": short}}
+        event = {**self._packed["dagster_event"], "event_specific_data": short_data}
+        return to_json({**self._packed, "dagster_event": event})
+
+    def planned_rows(self, event_id: int) -> Iterator[dict[str, Any]]:
+        """Yield a row of the check executions for each partition for which this check is planned."""
+        planned = self.planned_check
+        assert planned is not None
+        row = {
+            "asset_key": planned.asset_key.to_string(),
+            "check_name": planned.check_name,
+            "run_id": self.event.run_id,
+            "execution_status": AssetCheckExecutionRecordStatus.PLANNED.value,
+            "evaluation_event_timestamp": self.timestamp,
+            "evaluation_event_storage_id": event_id,
+        }
+        subset = planned.partitions_subset
+        if subset is None:
+            yield {**row, "partition": None, "evaluation_event": self.text}
+            return
+        before, _, after = self._text_of_one_partition().partition(json.dumps(_ANY_PARTITION))
+        for key in subset.get_partition_keys():
+            yield {**row, "partition": key, "evaluation_event": f"{before}{json.dumps(key)}{after}"}
+
+    def _text_of_one_partition(self) -> str:
+        data = self._packed["dagster_event"]["event_specific_data"]
+        one = pack_value(DefaultPartitionsSubset({_ANY_PARTITION}))
+        event = {
+            **self._packed["dagster_event"],
+            "event_specific_data": {**data, "partitions_subset": one},
+        }
+        return to_json({**self._packed, "dagster_event": event})
+
+    def evaluated_row(self, event_id: int) -> dict[str, Any]:
+        """Return the row of the check executions for this evaluation."""
+        evaluation = self.evaluation
+        assert evaluation is not None
+        status = AssetCheckExecutionRecordStatus
+        target = evaluation.target_materialization_data
+        return {
+            "asset_key": evaluation.asset_key.to_string(),
+            "check_name": evaluation.check_name,
+            "partition": evaluation.partition,
+            "run_id": self.event.run_id,
+            "execution_status": (status.SUCCEEDED if evaluation.passed else status.FAILED).value,
+            "evaluation_event": self._evaluation_text(),
+            "evaluation_event_timestamp": self.timestamp,
+            "evaluation_event_storage_id": event_id,
+            "materialization_event_storage_id": None if target is None else target.storage_id,
+        }
+
+    def _evaluation_text(self) -> str:
+        """The event for the check executions, of which pages show the evaluation, its time and its step."""
+        unseen = ("message", "pid", "step_kind_value")
+        event = {name: value for name, value in self._packed["dagster_event"].items() if name not in unseen}
+        return to_json({**self._packed, "dagster_event": event})
+
+    @property
+    def _dagster_event(self) -> Any:
+        return self.event.dagster_event
+
+
+def is_batched(event: EventLogEntry) -> bool:
+    """Return whether an event may wait; those of no run (`report_runless_asset_event`) are not many."""
+    return bool(event.run_id) and event.dagster_event_type in BATCHED

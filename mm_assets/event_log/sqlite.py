@@ -1,0 +1,160 @@
+"""SQLite event log that keeps its engines and writes many events in one transaction."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as db
+from dagster import Field, Noneable, StringSource
+from dagster._core.storage.event_log import SqlEventLogStorageTable
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetKeyTable
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME, SqliteEventLogStorage
+from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
+from dagster._serdes import ConfigurableClassData
+from sqlalchemy import Connection, Engine
+from sqlalchemy.pool import NullPool, QueuePool
+
+from mm_assets.event_log.batched import BatchedEventLog
+from mm_assets.event_log.engines import Engines
+from mm_assets.event_log.rows import EventRow
+
+
+class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
+    """Dagster's SQLite event log: the same files, written in batches.
+
+    A run's own database has its events without pictures and column schemas: those are in the index, where the
+    pages of assets look for them.
+
+    Args:
+        base_dir: folder of the databases; None: where the stock class has them, in `DAGSTER_HOME`.
+    """
+
+    def __init__(self, base_dir: str | None = None, inst_data: ConfigurableClassData | None = None) -> None:
+        self._engines = Engines(self._open)
+        self._init_lock = threading.Lock()
+        self._asset_columns: set[str] = set()
+        self._inst_data = inst_data
+        self._is_ready = False
+        if base_dir is not None:
+            self._begin(base_dir)
+
+    def _begin(self, base_dir: str) -> None:
+        self._start_batching()
+        self._is_ready = True
+        SqliteEventLogStorage.__init__(self, base_dir, self._inst_data)
+
+    def _initdb(self, engine: Engine, for_index_shard: bool = False) -> None:
+        if not db.event.contains(engine, "connect", _prepare):  # the stock class has made this engine
+            db.event.listen(engine, "connect", _prepare)
+        super()._initdb(engine, for_index_shard)
+
+    def register_instance(self, instance: dg.DagsterInstance) -> None:
+        """Begin to work in the folder of this instance, if none was configured."""
+        if not self._is_ready:
+            self._begin(os.path.join(instance.root_directory, "history", "runs"))
+        super().register_instance(instance)
+
+    @classmethod
+    def config_type(cls) -> Any:
+        return {"base_dir": Field(Noneable(StringSource), is_required=False)}
+
+    @classmethod
+    def from_config_value(
+        cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]
+    ) -> BatchedSqliteEventLogStorage:
+        return cls(inst_data=inst_data, **config_value)
+
+    def _open(self, shard: str) -> Engine:
+        options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}}
+        if shard == INDEX_SHARD_NAME:
+            options |= {"poolclass": QueuePool, "pool_size": 2, "max_overflow": 30}
+        else:
+            # Closing brings what was written into the main file: pages that watch a run look at that.
+            options |= {"poolclass": NullPool}
+        engine = db.create_engine(self.conn_string_for_shard(shard), **options)
+        db.event.listen(engine, "connect", _prepare)
+        return engine
+
+    @contextmanager
+    def _connect(self, shard: str) -> Iterator[Connection]:
+        self.flush()
+        with self._transaction(shard) as connection:
+            yield connection
+
+    @contextmanager
+    def _transaction(self, shard: str) -> Iterator[Connection]:
+        engine = self._engines.get(shard)
+        with self._init_lock:
+            if shard not in self._initialized_dbs or not os.path.exists(self.path_for_shard(shard)):
+                self._initdb(engine)
+                self._initialized_dbs.add(shard)
+        with engine.connect() as connection, connection.begin():
+            yield connection
+
+    def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
+        if column_name not in self._asset_columns:
+            self._asset_columns |= {
+                column["name"] for column in db.inspect(conn).get_columns(AssetKeyTable.name)
+            }
+        return column_name in self._asset_columns
+
+    def _write(self, rows: list[EventRow]) -> None:
+        by_run: dict[str, list[EventRow]] = {}
+        for row in rows:
+            if row.is_logged and not row.in_run:
+                by_run.setdefault(row.event.run_id, []).append(row)
+        for run_id, of_run in by_run.items():
+            with self._transaction(run_id) as connection:
+                connection.execute(SqlEventLogStorageTable.insert(), [row.run_row() for row in of_run])
+            for row in of_run:
+                row.in_run = True
+        indexed = [row for row in rows if row.is_indexed]
+        if indexed:
+            with self._transaction(INDEX_SHARD_NAME) as connection:
+                self._write_index(connection, indexed)
+
+    def _next_ids(self, connection: Connection, count: int) -> list[int]:
+        # pysqlite begins a transaction with the first change only.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        last = connection.execute(db.select(db.func.max(SqlEventLogStorageTable.c.id))).scalar() or 0
+        return list(range(last + 1, last + 1 + count))
+
+    def _insert_or_ignore(self) -> Any:
+        return AssetCheckExecutionsTable.insert().prefix_with("OR IGNORE")
+
+    def upgrade(self) -> None:
+        self._forget()
+        super().upgrade()
+        self._forget()
+
+    def wipe(self) -> None:
+        """Delete all events, and the databases of runs."""
+        self.flush()
+        self._forget()
+        super().wipe()
+
+    def dispose(self) -> None:
+        if self._is_ready:
+            super().dispose()
+        self._engines.dispose()
+
+    def _forget(self) -> None:
+        self._engines.dispose()
+        self._tables.clear()
+        self._migrations.clear()
+        self._asset_columns.clear()
+
+
+def _prepare(connection: Any, _: object) -> None:
+    """Set what holds for a connection."""
+    cursor = connection.cursor()
+    # Of a database that is made now: events of 2 to 3 KB leave a third of pages of 4 KB empty.
+    cursor.execute("PRAGMA page_size=16384")
+    # A commit does not wait for the disk; the database stays consistent whatever happens (WAL).
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()

@@ -1,0 +1,86 @@
+"""Runs of the real graph, killed at random moments: after another run the stock class sees what it sees of an
+undisturbed one.
+
+``TEST_KILLS=20 pytest …`` kills more often than the suite does.
+"""
+
+import os
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets_tests.event_log.databases import STOCK, open_instance
+from mm_assets_tests.event_log.view import ASSETS, view
+from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.live.killing import RunServer
+
+KILLS = int(os.environ.get("TEST_KILLS", "2"))
+YAML = """\
+telemetry: {enabled: false}
+event_log_storage: {module: mm_assets.event_log.sqlite, class: BatchedSqliteEventLogStorage}
+"""
+_SHARDED = [asset.to_user_string() for asset in ASSETS[1:]]
+
+
+def _seen(folder: Path, raw: Path) -> dict[str, Any]:
+    """What a run leaves, but for what tells whether a shard was made or found as it is."""
+    with open_instance(folder / "home", STOCK) as instance:
+        found = view(Deployment(str(raw), str(folder / "storage"), instance, {}))
+    for partitions in found["latest"].values():
+        for metadata, *_ in partitions.values():
+            metadata.pop("unchanged", None)
+    return found
+
+
+def _run(folder: Path, raw: Path, kill_after: float | None = None) -> float:
+    """Seconds that a run takes, or took until it was killed."""
+    storage = folder / "storage"
+    storage.mkdir(parents=True, exist_ok=True)
+    with RunServer(raw, storage, folder / "home", YAML) as server:
+        started = time.monotonic()
+        if kill_after is None:
+            assert server.run(_SHARDED).ok
+            return time.monotonic() - started
+        timer = threading.Timer(kill_after, server.kill)
+        timer.start()
+        try:
+            server.run(_SHARDED)
+        except EOFError:
+            pass  # as was intended
+        else:
+            timer.join()
+        return kill_after
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("raw")
+    make_shards(folder, members=4, pdf=4, samples=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, raw: Path) -> tuple[float, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    seconds = _run(folder, raw)
+    return seconds, _seen(folder, raw)
+
+
+@pytest.mark.parametrize("number", range(KILLS))
+def test_another_run_brings_back_what_a_killed_one_has_lost(
+    tmp_path: Path, raw: Path, undisturbed: tuple[float, dict[str, Any]], number: int
+) -> None:
+    seconds, expected = undisturbed
+    moment = random.Random(number).uniform(0.02, 0.98) * seconds
+    _run(tmp_path, raw, kill_after=moment)
+    _run(tmp_path, raw)
+    found = _seen(tmp_path, raw)
+    differing = {part for part in expected if found[part] != expected[part]}
+    assert not differing, (f"killed after {moment:.2f} s of {seconds:.2f}", differing)
+    shutil.rmtree(tmp_path / "storage")
