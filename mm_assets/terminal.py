@@ -1,4 +1,4 @@
-"""Terminal behaviour of all commands: output in any encoding, one line per error, exit codes."""
+"""Terminal behaviour of all commands: output in any encoding, progress, one line per error, exit codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1
 INTERRUPTED = 130  # as in shells: 128 plus the signal's number
+_BAR = 24  # characters of a progress bar
 
 # Packages whose errors derive from no standard exception, such as those of a database. Recognised by name, so
 # that none is imported.
@@ -56,6 +57,28 @@ def interrupted() -> int:
 def fail(line: str) -> None:
     """Print an error line on stderr."""
     print(f"mm-assets: {line}", file=sys.stderr)
+
+
+class ProgressLine:
+    """Line with a bar on stderr, drawn over itself; silent where stderr is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.is_shown = sys.stderr.isatty()
+
+    def show(self, done: int, text: str) -> None:
+        """Draw the line, cut to the width of the terminal: a longer one could not be drawn over."""
+        if not self.is_shown:
+            return
+        filled = _BAR * done // max(self._total, 1)
+        line = f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}"
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
+        print(f"\r{line[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self.is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def prepare_streams() -> None:

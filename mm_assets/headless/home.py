@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 
 CONFIGURATION = Path(__file__).with_name("dagster.yaml")
@@ -18,8 +19,10 @@ def prepare_home() -> Path:
     The folder is created, with a ``dagster.yaml`` in it: that of the working directory, else the default one.
     """
     storage = given_settings().get("MM_STORAGE", "").rstrip("/")
-    name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}" if storage else "demo"
-    home = Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).resolve()
+    name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}"
+    if storage in ("", Settings.storage):
+        name = "demo"
+    home = Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
     home.mkdir(parents=True, exist_ok=True)
     target = home / CONFIGURATION.name
     if not target.exists():

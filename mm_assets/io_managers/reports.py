@@ -53,7 +53,7 @@ class ShardReports:
         self.asset = asset
         declared = run.assets_def.code_versions_by_key[asset] or ""
         self._declared = declared
-        self._has_other_settings = False
+        self._noted: str | None = None
         self.code_version = declared.partition(SETTINGS_MARK)[0]
         self._run = run
         self._specs = {
@@ -84,7 +84,9 @@ class ShardReports:
         code_version = self.code_version
         if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
             code_version = version_with_settings(code_version, made_by)
-            self._has_other_settings |= code_version != self._declared
+        if code_version != self._noted:
+            SeenCodeVersions(self._run.instance).made_by(self.asset, code_version)
+            self._noted = code_version
         metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
         if result.uri:
             metadata[URI] = result.uri
@@ -112,5 +114,3 @@ class ShardReports:
     def finish(self) -> None:
         """Log one evaluation over all shards for each check; call it once, after all shards."""
         self._checks.finish()
-        if self._has_other_settings:
-            SeenCodeVersions(self._run.instance).forget(self.asset)

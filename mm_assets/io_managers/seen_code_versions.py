@@ -7,43 +7,59 @@ know that they all name the present version. `instance.run_storage` is Dagster's
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import NamedTuple
 
 import dagster as dg
 
-_KEY = "mm_assets/code_versions"
-EVERYTHING = -1  # no event is older
+_KEY = "mm_assets/code_version/"
+
+
+class SeenCodeVersion(NamedTuple):
+    """A code version of an asset.
+
+    ``since`` is the latest storage id of an event when it was first seen. ``is_confirmed``: what was made
+    before names it, too.
+    """
+
+    version: str | None
+    since: int
+    is_confirmed: bool = False
 
 
 class SeenCodeVersions:
-    """The code version of each asset that was last seen, and the latest storage id at that time."""
+    """The code version of each asset that was last seen."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
-    def since(self, asset: dg.AssetKey, version: str | None) -> int:
-        """Return the storage id after which every run has made the asset by this version."""
-        known = self._read()
-        name = asset.to_user_string()
-        if known.get(name, [None])[0] != version:
-            known[name] = [version, self._instance.event_log_storage.get_maximum_record_id() or 0]
-            self._write(known)
-        return int(known[name][1])
+    def see(self, asset: dg.AssetKey, version: str | None) -> SeenCodeVersion:
+        """Return since when an asset has this version; note it now if the last one was another."""
+        known = self._read(asset)
+        if known is None or known.version != version:
+            known = SeenCodeVersion(version, self._instance.event_log_storage.get_maximum_record_id() or 0)
+            self._write(asset, known)
+        return known
 
-    def confirm(self, asset: dg.AssetKey, version: str | None) -> None:
+    def confirm(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
         """Note that every partition of the asset names this version."""
-        known = self._read()
-        known[asset.to_user_string()] = [version, EVERYTHING]
-        self._write(known)
+        if self._read(asset) == seen:  # else a run has made some by another one in the meantime
+            self._write(asset, seen._replace(is_confirmed=True))
 
-    def forget(self, asset: dg.AssetKey) -> None:
-        """Have the asset's partitions looked at again: one was made by other settings than those in force."""
-        known = self._read()
-        if known.pop(asset.to_user_string(), None) is not None:
-            self._write(known)
+    def made_by(self, asset: dg.AssetKey, version: str) -> None:
+        """Note that a run makes partitions by this version.
 
-    def _read(self) -> dict[str, list[Any]]:
-        return dict(json.loads(self._instance.run_storage.get_cursor_values({_KEY}).get(_KEY) or "{}"))
+        If that is not the one last seen, because the launchpad or another process has other settings, all
+        partitions must be looked at again.
+        """
+        known = self._read(asset)
+        if known is not None and known.version != version:
+            self._write(asset, None)
 
-    def _write(self, known: dict[str, list[Any]]) -> None:
-        self._instance.run_storage.set_cursor_values({_KEY: json.dumps(known)})
+    def _read(self, asset: dg.AssetKey) -> SeenCodeVersion | None:
+        key = _KEY + asset.to_user_string()
+        text = self._instance.run_storage.get_cursor_values({key}).get(key)
+        return SeenCodeVersion(*json.loads(text)) if text else None
+
+    def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion | None) -> None:
+        text = "" if seen is None else json.dumps(seen)
+        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): text})
