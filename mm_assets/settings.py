@@ -29,13 +29,18 @@ from mm_assets.settings_file import PREFIX, given_settings
 S = TypeVar("S", bound="Settings")
 
 
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"must be one of {', '.join(names)}, not {text!r}")
+@dataclass(frozen=True)
+class _OneOf:
+    names: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            raise ValueError(f"must be one of {', '.join(self.names)}, not {text!r}")
         return text
 
-    return parse
+
+def _one_of(*names: str) -> _OneOf:
+    return _OneOf(names)
 
 
 def _number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[[str], Any]:
@@ -74,7 +79,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _setting(default: Any, parse: Callable[[str], Any], meaning: str, heading: str = "") -> Any:
     """Return a field; `heading` is that of the settings file above it and those that follow."""
-    return field(default=default, metadata={"parse": parse, "meaning": meaning, "heading": heading})
+    choices = parse.names if isinstance(parse, _OneOf) else ()
+    return field(
+        default=default,
+        metadata={"parse": parse, "meaning": meaning, "heading": heading, "choices": choices},
+    )
 
 
 _PARSERS: Mapping[type, Callable[[str], Any]] = {

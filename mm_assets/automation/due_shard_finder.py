@@ -91,7 +91,7 @@ class DueShardFinder:
         seen = self._seen.see(asset, self._code_versions[asset])
         planned = latest_events(self._instance, asset, _PLANNED)
         old = None if seen.is_confirmed else seen.since
-        by_ids = self._by_ids(asset, planned, found, seen.since, old)
+        by_ids = self._by_ids(asset, planned, found, seen.since if seen.is_change else None, old)
         made = self._latest[asset]
         read = made_from(
             self._instance, asset, [made[key].storage_id for key in by_ids.unread], self._parents[asset]
@@ -113,13 +113,13 @@ class DueShardFinder:
         asset: dg.AssetKey,
         planned: Mapping[str, EventId],
         found: DueShards,
-        code_seen: int,
+        code_changed: int | None,
         old: int | None,
     ) -> _Sorted:
         """Sort partitions by ids of events.
 
         Args:
-            code_seen: failures planned up to this id were by another code version.
+            code_changed: what was planned up to this id failed by another code version; None: nothing did.
             old: what was planned up to this id may have been made by another code version; None: nothing.
         """
         result = _Sorted()
@@ -128,7 +128,7 @@ class DueShardFinder:
             plan, done = planned.get(key), made.get(key)
             if plan is not None and (done is None or plan.storage_id > done.storage_id):
                 if self._has_ended(plan.run_id):
-                    result.due[key] = self._failed(asset, key, plan, found, code_seen)
+                    result.due[key] = self._failed(asset, key, plan, found, code_changed)
                 else:
                     result.running.add(key)
                 continue
@@ -178,18 +178,18 @@ class DueShardFinder:
 
     def _why_stale(self, asset: dg.AssetKey, key: str, inputs: MadeFrom) -> str | None:
         """Return why a partition is stale, by what its materialization was made from."""
-        if inputs.code_version != self._code_versions[asset]:
-            return _OTHER_CODE
         for parent in self._parents[asset]:
             is_raw = not self._parents[parent]
             version = self._raw_versions[key] if is_raw else self._versions_of(parent).get(key)
             if inputs.inputs.get(parent) != version:
                 return _OTHER_RAW if is_raw else f"{parent.to_user_string()} has changed"
-        return None
+        return _OTHER_CODE if inputs.code_version != self._code_versions[asset] else None
 
-    def _failed(self, asset: dg.AssetKey, key: str, plan: EventId, found: DueShards, code_seen: int) -> Due:
+    def _failed(
+        self, asset: dg.AssetKey, key: str, plan: EventId, found: DueShards, code_changed: int | None
+    ) -> Due:
         run = f"failed in run {plan.run_id[:8]}"
-        if plan.storage_id <= code_seen:
+        if code_changed is not None and plan.storage_id <= code_changed:
             return Due(FAILED, f"{run}; {_OTHER_CODE} since", is_mended=True)
         for parent in self._parents[asset]:
             above = found.by_asset.get(parent, {}).get(key)

@@ -18,25 +18,31 @@ class SeenCodeVersion(NamedTuple):
     """A code version of an asset.
 
     ``since`` is the latest storage id of an event when it was first seen. ``is_confirmed``: what was made
-    before names it, too.
+    before names it, too. ``is_change``: the asset had another version before.
     """
 
     version: str | None
     since: int
     is_confirmed: bool = False
+    is_change: bool = False
 
 
 class SeenCodeVersions:
-    """The code version of each asset that was last seen."""
+    """The code version of each asset that was last seen, by a run or by one who looks for stale shards."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
     def see(self, asset: dg.AssetKey, version: str | None) -> SeenCodeVersion:
-        """Return since when an asset has this version; note it now if the last one was another."""
+        """Return since when an asset has this version; note it now if the last one was another.
+
+        A run with other settings, by the launchpad or in another process, notes its own: then all partitions
+        are looked at again.
+        """
         known = self._read(asset)
         if known is None or known.version != version:
-            known = SeenCodeVersion(version, self._instance.event_log_storage.get_maximum_record_id() or 0)
+            now = self._instance.event_log_storage.get_maximum_record_id() or 0
+            known = SeenCodeVersion(version, now, is_change=known is not None)
             self._write(asset, known)
         return known
 
@@ -45,21 +51,10 @@ class SeenCodeVersions:
         if self._read(asset) == seen:  # else a run has made some by another one in the meantime
             self._write(asset, seen._replace(is_confirmed=True))
 
-    def made_by(self, asset: dg.AssetKey, version: str) -> None:
-        """Note that a run makes partitions by this version.
-
-        If that is not the one last seen, because the launchpad or another process has other settings, all
-        partitions must be looked at again.
-        """
-        known = self._read(asset)
-        if known is not None and known.version != version:
-            self._write(asset, None)
-
     def _read(self, asset: dg.AssetKey) -> SeenCodeVersion | None:
         key = _KEY + asset.to_user_string()
         text = self._instance.run_storage.get_cursor_values({key}).get(key)
         return SeenCodeVersion(*json.loads(text)) if text else None
 
-    def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion | None) -> None:
-        text = "" if seen is None else json.dumps(seen)
-        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): text})
+    def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
+        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): json.dumps(seen)})
