@@ -10,14 +10,13 @@ except ImportError as error:
 from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.raw_shards import raw_shards
-from mm_assets.automation.maintenance import maintenance
+from mm_assets.automation.inventory_checks import inventory_checks
+from mm_assets.automation.jobs import JOBS
 from mm_assets.automation.new_shards import new_shards
-from mm_assets.automation.refresh import refresh
 from mm_assets.automation.schedules import schedules
 from mm_assets.automation.sensor import automation_sensor
 from mm_assets.checks.raw_gate import raw_gate_checks
-from mm_assets.checks.removed_shards import present
-from mm_assets.checks.zero_loss import proof_keys, zero_loss_checks
+from mm_assets.checks.zero_loss import zero_loss_checks
 from mm_assets.io_managers.sharded import landed_checks, with_settings
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets.settings import Settings
@@ -38,17 +37,13 @@ def build_definitions() -> dg.Definitions:
     settings, resources = Settings.load(), resources_from_environment()
     return dg.Definitions(
         assets=[raw_shards, *(with_settings(asset, resources) for asset in SHARDED_ASSETS)],
-        asset_checks=[raw_gate_checks(), present, *landed_checks(SHARDED_ASSETS), *zero_loss_checks()],
-        jobs=[
-            dg.define_asset_job("all_assets"),
-            dg.define_asset_job(
-                "prove",
-                selection=dg.AssetSelection.checks(*proof_keys()),
-                description="Read every output again.",
-            ),
-            refresh,
-            maintenance,
+        asset_checks=[
+            raw_gate_checks(),
+            *landed_checks(SHARDED_ASSETS),
+            *zero_loss_checks(),
+            inventory_checks(SHARDED_ASSETS),
         ],
+        jobs=JOBS,
         sensors=[new_shards, automation_sensor(settings.automation)],
         schedules=schedules(settings),
         resources=resources,

@@ -9,8 +9,8 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
-from mm_assets.automation.due_shard_finder import DueShardFinder
-from mm_assets.automation.due_shards import DueShards
+from mm_assets.automation.due_shard_finder import due_shards
+from mm_assets.automation.due_shards import FAILED, DueShards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.partitions import SHARDS
 
@@ -34,8 +34,7 @@ class DueBackfills:
         """Return what is due now; partitions that a run or a backfill is about to make are not."""
         known = instance.get_dynamic_partitions(str(SHARDS.name))
         versions = {key: listing[key].version for key in known if key in listing}
-        specs = [spec for definition in asset_graph.assets_defs for spec in definition.specs]
-        found = DueShardFinder(instance, specs, versions).find()
+        found = due_shards(instance, asset_graph, versions)
         busy = {key for keys in found.in_progress.values() for key in keys}
         busy.update(key for keys in unfinished_partitions(instance, asset_graph).values() for key in keys)
         return cls(found.restricted(set(versions) - busy), versions, asset_graph)
@@ -59,7 +58,8 @@ def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
         for key, why in due.items():
             if key in wanted and key not in seen:
                 seen.add(key)
-                reason = why.reason.partition(" in run ")[0] if why.kind == "failed" else why.reason
+                failed = "failed and mended" if why.is_mended else FAILED
+                reason = failed if why.kind == FAILED else why.reason
                 counts[reason] = counts.get(reason, 0) + 1
     most = sorted(counts.items(), key=lambda found: -found[1])[:_NAMED]
     return ", ".join(reason if len(counts) == 1 else f"{count} {reason}" for reason, count in most)

@@ -18,6 +18,7 @@ from functools import cached_property
 from graphlib import TopologicalSorter
 
 import dagster as dg
+from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due, DueShards
 from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
@@ -217,3 +218,9 @@ class DueShardFinder:
             run = self._instance.get_run_by_id(run_id)
             self._ended[run_id] = run is None or run.is_finished
         return self._ended[run_id]
+
+
+def due_shards(instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str]) -> DueShards:
+    """Return what is due in all assets of a code location; see `DueShardFinder`."""
+    specs = [spec for definition in graph.assets_defs for spec in definition.specs]
+    return DueShardFinder(instance, specs, raw_versions).find()

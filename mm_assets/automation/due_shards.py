@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import dagster as dg
@@ -35,15 +35,15 @@ class DueShards:
     in_progress: dict[dg.AssetKey, set[str]] = field(default_factory=dict)
     parents: Mapping[dg.AssetKey, Collection[dg.AssetKey]] = field(default_factory=dict)
 
-    def of_kinds(self, kinds: Collection[str]) -> DueShards:
-        """Return the partitions that are due for one of these reasons, and what is made from them."""
+    def where(self, is_wanted: Callable[[Due], bool]) -> DueShards:
+        """Return the partitions that are due for a wanted reason, and what is due further on of them."""
         kept: dict[dg.AssetKey, dict[str, Due]] = {}
         for asset, due in self.by_asset.items():
             above = [kept[parent] for parent in self.parents[asset] if parent in kept]
             kept[asset] = {
                 key: why
                 for key, why in due.items()
-                if why.kind in kinds or any(key in parent for parent in above)
+                if is_wanted(why) or any(key in parent for parent in above)
             }
         return DueShards(kept, self.in_progress, self.parents)
 

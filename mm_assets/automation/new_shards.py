@@ -1,9 +1,11 @@
-"""Sensor `new_shards`: keeps partitions and versions of the raw shards up to date."""
+"""Sensor `new_shards`: keeps partitions, versions and the inventory of the raw shards up to date."""
+
+import hashlib
 
 import dagster as dg
 
+from mm_assets.automation.inventory_checks import changed, evaluations
 from mm_assets.automation.partition_events import latest_versions
-from mm_assets.checks.removed_shards import removed_shards_evaluation
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers.raw import RAW_SHARDS, observation
@@ -17,9 +19,7 @@ _MAX_OBSERVED = 500
 @dg.sensor(
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description=(
-        "Adds a partition for every new raw shard, and notes raw shards that have changed or are gone."
-    ),
+    description="Adds a partition for every new raw shard, and notes those that have changed or are gone.",
 )
 def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.SensorResult | dg.SkipReason:
     """Add a partition for every raw shard that has none yet; note those that have changed or are gone.
@@ -36,26 +36,39 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
     for line in listed.unmatched:
         context.log.warning(line)
     new = [key for key in listed if key not in known]
-    changed = _changed(context.instance, listed)
-    events: list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation] = [
-        observation(RAW_SHARDS, key, listed[key]) for key in changed[:_MAX_OBSERVED]
+    replaced = _replaced(context.instance, listed)
+    noted: list[dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation] = [
+        observation(RAW_SHARDS, key, listed[key]) for key in replaced[:_MAX_OBSERVED]
     ]
-    # Of an unreachable location nobody knows what is gone.
-    removed = [] if listed.unmatched else sorted(known.difference(listed))
-    if evaluation := removed_shards_evaluation(context.instance, removed):
-        events.append(evaluation)
-    told = [f"{len(changed)} raw shards have changed"] if changed else []
-    told += [f"{len(removed)} raw shards are gone, such as {removed[0]}"] if removed else []
-    if not new and not events:
-        told = [f"all {len(listed)} raw shards are known", *told, *listed.unmatched]
-        return dg.SkipReason("; ".join(told))
+    state = _state(context.instance, listed)
+    if context.repository_def is not None and state != context.cursor:
+        graph = context.repository_def.asset_graph
+        noted += changed(context.instance, evaluations(context.instance, graph, listed))
+    told = [
+        *([f"{len(replaced)} raw shards have changed"] if replaced else []),
+        *(f"{each.asset_check_key.to_user_string()}: {each.metadata['summary'].value or 'passed'}"
+          for each in noted if isinstance(each, dg.AssetCheckEvaluation)),
+        *listed.unmatched,
+    ]  # fmt: skip
+    if not new and not noted:
+        context.update_cursor(state)
+        return dg.SkipReason("; ".join([f"all {len(listed)} raw shards are known", *told]))
     return dg.SensorResult(
         dynamic_partitions_requests=[SHARDS.build_add_request(new)] if new else [],
-        asset_events=events,
-        skip_reason=None if new else "; ".join(told),
+        asset_events=noted,
+        skip_reason="; ".join([*([f"{len(new)} new raw shards"] if new else []), *told]),
     )
 
 
-def _changed(instance: dg.DagsterInstance, listed: Listing) -> list[str]:
+def _replaced(instance: dg.DagsterInstance, listed: Listing) -> list[str]:
+    """Return raw shards that have another version than was last observed."""
     seen = latest_versions(instance, RAW_SHARDS, dg.DagsterEventType.ASSET_OBSERVATION)
     return [key for key, version in seen.items() if key in listed and listed[key].version != version]
+
+
+def _state(instance: dg.DagsterInstance, listed: Listing) -> str:
+    """Return a digest that changes whenever an event is logged, or a raw shard comes, goes or changes."""
+    digest = hashlib.sha256(str(instance.event_log_storage.get_maximum_record_id()).encode())
+    for key in sorted(listed):
+        digest.update(f"{key}\0{listed[key].version}\n".encode(errors="surrogatepass"))
+    return digest.hexdigest()

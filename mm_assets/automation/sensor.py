@@ -12,7 +12,7 @@ import json
 import dagster as dg
 
 from mm_assets.automation.due_backfills import DueBackfills
-from mm_assets.automation.due_shards import MISSING, STALE, DueShards
+from mm_assets.automation.due_shards import MISSING, STALE, Due
 from mm_assets.formats.error_lines import error_line
 from mm_assets.resources.raw_shards import RawShards
 
@@ -42,7 +42,7 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
             return dg.SkipReason(line)
         assert context.repository_def is not None, "sensors of a code location have one"
         found = DueBackfills.find(context.instance, context.repository_def.asset_graph, listing)
-        wanted = _chosen(found.due, mode)
+        wanted = found.due.where(lambda why: _is_wanted(why, mode))
         before = json.loads(context.cursor or "{}")
         versions = {key: found.versions[key] for key in wanted.partitions()}
         # A shard that is being uploaded has another version at the next tick.
@@ -59,12 +59,5 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
     return automation
 
 
-def _chosen(due: DueShards, mode: str) -> DueShards:
-    kinds = {MISSING} if mode != ALL else {MISSING, STALE}
-    by_asset = {
-        asset: {
-            key: why for key, why in found.items() if why.kind in kinds or (mode == ALL and why.is_mended)
-        }
-        for asset, found in due.by_asset.items()
-    }
-    return DueShards(by_asset)
+def _is_wanted(why: Due, mode: str) -> bool:
+    return why.kind == MISSING or (mode == ALL and (why.kind == STALE or why.is_mended))

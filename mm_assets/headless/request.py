@@ -101,7 +101,7 @@ def select(
         versions = {key: shard.version for key, shard in listing.items()}
         due = DueShardFinder(instance, specs, versions).find(assets).restricted(set(keys))
     if request.kinds:
-        due = due.of_kinds(request.kinds)
+        due = due.where(lambda why: why.kind in request.kinds)
         keys = due.partitions()
     chosen = keys if request.limit is None else keys[: request.limit]
     if request.kinds:

@@ -1,0 +1,111 @@
+"""A graph with an instance of its own, and what its sensors and jobs do in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.reconstruct import ReconstructableRepository
+
+from mm_assets.automation.backfills import STARTED_BY
+from mm_assets.definitions import build_definitions
+from mm_assets.resources.environment import resources_from_environment
+from mm_assets_tests.graph.deployment import Deployment, write_tar
+from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.graph.samples import samples
+from mm_assets_tests.warm_workers import warm_workers
+
+
+@pytest.fixture(scope="package", autouse=True)
+def shared_workers() -> Iterator[None]:
+    with warm_workers():
+        yield
+
+
+@dataclass
+class Operated(Deployment):
+    """A deployment in which sensors tick and jobs run as its daemon would have them."""
+
+    cursor: str | None = None
+
+    def shard(self, name: str, count: int = 1, prefix: str = "") -> None:
+        """Put a sound raw shard there; another count makes other bytes."""
+        write_tar(Path(self.raw, f"{name}.tar"), samples(count, prefix or name))
+
+    def tick(self, mode: str = "new", name: str = "automation") -> str:
+        """Evaluate a sensor once, apply what it asks for, and return what it tells."""
+        with self._configured():
+            import os
+
+            os.environ["MM_AUTOMATION"] = mode
+            definitions = build_definitions()
+            sensor = definitions.resolve_sensor_def(name)
+            context = dg.build_sensor_context(
+                instance=self.instance,
+                cursor=self.cursor,
+                repository_def=definitions.get_repository_def(),
+                resources={"raw": resources_from_environment()["raw"]},
+            )
+            found = sensor(context)
+        if isinstance(found, dg.SkipReason):
+            return found.skip_message or ""
+        assert isinstance(found, dg.SensorResult)
+        for request in found.dynamic_partitions_requests or ():
+            self.instance.add_dynamic_partitions("shards", list(request.partition_keys))
+        for event in found.asset_events:
+            self.instance.report_runless_asset_event(event)
+        if name == "automation":
+            self.cursor = found.cursor
+        return (found.skip_reason.skip_message if found.skip_reason else "") or ""
+
+    def backfills(self) -> list[tuple[str, dict[str, list[str]]]]:
+        """Started by, and partitions by asset, of every backfill, the latest first."""
+        with self._configured():
+            graph = build_definitions().resolve_asset_graph()
+        found = []
+        with dg.partition_loading_context(dynamic_partitions_store=self.instance):
+            for backfill in self.instance.get_backfills():
+                target = backfill.get_asset_backfill_data(graph).target_subset
+                assets = {
+                    asset.to_user_string(): sorted(subset.get_partition_keys())
+                    for asset, subset in target.partitions_subsets_by_asset_key.items()
+                }
+                found.append((backfill.tags[STARTED_BY], assets))
+        return found
+
+    def finish_backfills(self) -> None:
+        """Have the daemon done with them: their status alone says so here."""
+        from dagster._core.execution.backfill import BulkActionStatus
+
+        for backfill in self.instance.get_backfills():
+            self.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
+
+    def run_job(self, name: str) -> bool:
+        """Run a job as its schedule would, in a code location; whether it succeeded."""
+        location = ReconstructableRepository.for_module("mm_assets.definitions", "defs")
+        resources = {
+            "raw": {"config": {"locations": self.raw, "excluded": self.storage}},
+            "maintained": {"config": {"root": self.storage}},
+        }
+        needed = {"refresh": ["raw"], "maintenance": ["maintained"]}[name]
+        config = {
+            "resources": {key: resources[key] for key in needed},
+            "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+        }
+        job = location.get_reconstructable_job(name)
+        return dg.execute_job(job, instance=self.instance, run_config=config).success
+
+
+@pytest.fixture
+def operated(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
+    with (
+        kept_engines(),
+        dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("dagster_home"))) as instance,
+    ):
+        found = Operated(str(tmp_path / "raw"), str(tmp_path / "storage"), instance, {"MM_WORKERS": "1"})
+        for name in "abcd":
+            found.shard(name)
+        yield found

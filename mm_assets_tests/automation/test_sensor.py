@@ -1,0 +1,81 @@
+"""The sensor `automation`: what it has made in each mode, and what it leaves alone."""
+
+from pathlib import Path
+
+from mm_assets_tests.automation.conftest import Operated
+from mm_assets_tests.graph.deployment import ASSETS
+
+AFTER_FILTER = sorted(["filtered_parquet", "final_tars", "lance_table", "arrow_cache"])
+
+
+def test_new_shards_are_taken_once_they_have_been_the_same_for_a_tick(operated: Operated) -> None:
+    operated.tick(name="new_shards")
+    assert operated.tick() == "4 shards wait until they are seen unchanged at the next tick"
+    operated.shard("b", 2)  # still being uploaded
+    told = operated.tick()
+    assert told.endswith("1 shards wait until they are seen unchanged at the next tick")
+    (started_by, targets) = operated.backfills()[0]
+    assert started_by == "sensor automation"
+    assert targets == {asset: ["a", "c", "d"] for asset in ASSETS}
+    operated.tick()
+    assert [set(map(tuple, targets.values())) for _, targets in operated.backfills()] == [
+        {("b",)},
+        {("a", "c", "d")},
+    ]
+
+
+def test_what_a_backfill_or_a_run_is_about_to_make_is_not_asked_for_again(operated: Operated) -> None:
+    operated.tick(name="new_shards")
+    for _ in range(5):
+        told = operated.tick()
+    assert told == "nothing is due"
+    assert len(operated.backfills()) == 1
+    operated.finish_backfills()  # somebody has cancelled it before it made anything
+    operated.tick()
+    operated.tick()
+    assert len(operated.backfills()) == 2
+
+
+def test_only_the_mode_all_takes_changed_shards_and_settings(operated: Operated) -> None:
+    assert operated.run().success
+    operated.shard("c", 2)
+    operated.environment["MM_MIN_ASPECT_RATIO"] = "0.5"
+    for mode in ("new", "off"):
+        assert operated.tick(mode) == "nothing is due"
+    operated.tick("all")
+    operated.tick("all")
+    by_shards = {tuple(keys): sorted(a for a in targets if targets[a] == keys)
+                 for _, targets in operated.backfills() for keys in targets.values()}  # fmt: skip
+    assert by_shards == {("c",): sorted(ASSETS), ("a", "b", "d"): AFTER_FILTER}
+
+
+def test_a_failed_shard_is_left_alone_until_it_is_mended(operated: Operated) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    operated.shard("b")
+    assert operated.tick("new") == "nothing is due"
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+
+
+def test_a_failed_shard_is_taken_when_a_setting_has_changed_since(operated: Operated) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert operated.tick("all") == "nothing is due"
+    operated.environment["MM_SAMPLE_ID_FIELD"] = "name"
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
+
+
+def test_removed_raw_shards_are_left_alone(operated: Operated) -> None:
+    assert operated.run().success
+    Path(operated.raw, "a.tar").unlink()
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+
+
+def test_raw_shards_that_cannot_be_listed_are_a_line(operated: Operated) -> None:
+    Path(operated.raw).rename(Path(operated.raw).with_name("elsewhere"))
+    assert operated.tick() == f"no raw shards: {operated.raw}: no such file"
