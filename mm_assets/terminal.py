@@ -65,20 +65,36 @@ class ProgressLine:
     def __init__(self, total: int) -> None:
         self._total = total
         self.is_shown = sys.stderr.isatty()
+        # The terminal itself: Dagster leads stderr into a file while a step is executed.
+        self._terminal = os.dup(sys.stderr.fileno()) if self.is_shown else None
 
     def show(self, done: int, text: str) -> None:
         """Draw the line, cut to the width of the terminal: a longer one could not be drawn over."""
-        if not self.is_shown:
+        if self._terminal is None:
             return
         filled = _BAR * done // max(self._total, 1)
         line = f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}"
-        columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-        print(f"\r{line[: columns - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
+        columns = os.get_terminal_size(self._terminal).columns or 80
+        self._draw(line[: columns - 1])
 
     def clear(self) -> None:
         """Remove the line."""
-        if self.is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        self._draw("")
+
+    def end(self, is_kept: bool = False) -> None:
+        """Draw nothing more, and leave the line there, or not."""
+        if self._terminal is None:
+            return
+        if is_kept:
+            os.write(self._terminal, b"\n")
+        else:
+            self.clear()
+        os.close(self._terminal)
+        self._terminal = None
+
+    def _draw(self, line: str) -> None:
+        if self._terminal is not None:
+            os.write(self._terminal, f"\r{line}\x1b[K".encode(errors="backslashreplace"))
 
 
 def prepare_streams() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
@@ -38,5 +37,4 @@ class Progress:
         )
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        if self._line.is_shown:
-            print(file=sys.stderr)
+        self._line.end(is_kept=True)

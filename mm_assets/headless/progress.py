@@ -65,4 +65,4 @@ class RunProgress:
         self._line.show(self._done, f"{shards}{samples}, {seconds:.0f} s, {left:.0f} s left")
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._line.clear()
+        self._line.end()
