@@ -30,3 +30,12 @@ def chunks(keys: Iterable[str], order: Sequence[str], size: int = CHUNK_SHARDS) 
         found[-1].append(order[position])
         last = position
     return found
+
+
+def delete_partitions(instance: dg.DagsterInstance, keys: Iterable[str]) -> list[str]:
+    """Delete partitions from an instance, and return those that it had; their events stay in its log."""
+    known = set(instance.get_dynamic_partitions(str(SHARDS.name)))
+    deleted = [key for key in keys if key in known]
+    for key in deleted:
+        instance.delete_dynamic_partition(str(SHARDS.name), key)
+    return deleted

@@ -97,6 +97,11 @@ class ProgressLine:
             os.write(self._terminal, f"\r{line}\x1b[K".encode(errors="backslashreplace"))
 
 
+def printable(text: str) -> str:
+    """Return text that cannot move the terminal's cursor or end the line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def prepare_streams() -> None:
     """Escape characters that the terminal cannot show, and replace closed streams by the null device."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -39,12 +39,12 @@ class Evidence:
         """
         found: dict[str, list[str]] = {}
         for folder, (suffix, what) in _TRACES.items():
-            for partition in self._partitions(join(self._root, folder, partition_filename(asset)), suffix):
+            below = join(self._root, folder, partition_filename(asset))
+            for partition in stated_partitions(below, suffix, self._options):
                 found.setdefault(partition, []).append(what)
         for output in made_from(asset):
-            for partition in self._partitions(
-                join(self._root, "ledger", partition_filename(output.asset)), ".json"
-            ):
+            records = join(self._root, "ledger", partition_filename(output.asset))
+            for partition in stated_partitions(records, ".json", self._options):
                 found.setdefault(partition, []).append(f"the record of {output.asset}")
         return found
 
@@ -72,24 +72,34 @@ class Evidence:
         named = {output.uri(self._root, partition) for partition in known}
         return sorted(file.removeprefix(f"{self._root.rstrip('/')}/") for file in files if file not in named)
 
-    def _partitions(self, folder: str, suffix: str) -> list[str]:
-        fs, path = filesystem(folder, self._options)
-        fs.invalidate_cache()
-        try:
-            files = [str(file) for file in fs.ls(path, detail=False)]
-        except FileNotFoundError:
-            return []
-        names = {file: file.rpartition("/")[2] for file in files}
-        stems = {
-            file: name.removesuffix(suffix)
-            for file, name in names.items()
-            if name.endswith(suffix) and not name.startswith(".")
-        }
-        # File names longer than 80 characters are digests: only the content tells the shard's name.
-        return [
-            _stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem)
-            for file, stem in stems.items()
-        ]
+
+def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
+    """Return the partitions that the files of a folder belong to, by name or content; none without a folder.
+
+    A file that tells its partition by neither is listed under its file name.
+
+    Args:
+        folder: a folder with one file per partition.
+        suffix: suffix of these files; others are left out.
+        options: for the file system.
+    """
+    fs, path = filesystem(folder, options)
+    fs.invalidate_cache()
+    try:
+        files = [str(file) for file in fs.ls(path, detail=False)]
+    except FileNotFoundError:
+        return []
+    names = {file: file.rpartition("/")[2] for file in files}
+    stems = {
+        file: name.removesuffix(suffix)
+        for file, name in names.items()
+        if name.endswith(suffix) and not name.startswith(".")
+    }
+    # File names longer than 80 characters are digests: only the content tells the shard's name.
+    return [
+        _stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem)
+        for file, stem in stems.items()
+    ]
 
 
 def _stated(data: bytes, suffix: str) -> str | None:

@@ -43,6 +43,8 @@ OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
 # Assets without samples, by the output they are made from: their files are proven with its shards.
 DERIVED = {CURATED.asset: ("image_scores", "quarantine")}
+# Their folders below the storage root, with a Parquet file for each shard.
+DERIVED_FOLDERS = {"image_scores": "scores", "quarantine": "quarantine"}
 
 
 def made_from(asset: str) -> tuple[Output, ...]:

@@ -7,7 +7,7 @@ proof/proof.json                 summary of all: counts, digests, versions, conf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -81,7 +81,7 @@ class ProofStore:
 
     def read(self, asset: str, partition: str) -> ShardProof | None:
         """Return the last proof of a shard; None without one, or with an unreadable one."""
-        uri = self._uri(asset, partition)
+        uri = self.uri(asset, partition)
         if not exists(uri, self._options):
             return None
         with open_binary(uri, self._options) as file:
@@ -90,7 +90,23 @@ class ProofStore:
 
     def write(self, proof: ShardProof) -> None:
         """Publish one shard's proof; an unchanged one is not rewritten."""
-        self._publish(self._uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
+        self._publish(self.uri(proof.asset, proof.partition), {"format": FORMAT, **asdict(proof)})
+
+    def uri(self, asset: str, partition: str) -> str:
+        """Return the location of a shard's proof."""
+        return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
+
+    def drop(self, partitions: Collection[str]) -> None:
+        """Take partitions out of ``proof.json``; the proofs themselves must be gone by then."""
+        previous = self._rolled_up()
+        if not previous:
+            return
+        shards = {name: entries for name, entries in previous["shards"].items() if name not in partitions}
+        unmade = {
+            asset: [name for name in names if name not in partitions]
+            for asset, names in previous["unmade"].items()
+        }
+        self._publish(join(self._folder, SUMMARY), summarize(shards, unmade, previous["unknown_files"]))
 
     def roll_up(
         self,
@@ -153,9 +169,6 @@ class ProofStore:
             for name in names
             if name.count("/") == 1 and name.endswith(".json") and "/." not in name
         )
-
-    def _uri(self, asset: str, partition: str) -> str:
-        return join(self._folder, partition_filename(asset), f"{partition_filename(partition)}.json")
 
     def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
         with staged(uri, self._options) as file:

@@ -72,6 +72,10 @@ class ShardRecords:
         """Return the path of a record on the file system of `root`."""
         return f"{self._ledger}/{partition_filename(asset)}/{partition_filename(key)}.json"
 
+    def uri(self, asset: str, key: str) -> str:
+        """Return the location of a record."""
+        return f"{self._root}ledger/{partition_filename(asset)}/{partition_filename(key)}.json"
+
     def read(self, asset: str, keys: Iterable[str]) -> dict[str, ShardRecord]:
         """Return the records of these shards, without those that do not exist.
 

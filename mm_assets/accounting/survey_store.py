@@ -94,10 +94,7 @@ class SurveyStore:
 
     def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
         """Note schema and sample ids of an output when it is published; return the locations of the notes."""
-        ids_uri, published_uri = (
-            join(self._ids_folder, partition_filename(partition) + _SURVEY),
-            self._uri(partition, _PUBLISHED),
-        )
+        ids_uri, published_uri, _ = self.uris(partition)
         with staged(ids_uri, self._options) as file:
             survey_codec.write_published_ids(file.path, partition, sample_ids)
             file.publish()
@@ -105,6 +102,11 @@ class SurveyStore:
             survey_codec.write_published(file.path, partition, published)
             file.publish()
         return [ids_uri, published_uri]
+
+    def uris(self, partition: str) -> list[str]:
+        """Return the locations of a partition's survey and notes, existing or not."""
+        ids_uri = join(self._ids_folder, partition_filename(partition) + _SURVEY)
+        return [ids_uri, self._uri(partition, _PUBLISHED), self._uri(partition, _SURVEY)]
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
         """Return what the outputs of ``landed`` (published) partitions were made with."""

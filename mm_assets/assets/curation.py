@@ -20,7 +20,8 @@ from mm_assets.resources.image_validation import ImageValidation
     code_version="3",
     checks=with_plugins("curated_parquet", INGEST_CHECKS),
     io_manager_key="ingest_io_manager",
-    group_name="interleaved",
+    group_name="ingest",
+    kinds={"parquet"},
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
 def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
@@ -31,7 +32,8 @@ def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
     code_version="1",
     checks=QUARANTINE_CHECKS,
     io_manager_key="quarantine_io_manager",
-    group_name="interleaved",
+    group_name="quality",
+    kinds={"parquet"},
     description=(
         "What could not be read, with its class, its place and its raw bytes. "
         "Mend the raw shard, and its records close."
@@ -45,7 +47,8 @@ def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
     code_version="2",
     checks=SCORE_CHECKS,
     io_manager_key="scores_io_manager",
-    group_name="interleaved",
+    group_name="quality",
+    kinds={"parquet"},
     description="Width, height, format and byte size of every image, from its header.",
 )
 def image_scores(curated_parquet: ShardSet) -> Plan:
@@ -56,7 +59,8 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     code_version="2",
     checks=with_plugins("filtered_parquet", ROW_CHECKS),
     io_manager_key="parquet_io_manager",
-    group_name="interleaved",
+    group_name="curate",
+    kinds={"parquet"},
     description=(
         "Curated rows without the images that the filters drop (none, where no bound is set); "
         "positions keep their gaps."

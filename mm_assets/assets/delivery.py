@@ -10,7 +10,8 @@ from mm_assets.io_managers.shards import Plan, ShardSet
     code_version="2",
     checks=with_plugins("final_tars", ROW_CHECKS),
     io_manager_key="webdataset_io_manager",
-    group_name="interleaved",
+    group_name="deliver",
+    kinds={"webdataset"},
     description=(
         "WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator."
     ),
@@ -23,7 +24,8 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
     code_version="2",
     checks=with_plugins("lance_table", ROW_CHECKS),
     io_manager_key="lance_io_manager",
-    group_name="interleaved",
+    group_name="deliver",
+    kinds={"lance"},
     description="One Lance table of all shards, indexed by sample id and modality.",
 )
 def lance_table(filtered_parquet: ShardSet) -> Plan:
@@ -34,7 +36,8 @@ def lance_table(filtered_parquet: ShardSet) -> Plan:
     code_version="1",
     checks=with_plugins("arrow_cache", ROW_CHECKS),
     io_manager_key="arrow_cache_io_manager",
-    group_name="interleaved",
+    group_name="deliver",
+    kinds={"arrow"},
     description="Memory-mapped Arrow files of whole samples: any of them at once, for training.",
 )
 def arrow_cache(filtered_parquet: ShardSet) -> Plan:

@@ -19,7 +19,7 @@ with warnings.catch_warnings():
         name="raw_shards",
         partitions_def=SHARDS,
         io_manager_key="raw_io_manager",
-        group_name="interleaved",
+        group_name="ingest",
         description=(
             "WebDataset or Parquet shards of interleaved documents. Observing them notes new and changed "
             "ones; data versions are etags, or size, time and a digest of both ends."

@@ -7,6 +7,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from mm_assets.cli.storage_root import add_storage_flag
+from mm_assets.terminal import printable
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -14,10 +17,7 @@ def add_to(commands: Any) -> None:
         "explain", help="show what happened to each item of a sample, from its shard to every output"
     )
     parser.add_argument("sample_id")
-    parser.add_argument(
-        "--storage",
-        help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)",
-    )
+    add_storage_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -45,11 +45,11 @@ def run(options: argparse.Namespace) -> int:
                 f"{root}: sample {sample_id!r} is in raw shard {', '.join(map(repr, raw_shards))}: {hint}"
             )
         raise ValueError(f"{root}: no sample {sample_id!r}, neither in an output nor in the ledger")
-    print(f"sample {_plain(sample_id)}")
+    print(f"sample {printable(sample_id)}")
     for shard in shards:
         source, *place = shard.locator
         origin = f"{source}: {_place(place)}" if source else "an unknown source"
-        print(f"shard {_plain(shard.partition or '(not recorded)')}, from {_plain(origin)}")
+        print(f"shard {printable(shard.partition or '(not recorded)')}, from {printable(origin)}")
         rows = [["position", "modality", "source", *(output.asset for output in OUTPUTS)]]
         for item in shard.items:
             moved = "" if item.locator[0] == source else f"{item.locator[0]}: "
@@ -99,12 +99,7 @@ def _place(place: Any) -> str:
 
 
 def _print_table(rows: list[list[str]]) -> None:
-    cells = [[_plain(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())
-
-
-def _plain(text: str) -> str:
-    """Return text that cannot move the terminal's cursor or end the line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -34,13 +34,13 @@ class Partition:
     Args:
         name: its name, unescaped, without extension.
         fragments: of a Lance table, the fragments that belong to it (none: all).
-        version: of a Lance table, its version.
+        version: of a Lance table, the number of its version, or a tag.
     """
 
     name: str
     files: tuple[str, ...]
     fragments: tuple[int, ...] = ()
-    version: int | None = None
+    version: int | str | None = None
 
 
 def partition_name(file: str, root: str) -> str:

@@ -13,16 +13,21 @@ from mm_assets.settings_file import given_settings
 CONFIGURATION = Path(__file__).with_name("dagster.yaml")
 
 
-def prepare_home() -> Path:
-    """Set ``DAGSTER_HOME``, unless it is set, to ``.dagster/<name>`` for ``MM_STORAGE``, and return it.
-
-    The folder is created, with a ``dagster.yaml`` in it: that of the working directory, else the default one.
-    """
+def home_in_force() -> Path:
+    """Return ``DAGSTER_HOME``, else ``.dagster/<name>`` for ``MM_STORAGE``; it need not exist."""
     storage = given_settings().get("MM_STORAGE", "").rstrip("/")
     name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}"
     if storage in ("", Settings.storage):
         name = "demo"
-    home = Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
+    return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
+
+
+def prepare_home() -> Path:
+    """Set ``DAGSTER_HOME`` to the `home_in_force`, and return it.
+
+    The folder is created, with a ``dagster.yaml`` in it: that of the working directory, else the default one.
+    """
+    home = home_in_force()
     home.mkdir(parents=True, exist_ok=True)
     target = home / CONFIGURATION.name
     if not target.exists():

@@ -24,14 +24,16 @@ from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.io_managers import events
 from mm_assets.io_managers.hooks import ShardHooks
 from mm_assets.io_managers.planned_jobs import PlannedJob, is_intact, recorded_result
+from mm_assets.io_managers.readable_settings import readable_settings
 from mm_assets.io_managers.reports import ShardReports
 from mm_assets.io_managers.shards import Plan, Shard, ShardJob, ShardResult, ShardSet, digest
 
 # Name of the check that fails a run with missing shards.
 LANDED = "landed"
 # Tag of every sharded asset: whether failed shards fail their run. Selects the assets, too
-# (`tag:mm_assets/sharded=fail`).
+# (`tag:mm_assets/sharded=strict`).
 SHARDED_TAG = "mm_assets/sharded"
+STRICT, LENIENT = "strict", "lenient"
 
 
 class ShardIOManager(ShardHooks):
@@ -79,7 +81,7 @@ class ShardIOManager(ShardHooks):
                         reports.failure(result)
         reports.finish()
         # The check `landed` may not be part of this run: then nothing else would fail it.
-        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != "skip"
+        fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != LENIENT
         if (
             reports.failed
             and fails
@@ -139,6 +141,7 @@ class ShardIOManager(ShardHooks):
         options = self._all_options(asset)
         made_by = self.made_by(asset, reports.code_version, plan)
         reports.begin(made_by)
+        settings = readable_settings(reports.code_version, plan, options)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}
         inputs = [
@@ -180,7 +183,7 @@ class ShardIOManager(ShardHooks):
             resolved = {name: value for name, value in job.options.items() if name not in options}
             made_from = [made_by, records.relative(job.dest), plan.source.asset, job.shard.version, versions]
             planned[job.key] = PlannedJob(
-                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by
+                job, digest([*made_from, resolved] if resolved else made_from), parents, made_by, settings
             )
         return planned
 

@@ -1,7 +1,7 @@
 """Planned jobs, the parent's side of each shard: fingerprint and parents, validated result, record."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mm_assets.accounting.records import ShardRecord
@@ -18,12 +18,14 @@ class PlannedJob:
         fingerprint: digest of everything that the output is made from; kept in its record.
         parents: the upstream shards, by asset, for its provenance.
         made_by: digest of code and configuration, part of the fingerprint.
+        settings: the same in readable form; no part of the fingerprint.
     """
 
     job: ShardJob
     fingerprint: str
     parents: Mapping[str, Shard]
     made_by: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -43,7 +45,12 @@ class PlannedJob:
     def record(self, asset: str, result: ShardResult, stat: Mapping[str, Any] | None) -> ShardRecord:
         """Return the record of the published shard; `stat` is the state of its output."""
         checks = [asdict(check) for check in result.checks]
-        account = {**result.account, "made_by": self.made_by}
+        account = {
+            **result.account,
+            "made_by": self.made_by,
+            "settings": self.settings,
+            "inputs": {asset: shard.version for asset, shard in self.parents.items()},
+        }
         return ShardRecord(
             asset,
             self.key,

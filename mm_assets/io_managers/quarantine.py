@@ -6,6 +6,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from mm_assets.accounting.ledger import Ledger
+from mm_assets.accounting.outputs import DERIVED_FOLDERS
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UnreadableFile
@@ -69,7 +70,9 @@ def quarantine_shard(job: ShardJob) -> ShardResult:
 class QuarantineIOManager(RawInput):
     """Writes the quarantine records of each shard; no file for a shard that has none."""
 
-    folder: str = Field(default="quarantine", description="Folder of the records below the storage root.")
+    folder: str = Field(
+        default=DERIVED_FOLDERS["quarantine"], description="Folder of the records below the storage root."
+    )
 
     run_job = staticmethod(quarantine_shard)
 

@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from mm_assets.accounting.outputs import DERIVED_FOLDERS
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
@@ -71,7 +72,10 @@ def score_shard(job: ShardJob) -> ShardResult:
 class ScoresIOManager(ShardIOManager):
     """Writes the measurements of each shard's images."""
 
-    folder: str = Field(default="scores", description="Folder of the score files below the storage root.")
+    folder: str = Field(
+        default=DERIVED_FOLDERS["image_scores"],
+        description="Folder of the score files below the storage root.",
+    )
 
     run_job = staticmethod(score_shard)
 

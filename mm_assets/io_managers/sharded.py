@@ -10,7 +10,7 @@ from typing import Any, Literal
 import dagster as dg
 
 from mm_assets.io_managers import events
-from mm_assets.io_managers.base import LANDED, SHARDED_TAG, ShardIOManager
+from mm_assets.io_managers.base import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.reports import version_with_settings
 from mm_assets.io_managers.shards import Plan, ShardCheck, ShardSet
@@ -59,7 +59,7 @@ def sharded(
                 partitions_def=partitions_def,
                 backfill_policy=dg.BackfillPolicy.multi_run(chunk_shards),
                 io_manager_key=io_manager_key,
-                tags={**(tags or {}), SHARDED_TAG: on_failed_shards},
+                tags={**(tags or {}), SHARDED_TAG: STRICT if on_failed_shards == "fail" else LENIENT},
                 check_specs=[
                     dg.AssetCheckSpec(
                         c.name,
@@ -150,13 +150,13 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
             keys = set(partitions_def.get_partition_keys(dynamic_partitions_store=context.instance))
             bad = events.failed_attempts(context.instance, asset, keys)
         metadata = metadata_values({"shards": {"json": bad}, "failed": len(bad), "of": len(keys)})
-        severity = dg.AssetCheckSeverity.ERROR if policy == "fail" else dg.AssetCheckSeverity.WARN
+        severity = dg.AssetCheckSeverity.ERROR if policy == STRICT else dg.AssetCheckSeverity.WARN
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:
             text = (
                 f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
             )
-            if policy == "fail":
+            if policy == STRICT:
                 # Their errors are in the log of the asset's step. A retry of this step alone changes nothing.
                 raise dg.Failure(text, metadata=metadata, allow_retries=False)
             context.log.warning(text)

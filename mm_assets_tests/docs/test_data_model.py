@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA
+from mm_assets.accounting.retirement import Retirement
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
+from mm_assets.versions.manifest import STATES_SCHEMA
+from mm_assets.versions.sample_store import SAMPLES_SCHEMA
+from mm_assets_tests.cli import commands
 from mm_assets_tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "data_model.md").read_text()
@@ -123,7 +128,7 @@ def test_records(asset: str, storage: Path) -> None:
 def test_records_of_what_has_no_rows(asset: str, storage: Path) -> None:
     _, account = tables("Records")
     record = json.loads(some(storage, f"ledger/{asset}/*.json").read_text())
-    assert keys(record["account"]) == dict(list(account.items())[:2])
+    assert keys(record["account"]) == dict(list(account.items())[:4])
 
 
 def test_the_rest_of_a_survey(storage: Path) -> None:
@@ -142,6 +147,25 @@ def test_proofs(storage: Path) -> None:
     of_shard, summary = tables("Proofs")
     assert keys(json.loads(some(storage, "proof/*/*.json").read_text())) == of_shard
     assert keys(json.loads((storage / "proof" / "proof.json").read_text())) == summary
+
+
+def test_tags(storage: Path, tmp_path: Path) -> None:
+    states, header, samples = tables("Tags")
+    assert columns(STATES_SCHEMA) == states
+    assert columns(SAMPLES_SCHEMA) == samples
+    copy = Path(shutil.copytree(storage, tmp_path / "storage"))
+    assert commands.ok("tag", "v1", "--storage", copy)
+    assert keys(json.loads((copy / "versions" / "v1.json").read_text())) == header
+
+
+def test_retired_shards(storage: Path, tmp_path: Path) -> None:
+    (documented,) = tables("Retired shards")
+    copy = Path(shutil.copytree(storage, tmp_path / "storage"))
+    list(Retirement(str(copy)).run(["web-00000"]))
+    note = json.loads((copy / "ledger" / "retired" / "web-00000.json").read_text())
+    assert set(note) == {"format", "partition", "retirements", "seal"}
+    (entry,) = note["retirements"]
+    assert keys(entry) == documented
 
 
 def test_file_metadata(storage: Path) -> None:

@@ -1,15 +1,14 @@
-"""Shards are made without a click: they arrive, change, are mended, and a run is killed, under a real daemon."""
+"""Shards are made without a click: they arrive, change, are mended, a run is killed, under a real daemon."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import pytest
 
 from mm_assets.automation.backfills import STARTED_BY
@@ -110,15 +109,16 @@ def test_what_changes_is_made_again_and_a_killed_run_is_completed(storage: Stora
 
 
 def kill_run(dev: DagsterDev) -> None:
-    """Kill the process of the next run, once it has begun to work."""
+    """Kill the process of the next run that is at work."""
 
     def find() -> int | None:
-        for pid in dev.processes():
-            with suppress(OSError):
-                if b"execute_run" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return pid
+        with dev.instance() as instance:
+            for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+                for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+                    data = entry.get_dagster_event().event_specific_data
+                    pid = getattr(data, "metadata", {}).get("pid")
+                    if pid is not None:
+                        return int(str(pid.value))
         return None
 
-    pid = wait_for(find, SECONDS, "the run")
-    time.sleep(2)
-    os.kill(pid, signal.SIGKILL)
+    os.kill(wait_for(find, SECONDS, "the run"), signal.SIGKILL)

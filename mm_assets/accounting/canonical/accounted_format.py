@@ -78,6 +78,8 @@ class AccountedFormat:
         options_for: of the options for documents of others, those that apply to a file, and a description of
             the file; None where all apply.
         table: accounting of the table, for a format whose partitions share one.
+        files: returns the files of an output, existing or not; by default there is one, the output itself.
+        folder_files: names of the files that all outputs of a folder share.
     """
 
     library: str
@@ -90,6 +92,8 @@ class AccountedFormat:
     is_ours: Callable[[str], bool] = lambda _: False
     options_for: Callable[[str], tuple[Collection[str], str]] | None = None
     table: TableAccount | None = None
+    files: Callable[[str, StorageOptions | None], Sequence[str]] = lambda uri, _: (uri,)
+    folder_files: Sequence[str] = ()
 
 
 def accounted_format(kind: str) -> AccountedFormat:

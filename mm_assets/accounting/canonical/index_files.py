@@ -14,6 +14,14 @@ from typing import Any
 from mm_assets.formats.storage import StorageOptions, filesystem, join
 
 _IDX, _WIDS, _INFO, _SPLIT = ".idx", "index.json", ".nv-meta/.info.json", ".nv-meta/split.yaml"
+_STATS = ".mm_assets/{}.json"
+FOLDER_FILES = (_WIDS, "README.md", _INFO, _SPLIT, ".nv-meta/dataset.yaml")  # what all tars of a folder share
+
+
+def tar_files(uri: str) -> list[str]:
+    """Return a tar and the files that belong to it alone, existing or not."""
+    folder, _, name = uri.rpartition("/")
+    return [uri, f"{uri}{_IDX}", join(folder, _STATS.format(name))]
 
 
 def has_index(uri: str, offsets: Sequence[int], options: StorageOptions | None = None) -> bool:

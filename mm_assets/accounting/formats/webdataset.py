@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mm_assets.accounting.canonical.accounted_format import AccountedFormat, OutputProblems, Rows, SampleQuery
 from mm_assets.accounting.canonical.derived import Derived
-from mm_assets.accounting.canonical.index_files import folder_problems, has_index
+from mm_assets.accounting.canonical.index_files import FOLDER_FILES, folder_problems, has_index, tar_files
 from mm_assets.accounting.canonical.location import CanonicalLocation
 from mm_assets.accounting.canonical.parts import RowPart
 from mm_assets.accounting.canonical.raw import raw_parts
@@ -49,4 +49,6 @@ ACCOUNTED = AccountedFormat(
     examine=_examine,
     find_sample=_find_sample,
     is_ours=is_ours,
+    files=lambda uri, _: tar_files(uri),
+    folder_files=FOLDER_FILES,
 )

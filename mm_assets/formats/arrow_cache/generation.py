@@ -144,6 +144,19 @@ class Generation:
         return published
 
 
+def withdraw_cache(cache_dir: Path) -> None:
+    """Remove a cache, if there is one. Readers keep what they have mapped.
+
+    It is hidden by one rename first, so that no reader sees a part of it; after a crash `sweep_folders`
+    removes the rest.
+    """
+    if cache_dir.is_dir():
+        hidden = building_folder(cache_dir.parent / temporary_name(cache_dir.name))
+        os.rename(cache_dir, hidden)
+        sync(cache_dir.parent)
+        shutil.rmtree(hidden)
+
+
 def of_generation(meta: ShardedCacheMeta, generation: str) -> ShardedCacheMeta:
     """Return the same shards under the names that they have in a cache that existed before."""
     return replace(

@@ -30,7 +30,7 @@ class InterleavedLanceReader(InterleavedReader):
     """Reads Lance tables; see `InterleavedReader` for the arguments.
 
     A table of our writer yields its partitions one by one; any other table is one partition. The version is
-    the newest, or ``read_kwargs={"version": n}``.
+    the newest, or ``read_kwargs={"version": n}`` with a number or a tag.
     """
 
     suffixes = (".lance",)

@@ -12,7 +12,7 @@ from mm_assets.formats.error_lines import error_line, readable_store_errors
 from mm_assets.formats.error_places import located
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.lance.evolution import plan_schema
-from mm_assets.formats.lance.fragments import FragmentSet, write_fragments
+from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
 from mm_assets.formats.lance.mending import MendingTable
 from mm_assets.formats.lance.orphan_rows import OrphanRows
 from mm_assets.formats.lance.partitions import LancePartitionStats
@@ -161,6 +161,14 @@ class InterleavedLanceWriter(InterleavedWriter):
             table.ensure_indexes()
         table.discard_unused(sets)  # a partition that was there already, unchanged, keeps its old files
         return complaints
+
+    def remove(self, partitions: Collection[str]) -> None:
+        """Remove partitions, those of them that the table has, in one commit. Older versions keep them."""
+        table = self._table()
+        if table.exists() and (present := sorted(table.recorded(partitions))):
+            schema = table.schema()
+            table.commit([removal(name, schema) for name in present])
+            table.ensure_indexes()
 
     def _mend(self, table: MendingTable, reports: Sequence[PartitionReport]) -> set[str]:
         """Repair the table before a commit of these partitions.

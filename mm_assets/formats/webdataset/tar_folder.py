@@ -9,7 +9,7 @@ import fcntl
 import os
 import posixpath
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +63,7 @@ class TarFolder(FolderFiles):
             ValueError: Tar, idx and statistics do not belong together.
         """
         if stats.samples == 0:
-            self._withdraw(stats.file)
+            self.withdraw([stats.file])
             Path(staged_tar).unlink(missing_ok=True)
             return
         _check(staged_tar, idx, stats)
@@ -80,7 +80,7 @@ class TarFolder(FolderFiles):
                 self._write(pending, stats.to_json())
                 self._declare(stats)
                 if any(old.samples > stats.samples for old in previous):
-                    self._relist(stats.file, stats.samples)
+                    self._relist({stats.file: stats.samples})
                 self._remove(f"{stats.file}.idx")
                 tar.publish()
                 self._write(f"{stats.file}.idx", idx)
@@ -111,17 +111,25 @@ class TarFolder(FolderFiles):
             }
             return [name for name, text in files.items() if self._write_if_new(name, text)]
 
+    def withdraw(self, files: Collection[str]) -> None:
+        """Remove tars with their indexes and statistics, after the folder's index files name none of them.
+
+        The card may still declare their columns, until `finish`. After a crash the call may be repeated.
+
+        Args:
+            files: names of the tars; some may not exist.
+        """
+        with self._locked():
+            self._relist(dict.fromkeys(files, 0))
+            for file in files:
+                self._forget(file)
+
     def stats(self) -> list[TarPartitionStats]:
         """Return the statistics of all published partitions, by file name."""
         names = self._list(_STATS_FOLDER)
         return self._read_stats(
             f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
         )
-
-    def _withdraw(self, file: str) -> None:
-        with self._locked():
-            self._relist(file, 0)
-            self._forget(file)
 
     def _forget(self, file: str) -> None:
         for name in (
@@ -132,13 +140,13 @@ class TarFolder(FolderFiles):
         ):
             self._remove(name)
 
-    def _relist(self, file: str, samples: int) -> None:
-        """Limit the count of a tar in the index files to ``samples``.
+    def _relist(self, most: Mapping[str, int]) -> None:
+        """Limit the counts of some tars in the index files.
 
         wids and Energon fail if an index promises more samples than the tar has.
         """
         listed = parse_wids_index(self._read(_INDEX) or b"")
-        fewer = [replace(p, samples=min(p.samples, samples)) if p.file == file else p for p in listed]
+        fewer = [replace(p, samples=min(p.samples, most.get(p.file, p.samples))) for p in listed]
         kept = [p for p in fewer if p.samples]
         if kept != listed:
             self._write(_INDEX, wids_index(self._name(), kept))

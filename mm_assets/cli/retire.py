@@ -1,0 +1,106 @@
+"""Command ``mm-assets retire [PARTITION ...]``: remove the outputs of raw shards that are gone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from mm_assets.terminal import printable
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "retire",
+        help="remove the outputs of raw shards that are gone",
+        description="Remove the outputs of raw shards that are gone, by MM_RAW_SHARDS, from MM_STORAGE.",
+    )
+    parser.add_argument(
+        "partitions", metavar="PARTITION", nargs="*", help="shards (default: all whose raw shard is gone)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="list the shards, and remove nothing")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print each shard that is retired; on stderr those that stay though their raw shard is not listed.
+
+    Returns:
+        0: done. 1: a shard stays.
+
+    Raises:
+        ValueError: a named shard is unknown, or none of the storage's shards is listed.
+        OSError: the raw shards cannot be listed.
+    """
+    from mm_assets.accounting.retirement import Retirement, retirable
+    from mm_assets.cli.storage_root import settings_root
+    from mm_assets.formats.error_lines import readable_store_errors
+    from mm_assets.formats.error_places import located
+    from mm_assets.formats.raw_absence import RawAbsence
+    from mm_assets.formats.raw_shards import RawLocations
+    from mm_assets.settings import Settings
+
+    settings = Settings.load()
+    root = settings_root(settings)
+    with readable_store_errors(), _dagster() as instance:
+        locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
+        listing = locations.shards(1)
+        with located(root):
+            retirement = Retirement(root)
+            known = retirement.partitions() | set(_known_to(instance))
+        keys: list[str] = []
+        kept: list[str] = []
+        absence = RawAbsence(locations, listing)
+        for key in retirable(known, listing, options.partitions, root):
+            reason = absence.reason_to_keep(key, is_named=bool(options.partitions))
+            (keys if reason is None else kept).append(reason or key)
+        for reason in kept:
+            print(f"mm-assets: kept: {printable(reason)}", file=sys.stderr)
+        for key in keys:
+            print(f"{'would retire' if options.dry_run else 'retiring'} {printable(key)}", flush=True)
+        if keys and not options.dry_run:
+            with located(root):
+                for step in retirement.run(keys, lambda gone: _forget(instance, gone)):
+                    print(f"  removed from {step}", flush=True)
+    if not keys and not kept:
+        print("no raw shard is gone: nothing to retire")
+    return 1 if kept else 0
+
+
+@contextmanager
+def _dagster() -> Iterator[Any]:
+    """The Dagster instance in force; None without Dagster, or where no home exists."""
+    from mm_assets.headless.home import home_in_force
+
+    home = home_in_force()
+    if find_spec("dagster") is None or not home.is_dir():
+        yield None
+        return
+    import dagster as dg
+
+    os.environ["DAGSTER_HOME"] = str(home)
+    with dg.DagsterInstance.get() as instance:
+        yield instance
+
+
+def _known_to(instance: Any) -> Sequence[str]:
+    from_dagster: Sequence[str] = ()
+    if instance is not None:
+        from mm_assets.partitions import SHARDS
+
+        from_dagster = instance.get_dynamic_partitions(str(SHARDS.name))
+    return from_dagster
+
+
+def _forget(instance: Any, partitions: Sequence[str]) -> None:
+    if instance is None:
+        print("  no Dagster home in force: delete the partitions there in the UI, if it has them")
+        return
+    from mm_assets.partitions import delete_partitions
+
+    print(f"  removed from Dagster: {len(delete_partitions(instance, partitions))} partitions")

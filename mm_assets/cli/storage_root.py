@@ -1,0 +1,36 @@
+"""The flag ``--storage`` of commands that work on the outputs of the graph."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mm_assets.settings import Settings
+
+
+def add_storage_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag to a command."""
+    parser.add_argument(
+        "--storage",
+        help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)",
+    )
+
+
+def storage_root(options: argparse.Namespace) -> str:
+    """Return the storage root that the flag names, else that of the settings, as absolute path or URL."""
+    from mm_assets.formats.storage import absolute
+    from mm_assets.settings import Settings
+
+    return _normal(absolute(options.storage)) if options.storage else settings_root(Settings.load())
+
+
+def settings_root(settings: Settings) -> str:
+    """Return the storage root of the settings, as absolute path or URL."""
+    from mm_assets.formats.storage import absolute
+
+    return _normal(absolute(settings.storage))
+
+
+def _normal(root: str) -> str:
+    return root.rstrip("/") or "/"

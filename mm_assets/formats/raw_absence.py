@@ -1,0 +1,72 @@
+"""Absence of raw shards: whether one is gone, or only out of reach."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from functools import cache
+
+from mm_assets.formats.raw_files import RAW_SUFFIXES
+from mm_assets.formats.raw_shards import Listing, RawLocations
+from mm_assets.formats.storage import StorageOptions, filesystem, join
+from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
+
+
+class RawAbsence:
+    """Judge of partitions that a listing of raw shards does not have.
+
+    An unmounted disk, a missing folder, or a pattern that matches less than before must not look as if shards
+    were removed. So a shard counts as gone only if its folder can be listed and another raw shard is listed
+    there or below it. Who names a shard vouches for the rest: then it is enough that no file of its name can
+    be found.
+    """
+
+    def __init__(
+        self, locations: RawLocations, listing: Listing, options: StorageOptions | None = None
+    ) -> None:
+        self._listing = listing
+        self._options = options
+        self._roots = [root for root in locations.roots() if not root.startswith(f"{MERGED_PROTOCOL}://")]
+        self._folders = {folder for key in listing for folder in _folders_above(key)}
+        self._names = cache(self._list)
+
+    def reason_to_keep(self, key: str, is_named: bool = False) -> str | None:
+        """Return why the outputs of a partition must stay, or None: its raw shard is gone.
+
+        Args:
+            key: the partition.
+            is_named: whether the user has named it.
+
+        Raises:
+            OSError: its folder cannot be listed.
+        """
+        if key in self._listing:
+            return f"{key}: its raw shard exists: {', '.join(self._listing[key].files)}"
+        folder, name = posixpath.split(key)
+        for root in self._roots:
+            place = join(root, folder) if folder else root
+            for found in self._names(place):
+                if found.startswith(name) and found[len(name) :].lower() in RAW_SUFFIXES:
+                    return f"{key}: its raw shard exists, though it is not read: {join(place, found)}"
+        if is_named or folder in self._folders:
+            return None
+        places = " or ".join(join(root, folder) if folder else root for root in self._roots)
+        return (
+            f"{key}: no raw shard can be listed in {places}, "
+            "as if a disk were not mounted; name the shard to retire it all the same"
+        )
+
+    def _list(self, folder: str) -> tuple[str, ...]:
+        fs, path = filesystem(folder, self._options)
+        fs.invalidate_cache()
+        try:
+            found = fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return ()
+        return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
+
+def _folders_above(key: str) -> Iterator[str]:
+    while key:
+        key = posixpath.dirname(key)
+        yield key

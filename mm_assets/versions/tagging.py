@@ -1,0 +1,221 @@
+"""Tags: a name for the state of all outputs, kept as a manifest and as a tag of the Lance table."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow.parquet as pq
+import xxhash
+
+from mm_assets import __version__
+from mm_assets.accounting.canonical.accounted_format import accounted_format
+from mm_assets.accounting.outputs import BY_ASSET, LANCE, OUTPUTS
+from mm_assets.accounting.records import ShardRecord
+from mm_assets.formats.arrow_cache.shards import digest_of
+from mm_assets.formats.storage import StagedFile, StorageOptions, exists, join, staged, sweep
+from mm_assets.interleaved.errors import DataError
+from mm_assets.versions.capture import FOLDER, CaptureJob, capture, file_states
+from mm_assets.versions.current_state import CurrentState
+from mm_assets.versions.manifest import (
+    STATES_SCHEMA,
+    Manifest,
+    header_uri,
+    identity,
+    newest,
+    publish_header,
+    state_rows,
+    states_uri,
+)
+from mm_assets.versions.output_state import FileState, Group, OutputState
+from mm_assets.versions.tag_names import check_tag_name
+from mm_assets.workers import WorkerFailure, WorkerPool
+
+_STATES_AT_ONCE = 4096
+
+
+class Tagger:
+    """Maker of one tag.
+
+    Args:
+        root: storage root, a folder or URL.
+        name: name of the tag.
+        pool: workers that read outputs.
+
+    Raises:
+        ValueError: the name cannot be one, or the Lance table has a tag of this name from someone else.
+    """
+
+    def __init__(self, root: str, name: str, pool: WorkerPool, options: StorageOptions | None = None) -> None:
+        check_tag_name(name)
+        self._root, self._name, self._pool, self._options = root, name, pool, options
+        self._existing = Manifest(root, name, options) if exists(header_uri(root, name), options) else None
+        self._current = CurrentState(root, options)
+        if not self._current.partitions:
+            raise FileNotFoundError(f"{root}: no output of the graph is recorded here; nothing to tag")
+        self._table = self._pinned_table()
+        self._settings: dict[str, Mapping[str, Any]] = {}
+        self._sums: dict[str, dict[str, int]] = {}
+        self._state = xxhash.xxh3_128()
+        self._attributed: set[str] = set()  # data files of the table that belong to one partition
+
+    def run(self) -> bool:
+        """Make the tag, and return True; False where it marks this very state already.
+
+        Raises:
+            ValueError: the tag exists and marks another state, or an output is not what its record says.
+        """
+        for below in ("", "samples", "losses"):
+            sweep(join(self._root, FOLDER, below))
+        with staged(states_uri(self._root, self._name), self._options) as file:
+            with pq.ParquetWriter(file.path, STATES_SCHEMA, compression="zstd") as writer:
+                for states in _chunks(self._states()):
+                    writer.write_table(state_rows(states))
+            shared = self._shared_files()
+            for entry in shared:
+                self._state.update(repr((entry.path, entry.bytes, entry.digest)).encode())
+            if self._existing is not None:
+                if self._existing.header["state"] == self._state.hexdigest():
+                    file.discard()
+                    return False
+                raise ValueError(
+                    f"{self._root}: tag {self._name!r} exists and marks another state; choose another name"
+                )
+            self._publish(file, shared)
+        return True
+
+    def _publish(self, file: StagedFile, shared: list[FileState]) -> None:
+        with open(file.path, "rb") as stream:
+            digest = digest_of(stream)
+        nbytes = file.publish()
+        if self._table is not None:
+            self._table.tag(self._name)
+        header = {
+            "tag": self._name,
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "mm_assets": __version__,
+            "state": self._state.hexdigest(),
+            "lance_version": self._table.version if self._table is not None else None,
+            "assets": self._sums,
+            "settings": self._settings,
+            "shared_files": [{"path": f.path, "bytes": f.bytes, "digest": f.digest} for f in shared],
+            "states": {"bytes": nbytes, "digest": digest},
+        }
+        publish_header(self._root, self._name, header, self._options)
+
+    def _states(self) -> Iterator[OutputState]:
+        """Yield the captured states, sorted by partition."""
+        done: dict[str, tuple[OutputState, ...]] = {}
+        waiting: deque[str] = deque()
+
+        def jobs() -> Iterator[CaptureJob]:
+            known = _Known(self._existing or newest(self._root, self._options))
+            for records in self._current.records():
+                table_files = self._table_files(records)
+                for group in records:
+                    key = group[0].key
+                    waiting.append(key)
+                    yield CaptureJob(
+                        self._root,
+                        group,
+                        join(self._root, FOLDER),
+                        known.files(key),
+                        table_files.get(key, ()),
+                        options=self._options,
+                    )
+
+        for job, answer in self._pool.map(capture, jobs()):
+            if isinstance(answer, WorkerFailure):
+                raise DataError(str(answer))
+            done[job.records[0].key] = answer
+            while waiting and waiting[0] in done:
+                for state in done.pop(waiting.popleft()):
+                    self._count(state)
+                    yield state
+
+    def _count(self, state: OutputState) -> None:
+        self._state.update(identity(state))
+        if state.settings:
+            self._settings[state.made_by] = state.settings
+        sums = self._sums.setdefault(state.asset, {"shards": 0, "rows": 0, "samples": 0, "bytes": 0})
+        sums["shards"] += 1
+        sums["rows"] += state.rows or 0
+        sums["samples"] += state.samples or 0
+        sums["bytes"] += sum(file.bytes for file in state.files)
+
+    def _shared_files(self) -> list[FileState]:
+        """Return the files that belong to no single partition."""
+        uris = [
+            join(self._root, output.folder, name)
+            for output in OUTPUTS
+            for name in accounted_format(output.kind).folder_files
+        ]
+        if self._table is not None:
+            files = (f"{LANCE.folder}/{path}" for path in self._table.data_files())
+            uris += [join(self._root, path) for path in files if path not in self._attributed]
+        return file_states(self._root, uris, {}, self._options)
+
+    def _table_files(self, records: list[list[ShardRecord]]) -> dict[str, tuple[str, ...]]:
+        """Return the data files of each partition, as paths below the root.
+
+        Raises:
+            DataError: the table has other rows than the records say.
+        """
+        recorded = {r.key: r for group in records for r in group if r.asset == LANCE.asset}
+        found = self._table.partitions(list(recorded)) if self._table is not None and recorded else {}
+        for key, record in recorded.items():
+            stats = found[key].stats if key in found else None
+            wanted = (record.stat or {}).get("set_id")
+            if (stats.set_id if stats is not None else None) != wanted or (stats and not stats.is_whole):
+                raise DataError(
+                    f"{LANCE.asset}, shard {key!r}: the table has other rows than its record says; "
+                    "materialize the shard again, or wait for the run that is making it"
+                )
+        paths = {key: tuple(f"{LANCE.folder}/{path}" for path in found[key].files) for key in found}
+        for files in paths.values():
+            self._attributed.update(files)
+        return paths
+
+    def _pinned_table(self) -> Any:
+        uri = BY_ASSET[LANCE.asset].place(self._root, "")
+        if not exists(join(uri, "_versions"), self._options):
+            return None
+        from mm_assets.formats.lance.pinned_table import PinnedTable
+        from mm_assets.formats.lance.reader import lance_options
+
+        table = PinnedTable(uri, lance_options(uri, self._options))
+        # A tag of the table without a manifest is a tag that was being made when its process died, if there
+        # are states of that name; else it is somebody's own.
+        is_ours = exists(states_uri(self._root, self._name), self._options)
+        if self._name in table.tags() and not is_ours:
+            raise ValueError(
+                f"{uri}: the table has a tag {self._name!r} that is not ours; choose another name"
+            )
+        return table
+
+
+class _Known:
+    """Files of the earlier tag, for partitions that are asked for in sorted order."""
+
+    def __init__(self, manifest: Manifest | None) -> None:
+        self._groups: Iterator[tuple[str, Group]] = iter(()) if manifest is None else manifest.groups()
+        self._next = next(self._groups, None)
+
+    def files(self, partition: str) -> dict[str, FileState]:
+        while self._next is not None and self._next[0] < partition:
+            self._next = next(self._groups, None)
+        if self._next is None or self._next[0] != partition:
+            return {}
+        return {f.path: f for state in self._next[1].values() for f in state.files if f.mark}
+
+
+def _chunks(states: Iterator[OutputState]) -> Iterator[list[OutputState]]:
+    chunk: list[OutputState] = []
+    for state in states:
+        chunk.append(state)
+        if len(chunk) >= _STATES_AT_ONCE:
+            yield chunk
+            chunk = []
+    yield chunk

@@ -1,0 +1,257 @@
+"""``mm-assets retire``: the outputs of raw shards that are gone leave every output, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import lance
+import pytest
+
+from mm_assets.accounting.outputs import OUTPUTS
+from mm_assets.accounting.sealed_json import unseal
+from mm_assets.formats.lance.maintenance import maintain
+from mm_assets.partitions import SHARDS
+from mm_assets_tests.cli import commands
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.graph.commands import ok, run
+from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+
+Deploy = Callable[..., Deployment]
+
+
+def _write(raw: str, name: str, *ids: str) -> None:
+    members: dict[str, bytes] = {}
+    for number, sample in enumerate(ids):
+        document = {"texts": [f"text of {sample}", None], "images": [None, f"{sample}.png"], "n": number}
+        members |= {f"{sample}.json": json.dumps(document).encode(), f"{sample}.png": picture(0)[1]}
+    write_tar(Path(raw, f"{name}.tar"), {**members, f"{name}-bad.json": b"{no json"})
+
+
+def _files(storage: str) -> dict[str, bytes]:
+    """All files but the table's, and what summaries of all shards hold of one."""
+    found = {
+        str(path.relative_to(storage)): path.read_bytes()
+        for path in Path(storage).rglob("*")
+        if path.is_file() and "items.lance" not in path.parts
+    }
+    return {name: data for name, data in found.items() if name != "webdataset/.mm_assets/lock"}
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three shards, each with a sample in quarantine; one is in a folder, one has an odd name."""
+    folder = tmp_path_factory.mktemp("three")
+    raw = str(folder / "raw")
+    Path(raw, "sub").mkdir(parents=True)
+    _write(raw, "a", "a1", "a2")
+    _write(raw, "b.x y", "b1", "b2")
+    _write(raw, "sub/c", "c1")
+    _write(raw, "sub/d", "d1")
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+        deployment = Deployment(raw, str(folder / "storage"), instance, {"MM_WORKERS": "1"})
+        assert deployment.run().success
+        assert prove(deployment)[:2] == (True, {})
+        yield deployment
+
+
+@pytest.fixture
+def fresh(three: Deployment, tmp_path: Path) -> Iterator[Deployment]:
+    """A copy, under a Dagster that has its partitions and no events."""
+    with dg.DagsterInstance.ephemeral(str(tmp_path / "home")) as instance:
+        yield replace(three.copied(tmp_path), instance=instance)
+
+
+def _samples(storage: str) -> set[str]:
+    return set(lance.dataset(f"{storage}/lance/items.lance").to_table(["sample_id"])["sample_id"].to_pylist())
+
+
+def test_a_removed_shard_leaves_every_output_and_the_others_stay(fresh: Deployment, tmp_path: Path) -> None:
+    before = _files(fresh.storage)
+    Path(fresh.raw, "b.x y.tar").unlink()
+    listed = ok(fresh, "retire", "--dry-run")
+    assert listed == "would retire b.x y\n"
+    assert _files(fresh.storage) == before
+    assert ok(fresh, "retire").splitlines()[0] == "retiring b.x y"
+    after = _files(fresh.storage)
+    of_shard = {name for name in before if "b%2Ex%20y" in name}
+    assert {Path(name).parts[0] for name in of_shard} == {
+        *("arrow_cache", "curated", "filtered", "ledger", "proof", "quarantine", "scores", "webdataset")
+    }
+    note = "ledger/retired/b%2Ex%20y.json"
+    assert before.keys() - after.keys() == of_shard and after.keys() - before.keys() == {note}
+    assert {name for name in after.keys() & before.keys() if after[name] != before[name]} == {
+        *("webdataset/index.json", "webdataset/README.md", "webdataset/.nv-meta/.info.json"),
+        *("webdataset/.nv-meta/split.yaml", "proof/proof.json"),
+    }
+    for name in ("index.json", ".nv-meta/.info.json", ".nv-meta/split.yaml"):
+        assert b"b%2Ex" not in after[f"webdataset/{name}"]
+    assert _samples(fresh.storage) == {"a1", "a2", "c1", "d1"}
+    (entry,) = unseal(after[note])["retirements"]
+    assert entry["started"] <= entry["finished"]
+    assert entry["outputs"]["final_tars"]["samples"] == 2
+    success, found, proof = prove(fresh)
+    assert (success, found, proof["unknown_files"], proof["unmade"]) == (True, {}, {}, {})
+    assert set(proof["shards"]) == {"a", "sub/c", "sub/d"}
+    outputs = [f"{fresh.storage}/{output.folder.partition('/')[0]}" for output in OUTPUTS]
+    assert ok(fresh, "verify", *outputs).splitlines()[-1] == "equal"
+    assert ok(fresh, "retire") == "no raw shard is gone: nothing to retire\n"
+    again = fresh.run()
+    assert again.success
+    assert _samples(fresh.storage) == {"a1", "a2", "c1", "d1"}
+
+
+def test_a_renamed_shard_gets_its_samples_once_the_old_name_is_retired(fresh: Deployment) -> None:
+    os.rename(Path(fresh.raw, "a.tar"), Path(fresh.raw, "renamed.tar"))
+    assert run(fresh, "retire").returncode == 0
+    assert fresh.run(["b.x y", "renamed"]).success
+    assert _samples(fresh.storage) == {"a1", "a2", "b1", "b2", "c1", "d1"}
+    success, found, proof = prove(fresh)
+    assert (success, found, proof["unknown_files"]) == (True, {}, {})
+    assert set(proof["shards"]) == {"b.x y", "renamed", "sub/c", "sub/d"}
+
+
+def test_a_shard_that_is_there_is_refused(fresh: Deployment) -> None:
+    before = _files(fresh.storage)
+    Path(fresh.raw, "b.x y.tar").unlink()
+    done = run(fresh, "retire", "a")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"mm-assets: kept: a: its raw shard exists: {fresh.raw}/a.tar\n"
+    refused = run(fresh, "retire", "nope")
+    told = "no shard 'nope' here; retired already, or misspelt?"
+    assert commands.only_line(refused) == f"{fresh.storage}: {told}"
+    assert _files(fresh.storage) == before
+
+
+@pytest.mark.parametrize("state", ["missing", "empty"])
+def test_a_folder_that_is_not_mounted_looks_like_no_removed_shard(fresh: Deployment, state: str) -> None:
+    shutil.rmtree(Path(fresh.raw, "sub"))
+    if state == "empty":
+        Path(fresh.raw, "sub").mkdir()
+    before = _files(fresh.storage)
+    done = run(fresh, "retire")
+    lines = commands.lines(done)
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines] == ["sub/c", "sub/d"]
+    assert all("as if a disk were not mounted; name the shard" in line for line in lines)
+    assert _files(fresh.storage) == before
+    assert run(fresh, "retire", "sub/c").returncode == 0
+    assert _samples(fresh.storage) == {"a1", "a2", "b1", "b2", "d1"}
+
+
+def test_a_folder_that_cannot_be_listed_stops_the_command(fresh: Deployment) -> None:
+    before = _files(fresh.storage)
+    Path(fresh.raw, "sub", "c.tar").unlink()
+    Path(fresh.raw, "sub").chmod(0)
+    settings = {"MM_RAW_SHARDS": fresh.raw, "MM_STORAGE": fresh.storage, "DAGSTER_HOME": "/nowhere"}
+    try:
+        for arguments in (["retire"], ["retire", "sub/c"]):
+            done = commands.run_process(*arguments, as_user=True, env=settings)
+            assert f"{fresh.raw}/sub" in commands.only_line(done)
+    finally:
+        Path(fresh.raw, "sub").chmod(0o755)
+    assert _files(fresh.storage) == before
+
+
+def test_other_raw_shards_than_those_of_the_storage_are_noticed(fresh: Deployment, tmp_path: Path) -> None:
+    _write(str(tmp_path), "elsewhere/x", "x1")
+    before = _files(fresh.storage)
+    done = run(fresh, "retire", MM_RAW_SHARDS=str(tmp_path / "elsewhere"))
+    assert "none of its 4 shards is among the raw shards" in commands.only_line(done)
+    assert _files(fresh.storage) == before
+
+
+def test_a_shard_that_exists_and_is_not_read_is_kept(fresh: Deployment) -> None:
+    """Beside tars, Parquet files of a folder are not read: they are there all the same."""
+    os.rename(Path(fresh.raw, "a.tar"), Path(fresh.raw, "a.parquet"))
+    (line,) = commands.lines(run(fresh, "retire"))
+    assert line == f"kept: a: its raw shard exists, though it is not read: {fresh.raw}/a.parquet"
+
+
+def test_after_a_compaction_of_the_table_too(fresh: Deployment) -> None:
+    """Then the rows of several shards are in one fragment."""
+    maintain(f"{fresh.storage}/lance/items.lance")
+    Path(fresh.raw, "a.tar").unlink()
+    assert ok(fresh, "tag", "before").startswith("tag before")
+    assert ok(fresh, "retire").startswith("retiring a")
+    assert _samples(fresh.storage) == {"b1", "b2", "c1", "d1"}
+    assert prove(fresh)[:2] == (True, {})
+    changed = [line.split("\t") for line in ok(fresh, "diff", "before").splitlines() if "\t" in line]
+    assert {(line[0], line[2], line[4]) for line in changed} == {
+        ("dropped", sample, "shard removed") for sample in ("a1", "a2")
+    }
+
+
+def test_the_dagster_partition_goes_too(fresh: Deployment, tmp_path: Path) -> None:
+    home = tmp_path / "real-home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    name = str(SHARDS.name)
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.add_dynamic_partitions(name, ["a", "b.x y", "never-made", "sub/c", "sub/d"])
+    Path(fresh.raw, "a.tar").unlink()
+    env = {"MM_RAW_SHARDS": fresh.raw, "MM_STORAGE": fresh.storage, "DAGSTER_HOME": str(home)}
+    done = commands.run_process("retire", env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        "retiring a",
+        "retiring never-made",
+    ]
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert list(instance.get_dynamic_partitions(name)) == ["b.x y", "sub/c", "sub/d"]
+
+
+_KILLED = """
+import os, signal, sys
+from mm_assets.accounting.retirement import Retirement
+steps = 0
+def at(step):
+    if step == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+at(-1)
+for number, _ in enumerate(Retirement(sys.argv[1]).run(["a", "b.x y"], lambda gone: at(98))):
+    at(number)
+"""
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4, 5, 6, 7, 8, 98])
+def test_one_that_was_killed_is_completed_by_the_next(
+    step: int, three: Deployment, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    fresh = three.copied(tmp_path)
+    for name in ("a", "b.x y"):
+        Path(fresh.raw, f"{name}.tar").unlink()
+    command = [sys.executable, "-c", _KILLED, fresh.storage, str(step)]
+    killed = subprocess.run(command, env=commands.environment(), check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [line for line in ok(fresh, "retire").splitlines() if not line.startswith(" ")] == [
+        "retiring a",
+        "retiring b.x y",
+    ]
+    found = _files(fresh.storage)
+    assert _without_notes(found) == undisturbed
+    for name in ("a", "b%2Ex%20y"):
+        (entry,) = unseal(found[f"ledger/retired/{name}.json"])["retirements"]
+        assert entry["finished"] and entry["outputs"]["lance_table"]["samples"] == 2
+    assert _samples(fresh.storage) == {"c1", "d1"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(three: Deployment, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files after a retirement that nobody disturbed."""
+    fresh = three.copied(tmp_path_factory.mktemp("undisturbed"))
+    for name in ("a", "b.x y"):
+        Path(fresh.raw, f"{name}.tar").unlink()
+    ok(fresh, "retire")
+    return _without_notes(_files(fresh.storage))
+
+
+def _without_notes(files: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: data for name, data in files.items() if not name.startswith("ledger/retired/")}

@@ -1,0 +1,88 @@
+"""Causes of changed outputs, from what their records say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mm_assets.versions.causes import OTHER_SHARDS, RAW_CHANGED, UNKNOWN, causes_of
+from mm_assets.versions.output_state import OutputState
+
+CURATED = {"code_version": "3", "options": {"layout": {"texts_field": "texts"}, "max": None}}
+FILTERED = {"code_version": "2", "steps": {"aspect_ratio": {"min_ratio": 0.5}}}
+
+
+def _states(raw: str = "r1", curated: str = "c1", **changes: dict[str, Any]) -> dict[str, OutputState]:
+    """A curated and a filtered shard; ``changes`` are further fields by asset."""
+    fields: dict[str, dict[str, Any]] = {
+        "curated_parquet": {"version": curated, "inputs": {"raw_shards": raw}, "settings": CURATED},
+        "filtered_parquet": {"version": "f", "inputs": {"curated_parquet": curated}, "settings": FILTERED},
+    }
+    made = {}
+    for asset, values in fields.items():
+        given = {"made_by": "m", **values, **changes.get(asset, {})}
+        fingerprint = given.pop("fingerprint", repr(sorted(given.items(), key=lambda item: item[0])))
+        made[asset] = OutputState(asset, "p", fingerprint=fingerprint, **given)
+    return made
+
+
+def _of(before: dict[str, OutputState], after: dict[str, OutputState]) -> tuple[tuple[str, ...], ...]:
+    found = causes_of(before, after)
+    return found["curated_parquet"], found["filtered_parquet"]
+
+
+def test_equal_origins_have_no_cause() -> None:
+    assert _of(_states(), _states()) == ((), ())
+
+
+def test_raw_data_come_through_to_what_is_made_of_them() -> None:
+    assert _of(_states(), _states("r2", "c2")) == ((RAW_CHANGED,), (RAW_CHANGED,))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({**FILTERED, "code_version": "3"}, ("code changed: code_version 2 -> 3",)),
+        ({"code_version": "2"}, ("setting changed: aspect_ratio.min_ratio 0.5 -> unset",)),
+        (
+            {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 1, "max_ratio": 2}}},
+            (
+                "setting changed: aspect_ratio.min_ratio 0.5 -> 1",
+                "setting changed: aspect_ratio.max_ratio unset -> 2",
+            ),
+        ),
+        (
+            {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 0.5, "version": "2"}}},
+            ("code changed: aspect_ratio.version unset -> 2",),
+        ),
+        ({**FILTERED, "checks": {"mine": "2"}}, ("code changed: checks.mine unset -> 2",)),
+        (FILTERED, ("code changed",)),
+        ({}, ("settings or code changed",)),
+    ],
+)
+def test_settings_and_code(settings: dict[str, Any], told: tuple[str, ...]) -> None:
+    after = _states(filtered_parquet={"made_by": "other", "settings": settings})
+    assert _of(_states(), after) == ((), told)
+
+
+def test_a_setting_of_an_input_and_one_of_its_own() -> None:
+    layout = {**CURATED, "options": {"layout": {"texts_field": "paragraphs"}, "max": None}}
+    after = _states(
+        curated="c2",
+        curated_parquet={"made_by": "other", "settings": layout},
+        filtered_parquet={"made_by": "other", "settings": {**FILTERED, "code_version": "3"}},
+    )
+    first = "setting changed: layout.texts_field texts -> paragraphs"
+    assert _of(_states(), after) == ((first,), ("code changed: code_version 2 -> 3", first))
+
+
+def test_what_is_left_is_what_other_shards_have() -> None:
+    """Types of columns and owners of ids are resolved over all shards."""
+    after = _states(curated="c2", curated_parquet={"fingerprint": "other"})
+    assert _of(_states(), after) == ((OTHER_SHARDS,), (OTHER_SHARDS,))
+
+
+def test_a_record_without_inputs_gives_no_cause() -> None:
+    before = _states(curated_parquet={"inputs": {}})
+    assert _of(before, _states("r2", "c2")) == ((UNKNOWN,), (UNKNOWN,))
