@@ -10,6 +10,7 @@ except ImportError as error:
 from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.raw_shards import raw_shards
+from mm_assets.automation.alerts.sensor import alerts_sensor
 from mm_assets.automation.inventory_checks import inventory_checks
 from mm_assets.automation.jobs import JOBS
 from mm_assets.automation.new_shards import new_shards
@@ -44,7 +45,7 @@ def build_definitions() -> dg.Definitions:
             inventory_checks(SHARDED_ASSETS),
         ],
         jobs=JOBS,
-        sensors=[new_shards, automation_sensor(settings.automation)],
+        sensors=[new_shards, automation_sensor(settings.automation), alerts_sensor(settings)],
         schedules=schedules(settings),
         resources=resources,
         # One process orchestrates, its workers do the work: only so do the assets of a run share them.

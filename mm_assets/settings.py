@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
 from difflib import get_close_matches
@@ -77,13 +79,36 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _setting(default: Any, parse: Callable[[str], Any], meaning: str, heading: str = "") -> Any:
-    """Return a field; `heading` is that of the settings file above it and those that follow."""
+def _duration(text: str) -> float:
+    """Return the seconds of a duration such as 90m, 24h or 7d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if not match or not float(match[1]):
+        raise ValueError(f"must be a duration such as 90m, 24h or 7d, not {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))
+
+
+def _web_address(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"must begin with http:// or https://, not {text!r}")
+    return text
+
+
+def _setting(
+    default: Any, parse: Callable[[str], Any], meaning: str, heading: str = "", is_secret: bool = False
+) -> Any:
+    """Return a field.
+
+    Args:
+        heading: that of the settings file above it and those that follow.
+        is_secret: its value is never shown.
+    """
     choices = parse.names if isinstance(parse, _OneOf) else ()
-    return field(
-        default=default,
-        metadata={"parse": parse, "meaning": meaning, "heading": heading, "choices": choices},
-    )
+    metadata = {"parse": parse, "meaning": meaning, "heading": heading, "choices": choices}
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 _PARSERS: Mapping[type, Callable[[str], Any]] = {
@@ -181,6 +206,16 @@ class Settings:
     prove_cron: str | None = _setting(None, _cron, "when every output is read and proven again")
     maintenance_cron: str | None = _setting(
         None, _cron, "when the table is compacted, and old versions, logs and temporary files are removed"
+    )
+    alerts: tuple[str, ...] = _setting(
+        (), _words, "where alerts go: Apprise URLs, separated by whitespace", is_secret=True
+    )
+    alert_on: str = _setting(
+        "error", _one_of("error", "warn"), "least severity of failed checks that is told"
+    )
+    ui_url: str | None = _setting(None, _web_address, "address of the UI, for the links in alerts")
+    fresh_within: float | None = _setting(
+        None, _duration, "alert when nothing was materialized for so long: 24h, 7d"
     )
     plugins: tuple[str, ...] = _setting((), _names, "modules with filters and checks of your own")
 

@@ -41,6 +41,15 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
         ("MM_WORKERS", "-1", "MM_WORKERS must not be negative: -1"),
         ("MM_WORKERS", "1.5", "MM_WORKERS must be a number, not '1.5'"),
         ("MM_MAX_LOSS", "1.5", "MM_MAX_LOSS must be at most 1, not 1.5"),
+        (
+            "MM_FRESH_WITHIN",
+            "1 week",
+            "MM_FRESH_WITHIN must be a duration such as 90m, 24h or 7d, not '1 week'",
+        ),
+        ("MM_FRESH_WITHIN", "0h", "MM_FRESH_WITHIN must be a duration such as 90m, 24h or 7d, not '0h'"),
+        ("MM_UI_URL", "ui:3000", "MM_UI_URL must begin with http:// or https://, not 'ui:3000'"),
+        ("MM_ALERT_ON", "info", "MM_ALERT_ON must be one of error, warn, not 'info'"),
+        ("MM_ALERTS", "json://s3cret 'x", "MM_ALERTS: No closing quotation"),
         ("MM_MAX_LOSS", "nan", "MM_MAX_LOSS must not be negative: nan"),
         ("MM_SAMPLE_ID_PREFIX", "file", "MM_SAMPLE_ID_PREFIX must be one of shard, not 'file'"),
         (
@@ -58,6 +67,14 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
 def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         Settings.load({name: text})
+
+
+def test_targets_of_alerts_are_shown_nowhere() -> None:
+    given = {"MM_ALERTS": "json://example.com/s3cret 'slack://a/b c'", "MM_FRESH_WITHIN": "1.5d"}
+    settings = Settings.load(given)
+    assert settings.alerts == ("json://example.com/s3cret", "slack://a/b c")
+    assert settings.fresh_within == 36 * 3600
+    assert "s3cret" not in repr(settings)
 
 
 def test_bounds_the_wrong_way_round() -> None:

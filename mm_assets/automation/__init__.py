@@ -1,0 +1,1 @@
+"""Automation: what happens without a click."""

@@ -10,7 +10,20 @@ from mm_assets import __version__
 from mm_assets.terminal import run_command
 
 # Modules of this package, in the order of the help. Those of the graph import Dagster when they run.
-COMMANDS = ("convert", "inspect", "verify", "init", "run", "ui", "prove", "explain", "tag", "diff", "retire")
+COMMANDS = (
+    "convert",
+    "inspect",
+    "verify",
+    "init",
+    "run",
+    "ui",
+    "prove",
+    "explain",
+    "tag",
+    "diff",
+    "retire",
+    "alerts",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,10 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.headless.home import prepare_home
     from mm_assets.settings import Settings
 
-    RawLocations(Settings.load().raw_shards)
+    settings = Settings.load()
+    RawLocations(settings.raw_shards)
+    if settings.ui_url is None:  # alerts link to it
+        os.environ["MM_UI_URL"] = f"http://127.0.0.1:{options.port}"
     prepare_home()
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
     command = [sys.executable, "-m", "dagster", "dev", "-m", "mm_assets.definitions"]

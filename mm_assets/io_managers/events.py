@@ -1,4 +1,4 @@
-"""Access to Dagster 1.13.27 beyond its documented interface; no other module uses any.
+"""Access of runs to Dagster 1.13.27 beyond its documented interface; only `instance_queries` uses any, too.
 
 Every function here has a canary in `mm_assets_tests/io_managers/test_events.py`. Run them first after an
 upgrade of Dagster. They tell which of these no longer holds:

@@ -1,0 +1,154 @@
+"""Runs and backfills that failed for another reason than failed checks and shards that did not land.
+
+Each is judged once, when it is first seen to have failed. What remains is kept in the state of the alerts
+until a later run of the same kind succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from mm_assets.automation.alerts.cause import Cause, Kind, Origin
+from mm_assets.automation.alerts.run_errors import first_line, run_error
+from mm_assets.automation.alerts.view import View
+from mm_assets.io_managers import instance_queries
+
+_KEPT = 50  # failures that are remembered, the latest
+_LOOKED_AT = 20  # later runs that may have mended one
+_BACKFILL = "backfill"
+_ASSET_JOB = "__ASSET_JOB"
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run, or the runs of a backfill, that failed.
+
+    Args:
+        job: name of the job; `backfill` for a backfill that failed as such.
+        assets: the assets that were selected.
+        created: when the run was created, in seconds since 1970.
+        runs: how many runs of the backfill failed.
+    """
+
+    origin: str
+    is_backfill: bool
+    job: str
+    assets: tuple[str, ...]
+    created: float
+    run_id: str
+    error: str
+    runs: int = 1
+
+    def cause(self, view: View) -> Cause:
+        """Return the failure as a cause."""
+        ended = view.backfill(self.origin).has_ended if self.is_backfill else True
+        names = {", ".join(self.assets[:8]) + (", …" if self.assets[8:] else ""): ""} if self.assets else {}
+        figures = {"reason": self.error} | ({"failed runs": str(self.runs)} if self.is_backfill else {})
+        subject = "assets" if self.job in (_ASSET_JOB, _BACKFILL) else self.job
+        origin = Origin(self.origin, self.is_backfill, ended)
+        return Cause(Kind.RUN_FAILED, subject, origin=origin, names=names, figures=figures)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> FailedRun:
+        """Return it from the values that `asdict` made."""
+        return cls(**{**values, "assets": tuple(values["assets"])})
+
+
+def failed_runs(
+    view: View, known: Iterable[Mapping[str, Any]], ended: Sequence[dg.RunRecord], explained: Collection[str]
+) -> list[dict[str, Any]]:
+    """Return the failures to remember: the known ones that nothing has mended, and new ones.
+
+    Args:
+        known: failures remembered so far.
+        ended: runs that ended since the last tick.
+        explained: ids of runs whose failed checks or missing shards are causes.
+    """
+    found = {failure.origin: failure for failure in map(FailedRun.stored, known)}
+    has_success = any(record.dagster_run.status == dg.DagsterRunStatus.SUCCESS for record in ended)
+    for failure in list(found.values()):
+        if (has_success or failure.job == _BACKFILL) and _is_mended(view, failure):
+            del found[failure.origin]
+    for record in ended:
+        run = record.dagster_run
+        retried = run.tags.get("dagster/will_retry") == "true"
+        if run.status != dg.DagsterRunStatus.FAILURE or run.run_id in explained or retried:
+            continue
+        origin = view.origin(run)
+        if origin.id in found:
+            found[origin.id] = replace(found[origin.id], runs=found[origin.id].runs + 1)
+            continue
+        failure = FailedRun(
+            origin.id,
+            origin.is_backfill,
+            run.job_name,
+            tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
+            record.create_timestamp.timestamp(),
+            run.run_id,
+            run_error(view.instance, run.run_id),
+        )
+        if not _is_mended(view, failure):
+            found[origin.id] = failure
+    return [asdict(failure) for failure in list(found.values())[-_KEPT:]]
+
+
+def failed_backfills(
+    view: View, known: list[dict[str, Any]], since: float, explained: Collection[str]
+) -> tuple[list[dict[str, Any]], float]:
+    """Return the failures to remember with those of backfills that failed although none of their runs did.
+
+    The second value is the ``since`` of the next call.
+
+    Args:
+        since: end of the backfills that were judged before, in seconds since 1970.
+        explained: ids of backfills with failed checks or missing shards.
+    """
+    origins = {str(failure["origin"]) for failure in known}
+    found, latest = [], since
+    for backfill in instance_queries.backfills(view.instance, ("FAILED", "COMPLETED_FAILED"), _LOOKED_AT):
+        ended = backfill.backfill_end_timestamp or backfill.backfill_timestamp
+        latest = max(latest, ended)
+        if ended <= since or backfill.backfill_id in origins or backfill.backfill_id in explained:
+            continue
+        if backfill.error is None and _has_runs_that_ended_badly(view, backfill.backfill_id):
+            continue  # each of them has been judged
+        error = first_line(backfill.error.message) if backfill.error else "not all of it has been made"
+        assets = tuple(sorted(key.to_user_string() for key in backfill.asset_selection or ()))
+        created = backfill.backfill_timestamp
+        found.append(asdict(FailedRun(backfill.backfill_id, True, _BACKFILL, assets, created, "", error, 0)))
+    return [*known, *found][-_KEPT:], latest
+
+
+def _has_runs_that_ended_badly(view: View, backfill_id: str) -> bool:
+    ended = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+    return bool(
+        view.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill_id}, statuses=ended), limit=1)
+    )
+
+
+def _is_mended(view: View, failure: FailedRun) -> bool:
+    """Return whether a later run, or backfill, of the same kind has succeeded."""
+    if failure.job == _BACKFILL:
+        return any(
+            backfill.backfill_timestamp > failure.created
+            and failure.assets
+            == tuple(sorted(key.to_user_string() for key in backfill.asset_selection or ()))
+            for backfill in instance_queries.backfills(view.instance, ("COMPLETED_SUCCESS",), _LOOKED_AT)
+        )
+    later = dg.RunsFilter(
+        job_name=failure.job,
+        statuses=[dg.DagsterRunStatus.SUCCESS],
+        created_after=datetime.fromtimestamp(failure.created, UTC),
+    )
+    for run in view.instance.get_runs(later, limit=_LOOKED_AT):
+        if run.tags.get("dagster/root_run_id") == failure.run_id:
+            return True
+        assets = {key.to_user_string() for key in run.asset_selection or ()}
+        if view.origin(run).id != failure.origin and assets >= set(failure.assets):
+            return True
+    return False

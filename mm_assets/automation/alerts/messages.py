@@ -1,0 +1,170 @@
+"""Causes as text: one line of title, then what, how much, what to do and where to look."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mm_assets.automation.alerts.cause import NAMED, Cause, Kind, Origin
+
+Level = Literal["error", "warn", "clear", "test"]
+
+_SENDER = "mm_assets"  # begins each title: inboxes have mails of other systems, too
+_LONGEST = 160  # characters of a name with its reason
+
+# In chats these call everybody; a name in the data must not.
+_MENTION = re.compile(r"<(?=[!@#])|@(?=everyone|here|channel)")
+
+_NEXT = {
+    Kind.CHECK: (
+        "Open the page of the check: the metadata of each shard say what was found. Mend the raw shards, "
+        "then run: mm-assets run --changed"
+    ),
+    Kind.NOT_LANDED: "Mend what the reasons name, then run: mm-assets run --failed",
+    Kind.RUN_FAILED: "Read the error in the log of the run. Mend its reason, then launch it again.",
+    Kind.HANGING: (
+        "Look at the log of the run and at its machine. If it is dead, terminate it and launch it again."
+    ),
+    Kind.LOSS: (
+        "Look into the quarantine: mm-assets explain names each lost item. If it is what you expect, raise "
+        "MM_MAX_LOSS."
+    ),
+    Kind.DRIFT: (
+        "Compare the drop reasons of the latest shards with earlier ones. If the data or the bounds of the "
+        "filters have changed on purpose, nothing is to be done: after some runs this is the usual share."
+    ),
+    Kind.STALE: "See whether raw shards still arrive, and whether sensors, schedules and the daemon run.",
+    Kind.TICKS: "Open it in the UI: its ticks have the whole error. It does nothing until that is mended.",
+}
+
+
+@dataclass(frozen=True)
+class Message:
+    """What is sent to each target.
+
+    Args:
+        title: one line.
+        level: severity of what it tells, or that all is clear.
+    """
+
+    title: str
+    body: str
+    level: Level
+
+
+def headline(cause: Cause) -> str:
+    """Return what is wrong in one line."""
+    where = f" in {cause.origin}" if cause.origin else ""
+    count = _count(cause)
+    match cause.kind:
+        case Kind.CHECK:
+            word = "failed" if cause.severity == "error" else "warns"
+            what = f"Check {cause.detail} of {cause.subject} {word}"
+            text = f"{what}: {count}" if count else what
+        case Kind.NOT_LANDED:
+            refused = any("MM_MAX_LOSS" in reason for reason in cause.names.values())
+            text = (
+                f"{count} of {cause.subject} did not land"
+                if not cause.of
+                else f"{count} did not land: {cause.subject}"
+            )
+            text += " (quarantine share over MM_MAX_LOSS)" if refused else ""
+        case Kind.RUN_FAILED:
+            text = f"Failed: {cause.subject}"
+        case Kind.HANGING:
+            text = f"Hangs: {cause.subject}"
+        case Kind.LOSS:
+            text = f"Quarantine share of {cause.subject} is over MM_MAX_LOSS"
+        case Kind.DRIFT:
+            text = f"{cause.subject} keeps another share of items than usual"
+        case Kind.STALE:
+            text = "Not fresh: no new materialization"
+        case Kind.TICKS:
+            text = f"The ticks of {cause.subject} fail"
+    return one_line(text + where)
+
+
+def alert(cause: Cause, ui_url: str) -> Message:
+    """Return the message that tells a cause."""
+    lines = [headline(cause), *_figures(cause), *_names(cause), "", f"What to do: {_NEXT[cause.kind]}"]
+    if ui_url:
+        lines.append(f"Page: {ui_url.rstrip('/')}/{_page(cause)}")
+    return Message(f"{_SENDER}: {headline(cause)}", "\n".join(lines), cause.severity)
+
+
+def summary(origin: Origin, causes: Sequence[Cause], told: Mapping[str, int], ui_url: str) -> Message:
+    """Return the message about several causes of one backfill or run, with their latest figures.
+
+    Args:
+        told: by key of a cause, the number of shards that was told before.
+    """
+    lines = []
+    for cause in causes:
+        before = f" (told before: {told[cause.key]})" if cause.key in told else ""
+        lines += [f"* {headline(cause)}{before}", *(f"  {line}" for line in _names(cause, 5))]
+    word = "has ended" if origin.has_ended else "goes on"
+    title = f"{_SENDER}: {origin} {word}: {len(causes)} more or grown problem(s)"
+    if ui_url:
+        lines += ["", f"Page: {ui_url.rstrip('/')}/{origin.page}"]
+    level: Level = "error" if any(cause.severity == "error" for cause in causes) else "warn"
+    return Message(title, "\n".join(lines), level)
+
+
+def all_clear(headlines: Sequence[str], ui_url: str) -> Message:
+    """Return the message that these causes are gone."""
+    what = headlines[0] if len(headlines) == 1 else f"{len(headlines)} problems are gone"
+    title = f"{_SENDER}: all clear: {what}"
+    lines = ["No longer so:", *(f"* {line}" for line in headlines[:NAMED])]
+    if headlines[NAMED:]:
+        lines.append(f"and {len(headlines) - NAMED} more")
+    return Message(title, "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])), "clear")
+
+
+def trial_message(ui_url: str) -> Message:
+    """Return a message that tells nothing but that it has arrived."""
+    lines = ["Alerts of mm_assets reach you here. Nothing is wrong."]
+    return Message(
+        f"{_SENDER}: test of alerts",
+        "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])),
+        "test",
+    )
+
+
+def one_line(text: str, longest: int = _LONGEST) -> str:
+    """Return text, which may come from data, as one printable line."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    line = _MENTION.sub(r"\g<0> ", " ".join(line.split()))
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _count(cause: Cause) -> str:
+    if not cause.shards:
+        return ""
+    return f"{cause.shards} of {cause.of} shards" if cause.of else f"{cause.shards} shard(s)"
+
+
+def _figures(cause: Cause) -> list[str]:
+    return [f"{name}: {one_line(value, 2 * _LONGEST)}" for name, value in cause.figures.items()]
+
+
+def _names(cause: Cause, limit: int = NAMED) -> list[str]:
+    shown = list(cause.names.items())[:limit]
+    lines = [one_line(f"- {name}: {reason}" if reason else f"- {name}") for name, reason in shown]
+    hidden = max(cause.shards, len(cause.names)) - len(shown)
+    return [*lines, f"and {hidden} more"] if hidden > 0 and shown else lines
+
+
+def _page(cause: Cause) -> str:
+    """Return the path of the page to look at first."""
+    match cause.kind:
+        case Kind.CHECK:
+            return f"assets/{cause.subject}?view=checks&checkDetail={cause.detail}"
+        case Kind.NOT_LANDED:
+            return f"assets/{cause.subject}?view=partitions"
+        case Kind.DRIFT | Kind.LOSS:
+            return f"assets/{cause.subject}"
+        case Kind.TICKS:
+            return "automation"
+    return cause.origin.page if cause.origin else "assets"

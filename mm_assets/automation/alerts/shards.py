@@ -1,0 +1,135 @@
+"""Shards that did not land: their latest attempt has ended without a materialization."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import dagster as dg
+
+from mm_assets.automation.alerts.cause import NAMED, Cause, Kind, Origin
+from mm_assets.automation.alerts.run_errors import run_error
+from mm_assets.automation.alerts.view import View
+from mm_assets.io_managers import instance_queries
+from mm_assets.io_managers.base import SHARDED_TAG
+from mm_assets.io_managers.reports import parse_failure
+
+_PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
+_RUNS = 3  # runs whose logs are searched
+_SHOWN_ASSETS = 8
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Shards whose latest attempt has not landed, by asset.
+
+    Args:
+        failed: with the run of the attempt, which has ended.
+        in_progress: those that are being made.
+    """
+
+    failed: Mapping[dg.AssetKey, Mapping[str, str]]
+    in_progress: Mapping[str, frozenset[str]]
+
+
+def missing_shards(view: View, failed: Mapping[dg.AssetKey, Mapping[str, str]]) -> list[Cause]:
+    """Return what did not land, one cause for each asset and backfill or run.
+
+    A shard is counted where it failed first: that it is missing in the assets made from there is no further
+    cause.
+
+    Args:
+        failed: see `Attempts`.
+    """
+    causes = []
+    for asset, attempts in failed.items():
+        upstream = {key for parent in view.ancestors(asset) for key in failed.get(parent, {})}
+        by_origin: dict[Origin, dict[str, str]] = defaultdict(dict)
+        runs = view.runs(attempts.values())
+        for key, run_id in attempts.items():
+            if key not in upstream:
+                by_origin[view.origin(runs[run_id])][key] = run_id
+        for origin, keys in by_origin.items():
+            downstream = [
+                other.to_user_string()
+                for other, found in failed.items()
+                if asset in view.ancestors(other) and not found.keys().isdisjoint(keys)
+            ]
+            causes.append(_cause(view, asset, origin, keys, downstream))
+    return causes
+
+
+def with_reasons(view: View, cause: Cause) -> Cause:
+    """Return the cause with the size of its backfill or run, and with the reasons that the logs give."""
+    reasons: dict[str, str] = {}
+    for run_id in cause.run_ids[:_RUNS]:
+        for message in _messages(view.instance, run_id):
+            found = parse_failure(message)
+            if found and found.asset == cause.subject:
+                reasons.setdefault(found.key, found.error)
+        if reasons.keys() >= cause.names.keys():
+            break
+    if not reasons and cause.run_ids:  # the run died before it could tell
+        error = run_error(view.instance, cause.run_ids[0])
+        reasons = dict.fromkeys(cause.names, error)
+    of = view.size(cause.origin, dg.AssetKey.from_user_string(cause.subject)) if cause.origin else 0
+    names = {key: reasons.get(key, "") for key in cause.names}
+    return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
+
+
+def open_attempts(view: View) -> Attempts:
+    """Return the attempts on shards that have not landed; what somebody has cancelled is none."""
+    found = {
+        asset: instance_queries.open_attempts(view.instance, asset)
+        for asset in sorted(view.repository.asset_graph.materializable_asset_keys)
+        if view.is_sharded(asset)
+    }
+    runs = view.runs(run_id for attempts in found.values() for run_id in attempts.values())
+    over = {
+        run_id
+        for run_id, run in runs.items()
+        if run.is_finished and run.status != dg.DagsterRunStatus.CANCELED
+    }
+    open_ = {run_id for run_id, run in runs.items() if not run.is_finished}
+    failed = {
+        asset: {key: run for key, run in attempts.items() if run in over and key in view.shards}
+        for asset, attempts in found.items()
+    }
+    in_progress = {
+        asset.to_user_string(): frozenset(key for key, run in attempts.items() if run in open_)
+        for asset, attempts in found.items()
+    }
+    return Attempts({asset: attempts for asset, attempts in failed.items() if attempts}, in_progress)
+
+
+def _cause(
+    view: View, asset: dg.AssetKey, origin: Origin, keys: dict[str, str], downstream: list[str]
+) -> Cause:
+    first = sorted(keys)[:NAMED]
+    more = ", …" if downstream[_SHOWN_ASSETS:] else ""
+    return Cause(
+        Kind.NOT_LANDED,
+        asset.to_user_string(),
+        origin=origin,
+        severity="warn"
+        if view.repository.asset_graph.get(asset).tags.get(SHARDED_TAG) == "skip"
+        else "error",
+        shards=len(keys),
+        names=dict.fromkeys(first, ""),
+        figures={"missing for that in": ", ".join(downstream[:_SHOWN_ASSETS]) + more} if downstream else {},
+        run_ids=tuple(dict.fromkeys([keys[key] for key in first] + sorted(set(keys.values())))),
+    )
+
+
+def _messages(instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:
+    """Yield what a run has logged in words."""
+    cursor = None
+    for _ in range(_PAGES):
+        found = instance.get_records_for_run(run_id, cursor, limit=_PAGE)
+        for record in found.records:
+            if not record.event_log_entry.is_dagster_event:
+                yield record.event_log_entry.user_message
+        if not found.has_more:
+            return
+        cursor = found.cursor

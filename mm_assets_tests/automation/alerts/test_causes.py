@@ -1,0 +1,313 @@
+"""What is wrong is found in the event log of a real instance, told once, and cleared when it is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets_tests.automation.alerts.conftest import Alerts, alerts_of
+from mm_assets_tests.automation.alerts.receivers import Webhook
+from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.warm_workers import warm_workers
+
+DAY = 86400.0
+
+
+def test_shards_that_fail_in_a_real_run_and_are_mended(
+    alerts: Alerts, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    toy = Toy(tmp_path, instance)
+    toy.shards(5)
+    toy.shard("k03", "RAISE")
+    toy.shard("k04", "this line is far longer than twenty letters\n")
+    with warm_workers():
+        assert not toy.run("all", "k01", "k05").success
+        missing, warned = alerts.tick(ui_url="http://ui:3000/")
+        assert missing["type"] == "failure"
+        what, downstream, shard, _, todo, page = missing["message"].splitlines()
+        assert missing["title"] == f"mm_assets: {what}"
+        assert what.startswith("1 of 5 shards did not land: curated in run ")
+        assert downstream == "missing for that in: filtered, scores, table"
+        assert shard == "- k03: line says RAISE"
+        assert todo.endswith("mm-assets run --failed")
+        assert page == "Page: http://ui:3000/assets/curated?view=partitions"
+        assert warned["type"] == "warning"
+        assert "Check short_lines of curated warns: 1 of 5 shards in run " in warned["title"]
+        assert "- k04" in warned["message"].splitlines()
+        assert alerts.tick() == []
+        toy.shard("k03")
+        toy.shard("k04")
+        assert toy.run("all", "k01", "k05").success
+    (clear,) = alerts.tick()
+    assert (clear["type"], clear["title"]) == ("success", "mm_assets: all clear: 2 problems are gone")
+    assert alerts.tick() == []
+
+
+def test_warnings_are_told_only_if_wanted(alerts: Alerts) -> None:
+    writer, keys = alerts.writer(), alerts.shards(2)
+    run = writer.begin_run()
+    writer.evaluated(run, "curated", "short_lines", keys[0], False, "WARN", summary="too long")
+    writer.end_run(run, True)
+    assert alerts.titles(alert_on="error") == []
+    assert alerts.titles(alert_on="warn") == ["Check short_lines of curated warns: 1 shard(s) in run"]
+    assert alerts.titles(alert_on="error") == []  # no all-clear: it still warns
+
+
+def test_a_check_with_errors_and_warnings_is_one_cause_with_both_figures(alerts: Alerts) -> None:
+    writer, keys = alerts.writer(), alerts.shards(30)
+    run = writer.begin_run()
+    for number, key in enumerate(keys):
+        severity = "ERROR" if number < 2 else "WARN"
+        text = 'says "AssetCheckSeverity.ERROR"'  # in data it is escaped, and counts for nothing
+        writer.evaluated(run, "curated", "short_lines", key, False, severity, summary=text)
+    writer.end_run(run, True)
+    (message,) = alerts.tick(alert_on="error")
+    lines = message["message"].splitlines()
+    assert lines[0].startswith("Check short_lines of curated failed: 30 shard(s) in run ")
+    assert lines[1:3] == ["with severity ERROR: 2", '- k00000: says "AssetCheckSeverity.ERROR"']
+    assert lines[21:23] == ['- k00019: says "AssetCheckSeverity.ERROR"', "and 10 more"]
+
+
+def test_each_backfill_has_its_own_message_and_the_last_evaluation_of_a_shard_counts(alerts: Alerts) -> None:
+    keys = alerts.shards(10)
+    first, second = alerts.writer(), alerts.writer()
+    first.begin_backfill(keys)
+    second.begin_backfill(keys[5:])
+    for writer, failing in ((first, keys), (second, keys[5:])):
+        for part in (failing[::2], failing[1::2]):
+            run = writer.begin_run()
+            for key in part:
+                writer.evaluated(run, "curated", "not_empty", key, False)
+            writer.end_run(run, True)
+    found = "Check not_empty of curated failed: 5 of {} shards in backfill"
+    assert sorted(alerts.titles()) == [found.format(10), found.format(5)]
+    mended = alerts.writer()
+    run = mended.begin_run()
+    for key in keys[:5]:
+        mended.evaluated(run, "curated", "not_empty", key, True)
+    mended.end_run(run, True)
+    assert alerts.titles() == [f"all clear: {found.format(10)}"]
+    assert alerts.titles() == []
+
+
+def test_a_check_that_a_sensor_evaluates(alerts: Alerts) -> None:
+    """It belongs to no run, and stays one cause however often it fails."""
+
+    def evaluate(passed: bool, shards: dict[str, str]) -> None:
+        metadata = {"shards": dg.MetadataValue.json(shards), "summary": "some are stale"}
+        alerts.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(dg.AssetKey("curated"), "fresh", passed, metadata)
+        )
+
+    alerts.repository = alerts.with_check("curated", "fresh")
+    assert alerts.tick() == []
+    evaluate(False, {"k1": "raw data changed"})
+    (message,) = alerts.tick()
+    assert message["title"] == "mm_assets: Check fresh of curated failed"
+    assert message["message"].splitlines()[1:3] == ["- some are stale", "- k1: raw data changed"]
+    evaluate(False, {"k1": "raw data changed", "k2": "code changed"})
+    assert alerts.tick() == []
+    evaluate(True, {})
+    assert alerts.titles() == ["all clear: Check fresh of curated failed"]
+
+
+def test_a_partition_that_is_deleted_fails_no_longer(alerts: Alerts) -> None:
+    writer, keys = alerts.writer(), alerts.shards(2)
+    run = writer.begin_run()
+    for key in keys:
+        writer.planned(run, "curated", key)
+        writer.evaluated(run, "curated", "not_empty", key, False)
+    writer.end_run(run, False)
+    assert len(alerts.tick()) == 2
+    for key in keys:
+        alerts.instance.delete_dynamic_partition("shards", key)
+    writer.end_run(writer.begin_run(), True)  # something happens
+    assert alerts.titles() == ["all clear: 2 problems are gone"]
+
+
+def test_a_shard_that_is_being_made_again_is_not_clear_before_it_has_landed(alerts: Alerts) -> None:
+    writer, keys = alerts.writer(), alerts.shards(3)
+    run = writer.begin_run()
+    writer.planned(run, "curated", keys[0])
+    writer.end_run(run, False)
+    assert alerts.titles() == ["1 shard(s) of curated did not land in run"]
+    again = alerts.writer()
+    retry = again.begin_run()
+    again.planned(retry, "curated", keys[0])
+    assert alerts.titles() == []
+    again.end_run(retry, False)
+    (same,) = alerts.titles()  # told with the new run, and no all-clear for the old one
+    assert same == "1 shard(s) of curated did not land in run"
+    third = writer.begin_run()
+    writer.planned(third, "curated", keys[0])
+    writer.materialized(third, "curated", keys[0])
+    writer.end_run(third, True)
+    assert alerts.titles() == ["all clear: 1 shard(s) of curated did not land in run"]
+
+
+def test_what_somebody_cancels_is_no_cause(alerts: Alerts) -> None:
+    writer, keys = alerts.writer(), alerts.shards(1)
+    run = writer.begin_run()
+    writer.planned(run, "curated", keys[0])
+    writer.cancel_run(run)
+    assert alerts.titles() == []
+
+
+def test_a_run_that_fails_by_itself_until_a_later_one_succeeds(alerts: Alerts) -> None:
+    prove = alerts.writer()
+    prove.job = "prove"
+    prove.end_run(prove.begin_run(), False)
+    (message,) = alerts.tick()
+    assert message["title"].startswith("mm_assets: Failed: prove in run ")
+    assert "reason: the machine is gone" in message["message"].splitlines()
+    assert alerts.titles() == []
+    other = alerts.writer()
+    other.end_run(other.begin_run(["curated"]), True)
+    assert alerts.titles() == []
+    prove.end_run(prove.begin_run(), True)
+    assert alerts.titles() == ["all clear: Failed: prove in run"]
+    assert alerts.titles() == []
+
+
+def test_a_failure_that_was_mended_before_the_first_tick_is_not_told(alerts: Alerts) -> None:
+    prove = alerts.writer()
+    prove.job = "prove"
+    for ok in (False, True):
+        prove.end_run(prove.begin_run(), ok)
+    assert alerts.titles() == []
+
+
+def test_runs_of_a_backfill_that_fail_by_themselves_are_one_message(alerts: Alerts) -> None:
+    writer = alerts.writer()
+    writer.begin_backfill(["a"])
+    for ok in (False, False, True, False):
+        writer.end_run(writer.begin_run(["summary"]), ok)
+    (message,) = alerts.tick()
+    assert "failed runs: 3" in message["message"].splitlines()
+    assert "- summary" in message["message"].splitlines()
+
+
+def test_a_backfill_that_the_daemon_gives_up(alerts: Alerts) -> None:
+    writer = alerts.writer()
+    writer.begin_backfill(["a"])
+    writer.end_backfill("FAILED", error="the code location is gone\nTraceback")
+    (message,) = alerts.tick()
+    assert "reason: the code location is gone" in message["message"].splitlines()
+    assert alerts.titles() == []
+
+
+def test_a_run_without_events_hangs_until_it_does_something(alerts: Alerts) -> None:
+    writer = alerts.writer()
+    run = writer.begin_run(["curated"])
+    writer.materialized(run, "curated", "k")
+    assert alerts.titles(later=3000) == []
+    (message,) = alerts.tick(later=2 * 3600)
+    assert message["title"].startswith("mm_assets: Hangs: assets in run ")
+    assert "hours without any event: 2.0" in message["message"].splitlines()
+    assert alerts.titles(later=3 * 3600) == []
+    writer.end_run(run, True)
+    assert alerts.titles(later=3 * 3600) == ["all clear: Hangs: assets in run"]
+
+
+def test_a_backfill_without_a_run_hangs(alerts: Alerts) -> None:
+    writer = alerts.writer()
+    writer.begin_backfill(["a"])
+    assert alerts.titles(later=1800) == []
+    assert alerts.titles(later=2 * 3600) == ["Hangs: assets in backfill"]
+
+
+def test_assets_are_fresh_for_as_long_as_the_setting_says(alerts: Alerts) -> None:
+    assert alerts.titles(later=7 * DAY) == []
+    writer = alerts.writer()
+    run = writer.begin_run()
+    for asset in ("curated", "scores", "filtered", "table", "skipping", "summary"):
+        writer.materialized(run, asset, "k")
+    writer.end_run(run, True)
+    assert alerts.titles(fresh_within=DAY, later=3600) == []
+    (message,) = alerts.tick(fresh_within=DAY, later=1.5 * DAY)
+    assert message["title"] == "mm_assets: Not fresh: no new materialization"
+    lines = message["message"].splitlines()
+    assert lines[1:3] == ["assets: 6 of 6", "MM_FRESH_WITHIN: 24 hours"]
+    assert "- curated: last materialized 36.0 hours ago" in lines
+
+
+def test_a_sensor_whose_ticks_fail(instance: dg.DagsterInstance, hook: Webhook, tmp_path: Path) -> None:
+    @dg.sensor(job_name="all")
+    def broken() -> None: ...
+
+    alerts = alerts_of(instance, hook, tmp_path, [broken])
+    writer = alerts.writer()
+    writer.ticked("broken", "the bucket is gone\nTraceback")
+    assert alerts.titles() == []  # once may be a restart
+    writer.ticked("broken", "the bucket is gone\nTraceback")
+    writer.ticked("of another code location", "no")
+    writer.ticked("of another code location", "no")
+    (message,) = alerts.tick()
+    assert message["title"] == "mm_assets: The ticks of sensor broken fail"
+    assert "reason: the bucket is gone" in message["message"].splitlines()
+    writer.ticked("broken", None)
+    assert alerts.titles() == ["all clear: The ticks of sensor broken fail"]
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        (50, ["filtered_parquet keeps another share of items than usual in backfill"]),
+        (78, []),  # within three times the spread of the runs before
+    ],
+)
+def test_the_kept_share_drifts(alerts: Alerts, kept: int, told: list[str]) -> None:
+    writer = alerts.writer()
+    for rows in (80, 81, 79, 82, 80, 78):
+        run = writer.begin_run()
+        writer.materialized(run, "filtered_parquet", "a", _kept(rows))
+        writer.end_run(run, True)
+    assert alerts.titles() == []
+    drifting = alerts.writer()
+    drifting.begin_backfill(["a"])
+    for key in ("a", "b"):
+        run = drifting.begin_run()
+        drifting.materialized(run, "filtered_parquet", key, _kept(kept))
+        drifting.end_run(run, True)
+        assert alerts.titles() == told
+        told = [] if key == "a" else told
+    unchanged = alerts.writer()
+    run = unchanged.begin_run()
+    unchanged.materialized(run, "filtered_parquet", "a", {**_kept(10), "unchanged": True})
+    unchanged.end_run(run, True)
+    assert alerts.titles() == []
+    if kept == 50:
+        message = alerts.hook.received[-1]["message"].splitlines()
+        assert message[1:3] == [
+            "kept: 50.0% of 100 items",
+            "usual: 80.0% (median of 6 runs), 4.4% more or less",
+        ]
+        usual = alerts.writer()
+        run = usual.begin_run()
+        usual.materialized(run, "filtered_parquet", "a", _kept(80))
+        usual.end_run(run, True)
+        (clear,) = alerts.titles()
+        assert clear.startswith("all clear: filtered_parquet keeps another share")
+
+
+def test_more_is_in_quarantine_than_allowed(alerts: Alerts) -> None:
+    writer = alerts.writer()
+    run = writer.begin_run()
+    for key, share in (("a", 0.1), ("b", 0.4)):
+        writer.materialized(run, "curated_parquet", key, {"loss_share": share, "loss_share_of": 100})
+    writer.end_run(run, True)
+    assert alerts.titles(max_loss=0.5) == []
+    run = writer.begin_run()
+    writer.materialized(run, "curated_parquet", "b", {"loss_share": 0.4, "loss_share_of": 100})
+    writer.end_run(run, True)
+    (message,) = alerts.tick(max_loss=0.3)
+    assert message["title"].startswith(
+        "mm_assets: Quarantine share of curated_parquet is over MM_MAX_LOSS in run"
+    )
+    assert message["message"].splitlines()[1:3] == ["lost: 40.0% of 100 items", "MM_MAX_LOSS: 0.3"]
+
+
+def _kept(rows: int) -> dict[str, float | bool]:
+    return {"dagster/partition_row_count": rows, "items_in": 100}

@@ -1,0 +1,105 @@
+"""Targets are named without a secret, and say why they did not take a message."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mm_assets.automation.alerts.messages import Message
+from mm_assets.automation.alerts.targets import Target, targets
+from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, free_port, mail_server, webhook
+
+HELLO = Message("mm_assets: hello", "first line\nsecond <line>", "error")
+
+SECRETS = ("s3cret", "T1JJ3T3L2", "A1BRTD4JD", "IntegrationKey", "mysecrettopic", "hunter2", "4174216298")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("json://u:s3cret@example.com:8080/hunter2?+X-Token=s3cret", "json://example.com:8080…"),
+        ("jsons://example.com/s3cret", "jsons://example.com…"),
+        ("json://u:p@s3cret@example.com", "json://example.com…"),
+        ("json://u:s3cret/hunter2@example.com", "json://…"),
+        ("mailtos://me:hunter2@example.com?to=a@b.c", "mailtos://example.com…"),
+        ("slack://T1JJ3T3L2/A1BRTD4JD/s3cret/#general", "slack://…"),
+        ("https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/s3cret", "https://…"),
+        ("pagerduty://IntegrationKey@s3cret", "pagerduty://…"),
+        ("discord://4174216298/s3cret", "discord://…"),
+        ("ntfy://mysecrettopic", "ntfy://…"),
+        ("s3cret", ""),
+        ("s3cret://", ""),
+        ("hunter2 s3cret://x", ""),
+    ],
+)
+def test_no_secret_is_shown(url: str, shown: str) -> None:
+    (target,) = targets([url])
+    assert str(target) == (f"target 1 ({shown})" if shown else "target 1")
+    for text in (str(target), repr(target), target.id):
+        assert not any(secret in text for secret in SECRETS)
+
+
+def test_a_webhook_gets_title_text_and_kind() -> None:
+    with webhook() as hook:
+        assert Target(1, hook.url()).send(HELLO) is None
+    (message,) = hook.received
+    assert (message["title"], message["message"], message["type"]) == (HELLO.title, HELLO.body, "failure")
+
+
+def test_a_mail_has_a_subject_and_plain_text() -> None:
+    with mail_server() as server:
+        assert Target(1, server.url).send(HELLO) is None
+    (mail,) = server.mails
+    assert mail["Subject"] == HELLO.title
+    assert mail["To"] == "team@example.com"
+    plain = [part for part in mail.walk() if part.get_content_type() == "text/plain"]
+    assert [part.get_content().split("\r\n")[:2] for part in plain] == [HELLO.body.splitlines()]
+
+
+def test_why_a_message_was_not_delivered_names_no_secret(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    everywhere = logging.StreamHandler()
+    logging.getLogger().addHandler(everywhere)
+    port = free_port()
+    with webhook() as hook:
+        hook.answers = [503, 403]
+        reasons = [
+            Target(1, hook.url("s3cret")).send(HELLO),
+            Target(1, hook.url("s3cret")).send(HELLO),
+            Target(1, f"json://127.0.0.1:{port}/s3cret").send(HELLO),
+            Target(1, f"mailto://hunter2:s3cret@example.com?smtp=127.0.0.1&port={port}").send(HELLO),
+            Target(1, "mailto://hunter2:s3cret").send(HELLO),
+            Target(1, "nosuch://hunter2:s3cret@example.com").send(HELLO),
+            Target(1, "s3cret").send(HELLO),
+        ]
+    logging.getLogger().removeHandler(everywhere)
+    assert reasons[:2] == ["it answered 503", "it answered 403"]
+    assert reasons[5:] == ["no URL that Apprise knows", "no URL that Apprise knows"]
+    assert all(reasons)
+    shown = " ".join([*map(str, reasons), *capfd.readouterr()])
+    assert not any(secret in shown for secret in SECRETS), shown
+
+
+def test_a_silent_server_is_given_up(silent: Webhook) -> None:
+    reason = Target(1, f"{silent.url()}?rto=0.3").send(HELLO)
+    assert reason is not None and not silent.received
+
+
+@pytest.fixture
+def silent(hook: Webhook) -> Webhook:
+    hook.silence = 2.0
+    return hook
+
+
+def test_long_messages_are_cut_into_several_where_a_service_takes_no_more(mails: MailServer) -> None:
+    lines = "\n".join(f"line {n}" for n in range(5000))
+    assert Target(1, mails.url).send(Message("t", lines, "warn")) is None
+    text = "".join(
+        part.get_content()
+        for mail in mails.mails
+        for part in mail.walk()
+        if part.get_content_type() == "text/plain"
+    )
+    assert text.split() == lines.split()

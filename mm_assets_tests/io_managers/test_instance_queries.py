@@ -1,0 +1,108 @@
+"""Canaries: what alerts rely on in Dagster 1.13.27 beyond its documentation, on real SQLite files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dagster as dg
+import pytest
+
+from mm_assets.io_managers import instance_queries as queries
+from mm_assets_tests.automation.alerts.event_writer import Writer
+from mm_assets_tests.io_managers.toy import check_key
+
+CHECK = check_key("curated", "not_empty")
+KEYS = ["a", "b", "c", "d"]
+
+
+@pytest.fixture
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
+    with dg.instance_for_test(temp_dir=str(tmp_path_factory.mktemp("home"))) as instance:
+        instance.add_dynamic_partitions("shards", KEYS)
+        yield Writer(instance)
+
+
+def test_the_last_evaluation_of_a_partition_counts_and_a_planned_one_does_not(writer: Writer) -> None:
+    first, second, third = (writer.begin_run() for _ in range(3))
+    for key in KEYS:
+        writer.evaluated(first, "curated", "not_empty", key, False, "WARN" if key == "a" else "ERROR")
+    writer.evaluated(second, "curated", "not_empty", "b", False)
+    writer.evaluated(second, "curated", "not_empty", "c", True)
+    writer.planned_check(third, "curated", "not_empty", ["a"])
+    writer.evaluated(third, "curated", "other", "a", False)
+    found = {row.run_id: row for row in queries.failing_by_run(writer.instance, CHECK)}
+    assert found == {
+        first: queries.FailingRun(first, shards=2, errors=1, over_all=False),
+        second: queries.FailingRun(second, shards=1, errors=1, over_all=False),
+    }
+    writer.instance.delete_dynamic_partition("shards", "b")
+    assert [row.run_id for row in queries.failing_by_run(writer.instance, CHECK, "shards")] == [first]
+
+
+def test_the_evaluation_of_no_partition_is_one_of_its_own(writer: Writer) -> None:
+    run = writer.begin_run()
+    writer.evaluated(run, "curated", "not_empty", None, False, summary="all of it")
+    assert queries.failing_by_run(writer.instance, CHECK, "shards") == [
+        queries.FailingRun(run, shards=0, errors=0, over_all=True)
+    ]
+    assert queries.failing_evaluations(writer.instance, CHECK, [run], 5) == []
+    (evaluation,) = queries.failing_evaluations(writer.instance, CHECK, [run], 5, over_all=True)
+    assert evaluation.metadata["summary"].value == "all of it"
+
+
+def test_evaluations_are_read_back_in_the_order_of_partitions_up_to_a_limit(writer: Writer) -> None:
+    run, other = writer.begin_run(), writer.begin_run()
+    for key in reversed(KEYS):
+        writer.evaluated(run if key in "ac" else other, "curated", "not_empty", key, False, summary=key * 3)
+    found = queries.failing_evaluations(writer.instance, CHECK, [run, other], 3, "shards")
+    assert [(e.partition, e.metadata["summary"].value) for e in found] == [
+        ("a", "aaa"),
+        ("b", "bbb"),
+        ("c", "ccc"),
+    ]
+    assert [e.partition for e in queries.failing_evaluations(writer.instance, CHECK, [other], 3)] == [
+        "b",
+        "d",
+    ]
+
+
+def test_runs_with_failures_are_told_from_those_without(writer: Writer) -> None:
+    good, bad = writer.begin_run(), writer.begin_run()
+    writer.evaluated(good, "curated", "not_empty", "a", True)
+    writer.evaluated(bad, "curated", "not_empty", "b", False)
+    assert queries.has_failures(writer.instance, CHECK, [good, bad])
+    assert not queries.has_failures(writer.instance, CHECK, [good])
+    assert not queries.has_failures(writer.instance, CHECK, [])
+
+
+def test_attempts_are_open_until_something_is_materialized(writer: Writer) -> None:
+    first, second = writer.begin_run(), writer.begin_run()
+    for key in ("a", "b"):
+        writer.planned(first, "curated", key)
+    writer.materialized(first, "curated", "a")
+    asset = dg.AssetKey("curated")
+    assert queries.open_attempts(writer.instance, asset) == {"b": first}
+    writer.planned(second, "curated", "b")
+    assert queries.open_attempts(writer.instance, asset) == {"b": second}
+    writer.materialized(second, "curated", "b")
+    assert queries.open_attempts(writer.instance, asset) == {}
+
+
+def test_backfills_by_status_the_latest_first(writer: Writer) -> None:
+    names = []
+    for status in ("FAILED", "COMPLETED_SUCCESS", "FAILED"):
+        writer.begin_backfill(KEYS)
+        writer.end_backfill(status)
+        names.append(writer.backfill)
+    found = queries.backfills(writer.instance, ["FAILED"], 5)
+    assert [backfill.backfill_id for backfill in found] == [names[2], names[0]]
+    assert len(queries.backfills(writer.instance, ["FAILED"], 1)) == 1
+
+
+def test_ticks_that_have_ended_the_latest_first(writer: Writer) -> None:
+    for error in ("one", None, "three"):
+        writer.ticked("broken", error)
+    (state,) = writer.instance.all_instigator_state()
+    ticks = queries.finished_ticks(writer.instance, state.instigator_origin_id, state.selector_id, 2)
+    assert [tick.is_failure for tick in ticks] == [True, False]
+    assert ticks[0].error is not None and ticks[0].error.message == "three"
