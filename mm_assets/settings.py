@@ -31,13 +31,18 @@ from mm_assets.settings_file import PREFIX, given_settings
 S = TypeVar("S", bound="Settings")
 
 
-def _one_of(*names: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in names:
-            raise ValueError(f"must be one of {', '.join(names)}, not {text!r}")
+@dataclass(frozen=True)
+class _OneOf:
+    names: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            raise ValueError(f"must be one of {', '.join(self.names)}, not {text!r}")
         return text
 
-    return parse
+
+def _one_of(*names: str) -> _OneOf:
+    return _OneOf(names)
 
 
 def _number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[[str], Any]:
@@ -101,7 +106,8 @@ def _setting(
         heading: that of the settings file above it and those that follow.
         is_secret: its value is never shown.
     """
-    metadata = {"parse": parse, "meaning": meaning, "heading": heading}
+    choices = parse.names if isinstance(parse, _OneOf) else ()
+    metadata = {"parse": parse, "meaning": meaning, "heading": heading, "choices": choices}
     return field(default=default, repr=not is_secret, metadata=metadata)
 
 

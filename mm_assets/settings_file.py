@@ -57,7 +57,7 @@ def given_settings(environment: Mapping[str, str] | None = None) -> GivenSetting
 def _read(path: Path) -> dict[str, str]:
     try:
         with located(str(path)):
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
@@ -66,21 +66,27 @@ def _read(path: Path) -> dict[str, str]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsFileError(f"{path}: {error}; write text in quotation marks") from error
+    if odd := next((key for key in values if key != key.lower()), None):
+        raise SettingsFileError(f"{path}: {odd}: settings are written in lower case: {odd.lower()}")
     return {PREFIX + key.upper(): _text(path, key, value) for key, value in values.items()}
 
 
 def _text(path: Path, key: str, value: Any) -> str:
     """Return a value as its variable would hold it."""
-    if isinstance(value, list):
-        items = [_text(path, key, item) for item in value]
-        if PREFIX + key.upper() in SPACED:
-            return " ".join(map(shlex.quote, items))
-        if item := next((item for item in items if "," in item), None):
-            raise SettingsFileError(f"{path}: {key}: {item!r} has a comma, which separates items")
-        return ",".join(items)
+    if not isinstance(value, list):
+        return _item(path, key, value)
+    items = [_item(path, key, item) for item in value]
+    if PREFIX + key.upper() in SPACED:
+        return " ".join(map(shlex.quote, items))
+    if item := next((item for item in items if "," in item), None):
+        raise SettingsFileError(f"{path}: {key}: {item!r} has a comma, which separates items")
+    return ",".join(items)
+
+
+def _item(path: Path, key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
-    kind = "a table" if isinstance(value, dict) else f"{value!r}"
+    kind = {bool: "true or false", dict: "a table", list: "a list in a list"}.get(type(value), str(value))
     raise SettingsFileError(f"{path}: {key} must be text, a number or a list of them, not {kind}")

@@ -1,4 +1,4 @@
-"""Terminal behaviour of all commands: output in any encoding, one line per error, exit codes."""
+"""Terminal behaviour of all commands: output in any encoding, progress, one line per error, exit codes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1
 INTERRUPTED = 130  # as in shells: 128 plus the signal's number
+_BAR = 24  # characters of a progress bar
 
 # Packages whose errors derive from no standard exception, such as those of a database. Recognised by name, so
 # that none is imported.
@@ -56,6 +57,44 @@ def interrupted() -> int:
 def fail(line: str) -> None:
     """Print an error line on stderr."""
     print(f"mm-assets: {line}", file=sys.stderr)
+
+
+class ProgressLine:
+    """Line with a bar on stderr, drawn over itself; silent where stderr is no terminal."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.is_shown = sys.stderr.isatty()
+        # The terminal itself: Dagster leads stderr into a file while a step is executed.
+        self._terminal = os.dup(sys.stderr.fileno()) if self.is_shown else None
+
+    def show(self, done: int, text: str) -> None:
+        """Draw the line, cut to the width of the terminal: a longer one could not be drawn over."""
+        if self._terminal is None:
+            return
+        filled = _BAR * done // max(self._total, 1)
+        line = f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}"
+        columns = os.get_terminal_size(self._terminal).columns or 80
+        self._draw(line[: columns - 1])
+
+    def clear(self) -> None:
+        """Remove the line."""
+        self._draw("")
+
+    def end(self, is_kept: bool = False) -> None:
+        """Draw nothing more, and leave the line there, or not."""
+        if self._terminal is None:
+            return
+        if is_kept:
+            os.write(self._terminal, b"\n")
+        else:
+            self.clear()
+        os.close(self._terminal)
+        self._terminal = None
+
+    def _draw(self, line: str) -> None:
+        if self._terminal is not None:
+            os.write(self._terminal, f"\r{line}\x1b[K".encode(errors="backslashreplace"))
 
 
 def printable(text: str) -> str:

@@ -81,16 +81,34 @@ def wheel(sdist: Path) -> Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(wheel: Path, root: Path, extras: str = "") -> Path:
     """An environment with the wheel and what it asks for, in the versions of the lock file."""
-    root = tmp_path_factory.mktemp("installed")
     locked = re.findall(r"^([\w.-]+==\S+) \\$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     (root / "constraints.txt").write_text("\n".join(locked))
     found = new_environment(root / "environment")
-    run(found, "-m", "pip", "install", "--quiet", "--constraint", "constraints.txt", wheel, folder=root)
+    run(
+        found,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--constraint",
+        "constraints.txt",
+        f"{wheel}{extras}",
+        folder=root,
+    )
     run(found, "-m", "pip", "check", folder=root)
     return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture(scope="module")
+def python_of_graph(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("installed"), "[dagster]")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +125,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, sdist: Path) 
     names = set(zipfile.ZipFile(wheel).namelist())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "mm_assets").rglob("*.py")}
     metadata = {name for name in names if name.startswith(f"mm_assets-{__version__}.dist-info/")}
-    assert names - metadata == sources | {"mm_assets/py.typed"}
+    assert names - metadata == sources | {"mm_assets/py.typed", "mm_assets/headless/dagster.yaml"}
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
     assert sources | {"mm_assets/py.typed", "README.md", "LICENSE", "pyproject.toml"} <= packed
@@ -167,6 +185,27 @@ def test_what_an_extra_brings_is_named(
     assert not (folder / "out").exists()
 
 
-def test_the_graph_names_its_extra(python: Path, folder: Path) -> None:
-    done = run(python, "-m", "mm_assets.demo", folder=folder, code=1)
+@pytest.mark.parametrize("command", ["run", "prove", "ui"])
+def test_the_graph_names_its_extra(command: str, python: Path, folder: Path) -> None:
+    done = run(python.with_name("mm-assets"), command, folder=folder, code=1)
     assert done.stderr == f"mm-assets: {GRAPH}\n"
+
+
+def test_the_graph_runs_in_a_folder_with_nothing_but_a_settings_file(
+    python_of_graph: Path, folder: Path, tmp_path: Path
+) -> None:
+    command = python_of_graph.with_name("mm-assets")
+    run(command, "init", folder=tmp_path)
+    file = tmp_path / "mm_assets.toml"
+    text = file.read_text().replace('# raw_shards = "demo/raw"', f'raw_shards = ["{folder}/raw"]')
+    file.write_text(text.replace('# storage = "demo/storage"', 'storage = "out"'))
+    done = run(command, "run", folder=tmp_path)
+    assert "proven: every item of 3 shards is in 5 outputs as it was written" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "out" / "webdataset").glob("*.tar")) == [
+        *("pdf-00000.tar", "web-00000.tar", "web-00001.tar")
+    ]
+    done = run(command, "run", "--missing", "--failed", "--changed", folder=tmp_path)
+    assert done.stdout.splitlines()[-1] == "nothing to do"
+    assert run(command, "prove", folder=tmp_path).stdout.startswith("proven: every item of 3 shards")
+    (home,) = (tmp_path / ".dagster").iterdir()
+    assert (home / "dagster.yaml").read_bytes() == (ROOT / "dagster.yaml").read_bytes()

@@ -9,7 +9,8 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
-from mm_assets.automation.due_shards import FAILED, DueShards, due_shards
+from mm_assets.automation.due_shard_finder import due_shards
+from mm_assets.automation.due_shards import FAILED, DueShards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.partitions import SHARDS
 

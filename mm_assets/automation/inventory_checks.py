@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
-from mm_assets.automation.due_shards import due_shards
+from mm_assets.automation.due_shard_finder import due_shards
 from mm_assets.automation.removed_shards import PRESENT, presence, removed_shards
 from mm_assets.automation.stale_shards import UP_TO_DATE, staleness
 from mm_assets.formats.raw_shards import Listing

@@ -1,8 +1,8 @@
-"""The latest event of each partition, in a few queries: ids and runs, no event is read.
+"""The latest event of each partition, in one query an asset: ids and runs, no event is read.
 
 Like `mm_assets.io_managers.events`, this uses what Dagster 1.13.27 does not document: the event log's
-`get_latest_storage_id_by_partition` and `get_latest_tags_by_partition`, and ids and runs in the table of
-events. Its canary is `mm_assets_tests/automation/test_partition_events.py`.
+`get_latest_tags_by_partition`, its query of the latest event of each partition, and ids and runs in the table
+of events. Its canary is `mm_assets_tests/automation/test_partition_events.py`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ def latest_events(
     instance: dg.DagsterInstance, asset: dg.AssetKey, kind: dg.DagsterEventType
 ) -> dict[str, EventId]:
     """Return the latest event of a kind by partition, for all partitions that have one."""
-    ids = instance.get_latest_storage_id_by_partition(asset, kind)
-    runs = _runs_of(instance, ids.values())
-    return {key: EventId(storage_id, runs.get(storage_id, "")) for key, storage_id in ids.items()}
+    storage = _storage(instance)
+    latest = storage._latest_event_ids_by_partition_subquery(asset, [kind])
+    table = SqlEventLogStorageTable.c
+    query = db.select(latest.c.partition, table.id, table.run_id).where(table.id == latest.c.id)
+    with storage.index_connection() as connection:
+        return {key: EventId(*event) for key, *event in connection.execute(query)}
 
 
 def latest_versions(
@@ -60,7 +63,8 @@ def made_from(
     storage_ids: Iterable[int],
     inputs: Iterable[dg.AssetKey],
 ) -> dict[str, MadeFrom]:
-    """Return what these materializations were made from, by partition. It reads each event, about 1 ms."""
+    """Return what these materializations were made from, by partition. It reads each event, about
+    0.3 ms."""
     tag_of_input = {key: get_input_data_version_tag(key) for key in inputs}
     found: dict[str, MadeFrom] = {}
     ids = list(storage_ids)
@@ -103,19 +107,3 @@ def _storage(instance: dg.DagsterInstance) -> SqlEventLogStorage:
             f"{type(storage).__name__}: only event logs in a database can be asked for partitions"
         )
     return storage
-
-
-def _runs_of(instance: dg.DagsterInstance, storage_ids: Iterable[int]) -> dict[int, str]:
-    storage = instance.event_log_storage
-    if not isinstance(storage, SqlEventLogStorage):
-        raise TypeError(
-            f"{type(storage).__name__}: only event logs in a database can be asked for partitions"
-        )
-    columns = SqlEventLogStorageTable.c
-    ids = list(storage_ids)
-    found: dict[int, str] = {}
-    with _storage(instance).index_connection() as connection:
-        for start in range(0, len(ids), _BATCH):
-            query = db.select(columns.id, columns.run_id).where(columns.id.in_(ids[start : start + _BATCH]))
-            found.update({row[0]: row[1] for row in connection.execute(query)})
-    return found

@@ -40,17 +40,20 @@ def settings_text() -> str:
     lines = [
         "# Settings of mm-assets, read from the folder that a command is started in.",
         "# Variables of the environment (MM_STORAGE for `storage`, and so on) come first.",
+        '# Each line has the default; "" and [] stand for: not set.',
     ]
     for setting in fields(Settings):
         if heading := setting.metadata["heading"]:
             lines += ["", f"# --- {heading} ---"]
-        lines += ["", f"# {setting.metadata['meaning']}", f"# {setting.name} = {_toml(setting.default)}"]
+        choices = " | ".join(setting.metadata["choices"])
+        meaning = setting.metadata["meaning"] + (f" ({choices})" if choices else "")
+        lines += ["", f"# {meaning}", f"# {setting.name} = {_toml(setting.default)}"]
     return "\n".join(lines) + "\n"
 
 
 def _toml(value: Any) -> str:
     if value is None:
-        return "   (not set)"
+        return '""'
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, str):

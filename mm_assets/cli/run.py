@@ -48,7 +48,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"not names separated by commas: {text!r}")
+    return names
 
 
 def _count(text: str) -> int:

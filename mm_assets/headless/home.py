@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+from mm_assets.settings import Settings
 from mm_assets.settings_file import given_settings
 
 CONFIGURATION = Path(__file__).with_name("dagster.yaml")
@@ -15,8 +16,10 @@ CONFIGURATION = Path(__file__).with_name("dagster.yaml")
 def home_in_force() -> Path:
     """Return ``DAGSTER_HOME``, else ``.dagster/<name>`` for ``MM_STORAGE``; it need not exist."""
     storage = given_settings().get("MM_STORAGE", "").rstrip("/")
-    name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}" if storage else "demo"
-    return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).resolve()
+    name = f"{Path(storage).name}-{hashlib.sha256(storage.encode()).hexdigest()[:8]}"
+    if storage in ("", Settings.storage):
+        name = "demo"
+    return Path(os.environ.get("DAGSTER_HOME") or Path(".dagster", name)).expanduser().resolve()
 
 
 def prepare_home() -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 
 import dagster as dg
+
+from mm_assets.terminal import ProgressLine
 
 
 class RunProgress:
@@ -18,24 +19,26 @@ class RunProgress:
 
     def __init__(self, total: int) -> None:
         self._total = total
+        self._line = ProgressLine(total)
         self._done = 0
         self._started = time.monotonic()
         self._asset = ""
+        self._shards_of_run = 0
         self._of_asset = self._samples = 0
         self._asset_started = 0.0
-        self._is_shown = sys.stderr.isatty()
 
     def __enter__(self) -> RunProgress:
         return self
 
-    def follow(self, instance: dg.DagsterInstance, run_id: str) -> None:
+    def follow(self, instance: dg.DagsterInstance, run_id: str, shards: int) -> None:
         """Show the shards of a run as they land."""
-        if self._is_shown:
+        self._asset, self._shards_of_run = "", shards
+        if self._line.is_shown:
             instance.add_event_listener(run_id, self._note)
 
-    def line(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the progress line, or alone where none is shown."""
-        self._clear()
+        self._line.clear()
         print(text, flush=True)
 
     def _note(self, entry: dg.EventLogEntry) -> None:
@@ -54,19 +57,12 @@ class RunProgress:
         self._show()
 
     def _show(self) -> None:
-        width = 24
-        filled = width * self._done // max(self._total, 1)
-        bar = "#" * filled + "-" * (width - filled)
         seconds = time.monotonic() - self._started
         left = seconds / self._done * (self._total - self._done)
         rate = self._samples / max(time.monotonic() - self._asset_started, 0.001)
         samples = f", {rate:.0f} samples/s" if self._samples else ""
-        text = f"[{bar}] {self._asset}: {self._of_asset} shards{samples}; {seconds:.0f} s, {left:.0f} s left"
-        print(f"\r{text}\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def _clear(self) -> None:
-        if self._is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        shards = f"{self._asset} {self._of_asset}/{self._shards_of_run}"
+        self._line.show(self._done, f"{shards}{samples}, {seconds:.0f} s, {left:.0f} s left")
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._clear()
+        self._line.end()

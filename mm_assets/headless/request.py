@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 import dagster as dg
 
-from mm_assets.automation.due_shards import Due, DueShardFinder, DueShards
+from mm_assets.automation.due_shard_finder import DueShardFinder
+from mm_assets.automation.due_shards import Due, DueShards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.interleaved.errors import DataError
 
@@ -48,11 +49,20 @@ class Selection:
     def keys(self) -> list[str]:
         return list(dict.fromkeys(key for keys in self.groups.values() for key in keys))
 
+    @property
+    def keys_by_asset(self) -> dict[str, list[str]]:
+        """The partitions to make, by name of the asset."""
+        found: dict[str, list[str]] = {}
+        for assets, keys in self.groups.items():
+            for asset in assets:
+                found.setdefault(asset.to_user_string(), []).extend(keys)
+        return found
+
     def lines(self) -> list[str]:
         """Return what would be made, and why: a line for each asset and reason."""
         lines = []
+        chosen = set(self.keys)
         for asset, due in self.why.items():
-            chosen = set(self.keys)
             by_reason: dict[str, list[str]] = {}
             for key, why in due.items():
                 if key in chosen:
@@ -83,13 +93,13 @@ def select(
     """
     materializable = [spec.key for spec in specs if spec.deps]
     names = {key.to_user_string(): key for key in materializable}
-    assets = [names[_known(name, names, "asset")] for name in request.assets] or materializable
-    keys = [_known(key, listing, "raw shard") for key in request.shards] or [*listing, *absent]
+    assets = [names[known(name, names, "asset")] for name in dict.fromkeys(request.assets)] or materializable
+    named = [known(key, listing, "raw shard") for key in dict.fromkeys(request.shards)]
+    keys = named or [*listing, *absent]
     due = DueShards()
     if request.kinds or explains:
-        due = DueShardFinder(
-            instance, specs, {key: listing[key].version for key in keys if key in listing}
-        ).find(assets)
+        versions = {key: shard.version for key, shard in listing.items()}
+        due = DueShardFinder(instance, specs, versions).find(assets).restricted(set(keys))
     if request.kinds:
         due = due.where(lambda why: why.kind in request.kinds)
         keys = due.partitions()
@@ -101,7 +111,12 @@ def select(
     return Selection(groups, due.by_asset, len(keys) - len(chosen))
 
 
-def _known(name: str, names: Mapping[str, object], what: str) -> str:
+def known(name: str, names: Collection[str], what: str) -> str:
+    """Return a name that there is.
+
+    Raises:
+        DataError: there is none such; the message says of ``what``, and has the nearest one.
+    """
     if name in names:
         return name
     near = get_close_matches(name, names, n=1, cutoff=0)

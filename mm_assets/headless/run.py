@@ -11,15 +11,17 @@ from uuid import uuid4
 
 import dagster as dg
 
+from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
-from mm_assets.definitions import defs
+from mm_assets.automation.lost_runs import fail_lost_runs, process_tag
+from mm_assets.definitions import build_definitions
 from mm_assets.formats.error_places import located
 from mm_assets.formats.output_folder import refuse_unwritable
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.headless.home import prepare_home
 from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
-from mm_assets.headless.request import MakeRequest, Selection, select
+from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.partitions import SHARDS, chunks
@@ -55,7 +57,8 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         if not listing.unmatched:  # of an unreachable location nobody knows: its shards fail
             _warn_of_removed(absent)
             absent = []
-        specs = list(defs.resolve_all_asset_specs())
+        fail_lost_runs(instance)
+        specs = list(build_definitions().resolve_all_asset_specs())
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
             return _print_plan(selection, listing)
@@ -73,13 +76,19 @@ def prove(shards: Sequence[str] = ()) -> int:
     """
     with _instance() as instance:
         order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-        missing = [key for key in shards if key not in order]
-        if missing:
-            raise ValueError(f"{missing[0]!r}: no such partition")
-        summary = RunSummary(shards or order)
-        for tags in [_range(keys) for keys in chunks(shards, order)] if shards else [{}]:
-            result = _execute(instance, "prove", {**tags, STARTED_BY: "mm-assets prove"}, None)
-            summary.add(instance, result)
+        keys = [known(key, order, "partition") for key in dict.fromkeys(shards)] or order
+        if not keys:
+            print("nothing to prove: no shard was ever made")
+            return 0
+        summary = RunSummary(dict.fromkeys(BY_ASSET, keys))
+        fail_lost_runs(instance)
+        with process_tag(instance) as process:
+            for tags in [_range(chunk) for chunk in chunks(shards, order)] if shards else [{}]:
+                tags = {**tags, **process, STARTED_BY: "mm-assets prove"}
+                result = _execute(instance, "prove", tags)
+                if was_interrupted(result):
+                    return interrupted()
+                summary.add(instance, result)
         summary.print_proof()
         return 0 if summary.has_succeeded and summary.is_proven else 1
 
@@ -87,21 +96,23 @@ def prove(shards: Sequence[str] = ()) -> int:
 def _make(instance: dg.DagsterInstance, selection: Selection, locations: str, settings: Settings) -> int:
     started = time.monotonic()
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
-    assets = {asset.to_user_string() for group in selection.groups for asset in group}
-    summary = RunSummary(selection.keys, assets)
+    summary = RunSummary(selection.keys_by_asset)
     runs = [(group, keys) for group, all_keys in selection.groups.items() for keys in chunks(all_keys, order)]
-    with RunProgress(sum(len(group) * len(keys) for group, keys in runs)) as progress:
+    total = sum(len(group) * len(keys) for group, keys in runs)
+    with RunProgress(total) as progress, process_tag(instance) as process:
         for number, (group, keys) in enumerate(runs, start=1):
             try:
-                tags = {**_range(keys), STARTED_BY: "mm-assets run"}
-                result = _execute(instance, JOB, tags, group, progress)
+                tags = {**_range(keys), **process, STARTED_BY: "mm-assets run"}
+                run_id = str(uuid4())
+                progress.follow(instance, run_id, len(keys))
+                result = _execute(instance, JOB, tags, group, run_id)
             except dg.DagsterExecutionInterruptedError:
                 return interrupted()
             if was_interrupted(result):
                 return interrupted()
             summary.add(instance, result)
             if len(runs) > 1:
-                progress.line(
+                progress.print(
                     f"run {number} of {len(runs)}: {len(keys)} shards, from {keys[0]} to {keys[-1]}"
                 )
     summary.print(locations)
@@ -114,19 +125,20 @@ def _execute(
     instance: dg.DagsterInstance,
     job: str,
     tags: dict[str, str],
-    assets: Sequence[dg.AssetKey] | None,
-    progress: RunProgress | None = None,
+    assets: Sequence[dg.AssetKey] | None = None,
+    run_id: str | None = None,
 ) -> dg.ExecuteInProcessResult:
-    run_id = str(uuid4())
-    if progress is not None:
-        progress.follow(instance, run_id)
-    return defs.resolve_job_def(job).execute_in_process(
-        instance=instance,
-        run_id=run_id,
-        tags=tags,
-        asset_selection=assets,
-        raise_on_error=False,
-        run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+    return (
+        build_definitions()
+        .resolve_job_def(job)
+        .execute_in_process(
+            instance=instance,
+            run_id=run_id,
+            tags=tags,
+            asset_selection=assets,
+            raise_on_error=False,
+            run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        )
     )
 
 

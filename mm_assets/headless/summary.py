@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,13 +53,12 @@ class RunSummary:
     """What came of the runs of a command.
 
     Args:
-        keys: the partitions that were to be made.
-        assets: names of the assets that were; None: all.
+        keys: the partitions that were to be made, or proven, by asset.
     """
 
-    def __init__(self, keys: Collection[str], assets: Collection[str] | None = None) -> None:
-        self._keys = keys
-        self._outputs = [each.asset for each in OUTPUTS if assets is None or each.asset in assets]
+    def __init__(self, keys: Mapping[str, Collection[str]]) -> None:
+        self._expected = {each.asset: set(keys[each.asset]) for each in OUTPUTS if each.asset in keys}
+        self._keys = list(dict.fromkeys(key for asset in self._expected for key in keys[asset]))
         self._problems: list[str] = []
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._proofs: dict[tuple[str, str], bool] = {}
@@ -127,7 +126,7 @@ class RunSummary:
         for row in rows if self._lines else []:
             name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
             print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
-        if self._outputs:
+        if self._expected:
             print(self._proof_line())
         bad = len(self._failed)
         lost = f"members and items lost{' of the others' if bad else ''}: {self.loss_share:.0%}"
@@ -142,25 +141,29 @@ class RunSummary:
     def _proof_line(self) -> str:
         unproven = self._unproven()
         proven = len(self._keys) - len(unproven)
+        is_same = all(len(keys) == len(self._keys) for keys in self._expected.values())
+        outputs = f"{len(self._expected)} outputs" if is_same else "the outputs that were made"
         if not unproven:
             return (
-                f"proven: every item of {proven} shards is in {len(self._outputs)} outputs "
-                "as it was written (proof/proof.json)"
+                f"proven: every item of {proven} shards is in {outputs} as it was written (proof/proof.json)"
             )
         named = "; ".join(f"{key} {reason}" for key, reason in list(unproven.items())[:_NAMED])
         more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
-        outputs = f"all {len(self._outputs)} outputs"
-        return f"NOT PROVEN: {proven} of {len(self._keys)} shards in {outputs}; the others: {named}{more}"
+        every = "all " if is_same else ""
+        return (
+            f"NOT PROVEN: {proven} of {len(self._keys)} shards in {every}{outputs}; the others: {named}{more}"
+        )
 
     def _unproven(self) -> dict[str, str]:
         """Return for each shard that is not proven to be in every output the reason."""
         unproven: dict[str, str] = {}
         for key in self._keys:
-            if changed := [asset for asset in self._outputs if self._proofs.get((key, asset)) is False]:
+            assets = [asset for asset, keys in self._expected.items() if key in keys]
+            if changed := [asset for asset in assets if self._proofs.get((key, asset)) is False]:
                 unproven[key] = f"not as written in {', '.join(changed)}; the next run makes it again"
             elif (failed_in := self._failed.get(key)) is not None:
                 unproven[key] = f"failed in {failed_in}"
-            elif absent := [asset for asset in self._outputs if (key, asset) not in self._proofs]:
+            elif absent := [asset for asset in assets if (key, asset) not in self._proofs]:
                 unproven[key] = f"not examined in {', '.join(absent)}"
         return unproven
 

@@ -67,7 +67,7 @@ class ShardIOManager(ShardHooks):
         }
         for key, record in unchanged.items():
             job = planned[key]
-            reports.landed(recorded_result(record), job.parents, job.made_by, unchanged=True)
+            reports.landed(recorded_result(record), job.parents, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
@@ -76,7 +76,7 @@ class ShardIOManager(ShardHooks):
                     stale, results, records, context.asset_key.to_user_string()
                 ):
                     if result.ok:
-                        reports.landed(result, stale[result.key].parents, stale[result.key].made_by)
+                        reports.landed(result, stale[result.key].parents)
                     else:
                         reports.failure(result)
         reports.finish()
@@ -140,6 +140,7 @@ class ShardIOManager(ShardHooks):
         asset = context.asset_key.to_user_string()
         options = self._all_options(asset)
         made_by = self.made_by(asset, reports.code_version, plan)
+        reports.begin(made_by)
         settings = readable_settings(reports.code_version, plan, options)
         sources = plan.source.by_key()
         side_inputs_by_key = {name: shards.by_key() for name, shards in plan.side_inputs.items()}

@@ -57,7 +57,7 @@ class ShardReports:
         self.asset = asset
         declared = run.assets_def.code_versions_by_key[asset] or ""
         self._declared = declared
-        self._has_other_settings = False
+        self._made_by = declared
         self.code_version = declared.partition(SETTINGS_MARK)[0]
         self._run = run
         self._specs = {
@@ -77,18 +77,18 @@ class ShardReports:
     def blocking(self) -> frozenset[str]:
         return frozenset(name for name, spec in self._specs.items() if spec.blocking)
 
-    def landed(
-        self, result: ShardResult, parents: Mapping[str, Shard], made_by: str, unchanged: bool = False
-    ) -> None:
-        """Log the shard's one materialization, and its checks.
+    def begin(self, made_by: str) -> None:
+        """Note the code version of the run; call it once, before any shard.
 
         Args:
-            made_by: digest of the code and the settings that the shard is made by.
+            made_by: digest of the code and the settings that the shards are made by.
         """
-        code_version = self.code_version
         if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
-            code_version = version_with_settings(code_version, made_by)
-            self._has_other_settings |= code_version != self._declared
+            self._made_by = version_with_settings(self.code_version, made_by)
+        SeenCodeVersions(self._run.instance).see(self.asset, self._made_by)
+
+    def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
+        """Log the shard's one materialization, and its checks."""
         metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
         if result.uri:
             metadata[URI] = result.uri
@@ -97,7 +97,7 @@ class ShardReports:
                 self.asset,
                 partition=result.key,
                 metadata=metadata_values(metadata),
-                tags=provenance(result.version, code_version, parents),
+                tags=provenance(result.version, self._made_by, parents),
             )
         )
         self._checks.add(result.key, result.checks)
@@ -125,5 +125,3 @@ class ShardReports:
     def finish(self) -> None:
         """Log one evaluation over all shards for each check; call it once, after all shards."""
         self._checks.finish()
-        if self._has_other_settings:
-            SeenCodeVersions(self._run.instance).forget(self.asset)

@@ -7,57 +7,54 @@ know that they all name the present version. `instance.run_storage` is Dagster's
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import dagster as dg
 
-_KEY = "mm_assets/code_versions"
-EVERYTHING = -1  # no event is older
+_KEY = "mm_assets/code_version/"
 
 
-class Since(NamedTuple):
-    """Since when a code version is known.
+class SeenCodeVersion(NamedTuple):
+    """A code version of an asset.
 
-    Args:
-        storage_id: every run that was planned after this event has made the asset by this version.
-        is_change: another version was known before.
+    ``since`` is the latest storage id of an event when it was first seen. ``is_confirmed``: what was made
+    before names it, too. ``is_change``: the asset had another version before.
     """
 
-    storage_id: int
-    is_change: bool
+    version: str | None
+    since: int
+    is_confirmed: bool = False
+    is_change: bool = False
 
 
 class SeenCodeVersions:
-    """The code version of each asset that was last seen, and the latest storage id at that time."""
+    """The code version of each asset that was last seen, by a run or by one who looks for stale shards."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
 
-    def since(self, asset: dg.AssetKey, version: str | None) -> Since:
-        """Return since when this version is known; from now on, if it has not been seen before."""
-        known = self._read()
-        name = asset.to_user_string()
-        before = known.get(name)
-        if before is None or before[0] != version:
-            latest = self._instance.event_log_storage.get_maximum_record_id() or 0
-            known[name] = [version, latest, before is not None]
-            self._write(known)
-        return Since(*known[name][1:])
+    def see(self, asset: dg.AssetKey, version: str | None) -> SeenCodeVersion:
+        """Return since when an asset has this version; note it now if the last one was another.
 
-    def confirm(self, asset: dg.AssetKey, version: str | None) -> None:
+        A run with other settings, by the launchpad or in another process, notes its own: then all partitions
+        are looked at again.
+        """
+        known = self._read(asset)
+        if known is None or known.version != version:
+            now = self._instance.event_log_storage.get_maximum_record_id() or 0
+            known = SeenCodeVersion(version, now, is_change=known is not None)
+            self._write(asset, known)
+        return known
+
+    def confirm(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
         """Note that every partition of the asset names this version."""
-        known = self._read()
-        known[asset.to_user_string()] = [version, EVERYTHING, False]
-        self._write(known)
+        if self._read(asset) == seen:  # else a run has made some by another one in the meantime
+            self._write(asset, seen._replace(is_confirmed=True))
 
-    def forget(self, asset: dg.AssetKey) -> None:
-        """Have the asset's partitions looked at again: one was made by other settings than those in force."""
-        known = self._read()
-        if known.pop(asset.to_user_string(), None) is not None:
-            self._write(known)
+    def _read(self, asset: dg.AssetKey) -> SeenCodeVersion | None:
+        key = _KEY + asset.to_user_string()
+        text = self._instance.run_storage.get_cursor_values({key}).get(key)
+        return SeenCodeVersion(*json.loads(text)) if text else None
 
-    def _read(self) -> dict[str, list[Any]]:
-        return dict(json.loads(self._instance.run_storage.get_cursor_values({_KEY}).get(_KEY) or "{}"))
-
-    def _write(self, known: dict[str, list[Any]]) -> None:
-        self._instance.run_storage.set_cursor_values({_KEY: json.dumps(known)})
+    def _write(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
+        self._instance.run_storage.set_cursor_values({_KEY + asset.to_user_string(): json.dumps(seen)})

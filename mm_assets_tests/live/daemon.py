@@ -43,8 +43,8 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class DagsterDev:
-    """`dagster dev` over one module, in a `DAGSTER_HOME` of its own; every process of it ends with the
-    block.
+    """`mm-assets ui`, or `dagster dev` over another module, in a `DAGSTER_HOME` of its own; every process of
+    it ends with the block.
     """
 
     def __init__(
@@ -66,18 +66,11 @@ class DagsterDev:
             (home / "dagster.yaml").write_text(yaml)
 
     def __enter__(self) -> DagsterDev:
-        command = [
-            sys.executable,
-            "-m",
-            "dagster",
-            "dev",
-            "-m",
-            self.module,
-            "-h",
-            "127.0.0.1",
-            "-p",
-            str(self.port),
-        ]
+        if self.module == "mm_assets.definitions":
+            arguments = ["mm_assets.cli", "ui", "--port", str(self.port)]
+        else:
+            arguments = ["dagster", "dev", "-m", self.module, "-h", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, "-m", *arguments]
         with open(self.home / "dev.log", "wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -1,0 +1,53 @@
+"""Runs whose process has died: Dagster takes them to be going on for ever.
+
+They would block the run queue, and their shards would count as in progress.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import dagster as dg
+
+from mm_assets.formats.temporary_files import create_locked, is_stale, is_temporary, temporary_name
+
+# Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.
+PROCESS = "mm_assets/process"
+
+_UNFINISHED = (
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+)
+
+
+@contextmanager
+def process_tag(instance: dg.DagsterInstance) -> Iterator[dict[str, str]]:
+    """Give the tag of the runs that this process executes itself; they are watched within this context."""
+    path = Path(instance.root_directory, temporary_name("run"))
+    descriptor = create_locked(path)
+    try:
+        yield {PROCESS: path.name}
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
+    """Report runs as failed whose process is dead, and return their ids."""
+    lost = []
+    for run in instance.get_runs(filters=dg.RunsFilter(statuses=list(_UNFINISHED))):
+        name = run.tags.get(PROCESS, "")
+        if not is_temporary(name):
+            continue
+        path = Path(instance.root_directory, Path(name).name)
+        if is_stale(path):
+            instance.report_run_failed(run, "the process of this run has died")
+            lost.append(run.run_id)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+    return lost

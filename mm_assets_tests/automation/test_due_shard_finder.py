@@ -1,0 +1,85 @@
+"""What `DueShardFinder` says is due is what a run would make, and what Dagster calls missing or stale."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.data_version import StaleStatus
+
+from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
+from mm_assets_tests.automation.histories import History
+from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.warm_workers import warm_workers
+
+DAGSTER = {MISSING: StaleStatus.MISSING, STALE: StaleStatus.STALE}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_workers() -> Iterator[None]:
+    with warm_workers():
+        yield
+
+
+@pytest.fixture
+def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
+    with dg.DagsterInstance.ephemeral(str(tmp_path / "artifacts")) as instance:
+        history = History(Toy(tmp_path, instance), monkeypatch)
+        history.deployment.shards(4)
+        yield history
+
+
+def found(history: History) -> dict[tuple[str, str], Due]:
+    return {
+        (asset.to_user_string(), key): why
+        for asset, due in history.find().by_asset.items()
+        for key, why in due.items()
+    }
+
+
+def is_own(why: Due) -> bool:
+    """Whether it is due for a reason of its own, not because what it is made from is due."""
+    return not why.reason.endswith(" is due")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_due_in_random_histories(seed: int, history: History) -> None:
+    chance = random.Random(f"history {seed}")
+    for _ in range(12):
+        history.step(chance)
+    due = found(history)
+    told = "; ".join(history.told)
+
+    staleness = history.staleness()
+    assert {found_ for found_ in staleness.items() if found_[1] is not StaleStatus.FRESH} <= {
+        (place, staleness[place]) for place in due
+    }, told
+    for place, why in due.items():
+        if why.kind in DAGSTER and is_own(why):  # of failed partitions Dagster compares what was there before
+            assert staleness[place] is DAGSTER[why.kind], (place, why, told)
+    assert found(history) == due, f"observing the raw shards changes nothing: {told}"
+
+    before = set(staleness)
+    result = history.run()
+    unchanged = {
+        (event.asset_key.to_user_string(), event.partition)
+        for event in result.get_asset_materialization_events()
+        if event.step_materialization_data.materialization.metadata.get("unchanged") is not None
+    }
+    assert before - unchanged <= set(due), told
+    was_interrupted = any(step.startswith("interrupted") for step in history.told)
+    for place in unchanged & set(due):
+        # An interrupted run may have published and recorded what it did not log any more.
+        assert due[place].kind == FAILED or not is_own(due[place]) or was_interrupted, (due[place], told)
+    left = found(history)
+    broken = {
+        key for key in history.versions() if "RAISE" in (history.deployment.raw / f"{key}.txt").read_text()
+    }
+    assert {(place, why.kind, why.is_mended) for place, why in left.items()} == {
+        ((asset, key), FAILED, False)
+        for asset in ("curated", "scores", "filtered", "table")
+        for key in broken
+    }, told

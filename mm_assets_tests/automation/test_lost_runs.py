@@ -1,0 +1,57 @@
+"""Runs whose process has died are failed, and others are left alone."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.automation.lost_runs import PROCESS, fail_lost_runs, process_tag
+from mm_assets_tests.cli.commands import environment
+
+STARTED = dg.DagsterRunStatus.STARTED
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with dg.instance_for_test(temp_dir=str(tmp_path)) as instance:
+        yield instance
+
+
+def run(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
+    instance.add_run(dg.DagsterRun("all_assets", run_id=run_id, status=STARTED, tags=tags))
+
+
+def status(instance: dg.DagsterInstance, run_id: str) -> str:
+    found = instance.get_run_by_id(run_id)
+    assert found is not None
+    return found.status.value
+
+
+def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> None:
+    code = (
+        "import os, sys, dagster as dg\n"
+        "from mm_assets.automation.lost_runs import process_tag\n"
+        f"with dg.DagsterInstance.from_config({instance.root_directory!r}) as instance:\n"
+        "    with process_tag(instance) as tags:\n"
+        "        print(*tags.values(), flush=True)\n"
+        "        os._exit(1)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    dead = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False).stdout
+    assert Path(instance.root_directory, dead.strip()).exists()
+    with process_tag(instance) as tags:
+        run(instance, "1" * 36, tags)
+        run(instance, "2" * 36, {PROCESS: dead.strip()})
+        run(instance, "3" * 36, {})
+        run(instance, "4" * 36, {PROCESS: "../../elsewhere"})
+        assert fail_lost_runs(instance) == ["2" * 36]
+        assert [status(instance, str(n) * 36) for n in (1, 2, 3, 4)] == [
+            *("STARTED", "FAILURE", "STARTED", "STARTED")
+        ]
+        assert fail_lost_runs(instance) == []
+        assert Path(instance.root_directory, tags[PROCESS]).exists()
+    assert not Path(instance.root_directory, tags[PROCESS]).exists()
+    assert not Path(instance.root_directory, dead.strip()).exists()

@@ -1,0 +1,127 @@
+"""Commands of the graph in a folder of their own, run in this process over shards of a few bytes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from mm_assets.definitions import SHARDED_ASSETS
+from mm_assets.headless import interrupts
+from mm_assets.headless import run as headless_run
+from mm_assets_tests.cli.commands import fine, run
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.warm_workers import warm_workers
+
+# In the order in which commands name them.
+ASSETS = [
+    *("curated_parquet", "image_scores", "quarantine", "filtered_parquet"),
+    *("arrow_cache", "final_tars", "lance_table"),
+]
+assert set(ASSETS) == {asset.key.to_user_string() for asset in SHARDED_ASSETS}
+
+
+@dataclass
+class Project:
+    """Raw shards, a storage root, and a Dagster instance.
+
+    ``memory`` is the instance of all commands; None: each opens the one that it makes on the disk.
+    """
+
+    folder: Path
+    memory: dg.DagsterInstance | None = None
+
+    @property
+    def raw(self) -> Path:
+        return self.folder / "raw"
+
+    @property
+    def storage(self) -> Path:
+        return self.folder / "storage"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    def shard(self, name: str, text: str = "some text") -> Path:
+        """Write a raw shard of one document, a text and an image of 480 x 320 pixels."""
+        path = self.raw / f"{name}.tar"
+        document = {"texts": [text, None], "images": [None, f"{name}.png"]}
+        make_tar(path, [(f"{name}.json", document), (f"{name}.png", picture(0)[1])])
+        return path
+
+    def shards(self, names: str) -> None:
+        for name in names:
+            self.shard(name)
+
+    def broken(self, name: str) -> Path:
+        """Write a raw shard in which nothing can be read."""
+        path = self.raw / f"{name}.tar"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"no tar, whatever its name says" * 100)
+        return path
+
+    def command(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        given = {
+            "MM_RAW_SHARDS": str(self.raw),
+            "MM_STORAGE": str(self.storage),
+            "MM_WORKERS": "1",
+            "DAGSTER_HOME": str(self.home),
+        }
+        return run(*arguments, **{**given, **settings})
+
+    def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return self.command("run", *arguments, **settings)
+
+    def plan(self, *arguments: str, **settings: str) -> list[str]:
+        """What a dry run prints."""
+        return fine(self.run("--dry-run", *arguments, **settings)).splitlines()
+
+    def instance(self) -> AbstractContextManager[dg.DagsterInstance]:
+        return nullcontext(self.memory) if self.memory else dg.DagsterInstance.from_config(str(self.home))
+
+    def made(self, run: int = 0) -> dict[str, list[str]]:
+        """Partitions that landed in a run, by asset; the latest run is 0. Unchanged ones are in brackets."""
+        with self.instance() as instance:
+            found = instance.get_runs()[run]
+            by_asset: dict[str, list[str]] = {}
+            for entry in instance.all_logs(found.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
+                assert entry.dagster_event is not None
+                made = entry.dagster_event.step_materialization_data.materialization
+                key = f"[{made.partition}]" if "unchanged" in made.metadata else str(made.partition)
+                by_asset.setdefault(made.asset_key.to_user_string(), []).append(key)
+            return {asset: sorted(keys) for asset, keys in by_asset.items()}
+
+    def runs(self) -> int:
+        with self.instance() as instance:
+            return instance.get_runs_count()
+
+
+@pytest.fixture(scope="package", autouse=True)
+def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One working directory, so that workers are shared, and signals of this process as they were."""
+    with kept_engines(), warm_workers(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("working_directory"))
+        patch.setattr(interrupts, "watch_for_interrupts", lambda: None)
+        yield
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
+    """With an event log in memory: on SQLite files a run costs four times as much."""
+    (tmp_path / "home").mkdir()
+    with dg.DagsterInstance.ephemeral(str(tmp_path / "home")) as instance:
+        monkeypatch.setattr(headless_run, "_instance", lambda: nullcontext(instance))
+        yield Project(tmp_path, instance)
+
+
+@pytest.fixture
+def project_on_disk(tmp_path: Path) -> Project:
+    return Project(tmp_path)

@@ -1,0 +1,171 @@
+"""`mm-assets run`: which shards and assets it makes, and what it says of them before."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mm_assets_tests.cli.commands import fine, only_line
+from mm_assets_tests.headless.conftest import ASSETS, Project
+
+SOME = ("--missing", "--failed", "--changed")
+
+
+def test_missing_shards_a_few_at_a_time(project_on_disk: Project) -> None:
+    project = project_on_disk
+    project.shards("abcde")
+    assert project.plan("--limit", "2") == [
+        *(f"{asset}: 2 missing: never made (a, b)" for asset in ASSETS),
+        "2 of 5 shards would be taken; 3 more are beyond the limit",
+    ]
+    assert not project.storage.exists(), "a dry run makes nothing"
+    fine(project.run("--missing", "--limit", "2"))
+    assert project.made() == {asset: ["a", "b"] for asset in ASSETS}
+    fine(project.run("--missing", "--limit", "2"))
+    assert project.made() == {asset: ["c", "d"] for asset in ASSETS}
+    fine(project.run(*SOME))
+    assert project.made() == {asset: ["e"] for asset in ASSETS}
+    runs = project.runs()
+    assert fine(project.run(*SOME)).splitlines()[-1] == "nothing to do"
+    assert project.runs() == runs
+    assert project.plan() == [
+        "5 of 5 shards would be taken; 5 of them are up to date, and would be left as they are"
+    ]
+
+
+def test_named_shards_and_assets(project: Project) -> None:
+    project.shards("abc")
+    fine(project.run("a", "c", "a", "--assets", "curated_parquet,quarantine"))
+    assert project.runs() == 2, "a run takes neighbours"
+    assert [project.made(run) for run in (1, 0)] == [
+        {"curated_parquet": [key], "quarantine": [key]} for key in "ac"
+    ]
+    done = fine(project.run("--missing", "--assets", "image_scores,curated_parquet"))
+    # Each shard in those assets that it is missing in; nothing is proven of scores alone.
+    assert {str(project.made(run)) for run in (0, 1)} == {
+        str({"curated_parquet": ["b"], "image_scores": ["b"]}),
+        str({"image_scores": ["a", "c"]}),
+    } or project.runs() == 5
+    assert "proven: every item of 1 shards is in 1 outputs" in done
+    assert project.plan("--missing", "b", "--assets", "filtered_parquet") == [
+        "filtered_parquet: 1 missing: never made (b)",
+        "1 of 3 shards would be taken",
+    ]
+    fine(project.run("--missing"))
+    assert project.plan(*SOME) == ["0 of 3 shards would be taken"]
+
+
+def test_shards_that_are_due_in_different_assets_are_proven_in_those(project: Project) -> None:
+    project.shards("ab")
+    fine(project.run("a"))
+    fine(project.run("b", "--assets", "curated_parquet,image_scores,quarantine,filtered_parquet"))
+    project.shard("a", "other text")
+    done = fine(project.run(*SOME))
+    assert "proven: every item of 2 shards is in the outputs that were made as it was written" in done
+    assert [project.made(run) for run in (1, 0)] == [
+        {asset: ["a"] for asset in ASSETS if asset != "image_scores"} | {"image_scores": ["a"]},
+        {asset: ["b"] for asset in ASSETS[-3:]},
+    ]
+
+
+def test_a_shard_that_fails_and_is_mended(project: Project) -> None:
+    project.shards("ac")
+    project.broken("b")
+    done = project.run()
+    assert done.returncode == 1
+    assert project.made() == {asset: ["a", "c"] for asset in ASSETS}
+    assert project.plan("--missing") == ["0 of 3 shards would be taken"]
+    assert project.plan("--changed") == ["0 of 3 shards would be taken"]
+    plan = project.plan("--failed")
+    assert re.fullmatch(r"curated_parquet: 1 failed: failed in run \w{8} \(b\)", plan[0]), plan
+    assert len(plan) == len(ASSETS) + 1
+    done = project.run("--failed")
+    assert (done.returncode, project.made()) == (1, {}), "it fails again, and the others are left alone"
+    project.shard("b")
+    assert "; the raw shard has changed since (b)" in project.plan("--failed")[0]
+    fine(project.run("--failed"))
+    assert project.made() == {asset: ["b"] for asset in ASSETS}
+    assert project.plan(*SOME) == ["0 of 3 shards would be taken"]
+
+
+def test_what_has_changed(project: Project) -> None:
+    """A raw shard, a bound, an output that is gone: each reaches what is made from it, and nothing else."""
+    project.shards("abc")
+    fine(project.run())
+    project.shard("b", "other text")
+    plan = project.plan("--changed")
+    assert plan[0] == "curated_parquet: 1 stale: the raw shard has changed (b)"
+    assert "lance_table: 1 stale: filtered_parquet is due (b)" in plan
+    assert plan[-1] == "1 of 3 shards would be taken"
+    fine(project.run("--changed"))
+    made = project.made()
+    assert made["curated_parquet"] == made["filtered_parquet"] == made["lance_table"] == ["b"]
+
+    bound = {"MM_MIN_ASPECT_RATIO": "100"}
+    plan = project.plan("--changed", **bound)
+    assert plan == [
+        "filtered_parquet: 3 stale: code or settings have changed (a, b, c)",
+        *(f"{asset}: 3 stale: filtered_parquet is due (a, b, c)" for asset in ASSETS[-3:]),
+        "3 of 3 shards would be taken",
+    ]
+    fine(project.run("--changed", "a", **bound))
+    assert project.made() == {asset: ["a"] for asset in ASSETS[-4:]}
+    assert project.plan("--changed", **bound)[0].endswith("changed (b, c)")
+    assert project.plan("--changed")[0].endswith("changed (a)"), "without the bound it is a that differs"
+    fine(project.run("--changed", **bound))
+    assert project.plan(*SOME, **bound) == ["0 of 3 shards would be taken"]
+
+    (project.storage / "webdataset" / "c.tar").unlink()
+    assert project.plan("--changed", **bound) == ["0 of 3 shards would be taken"], "nobody has looked yet"
+    proof = project.command("prove", **bound)
+    assert proof.returncode == 1
+    assert "NOT PROVEN: 2 of 3 shards in all 5 outputs; the others: c not as written in final_tars" in (
+        proof.stdout
+    )
+    assert project.plan("--changed", **bound) == [
+        "final_tars: 1 stale: not as it was written (c)",
+        "1 of 3 shards would be taken",
+    ]
+    fine(project.run("--changed", **bound))
+    assert project.made() == {"final_tars": ["c"]}
+    assert (project.storage / "webdataset" / "c.tar").exists()
+    fine(project.command("prove", **bound))
+
+
+def test_a_raw_shard_that_is_gone_and_a_location_that_cannot_be_reached(project: Project) -> None:
+    project.shards("ab")
+    locations = {"MM_RAW_SHARDS": f"{project.raw}/a.tar {project.raw}/b*.tar"}
+    fine(project.run(**locations))
+    (project.raw / "b.tar").rename(project.raw / "b.gone")
+    done = project.run(*SOME)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")
+    assert done.stderr == (
+        "mm-assets: warning: 1 raw shards are gone, their outputs stay: b; mm-assets retire removes them\n"
+    )
+    done = project.run(*SOME, **locations)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")
+    assert done.stderr.startswith(f"mm-assets: warning: {project.raw}/b*.tar: no such file")
+    done = project.run(**locations)
+    assert (done.returncode, project.made()) == (1, {asset: ["[a]"] for asset in ASSETS}), "b is not known"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("web-1",), "'web-1': no such raw shard; the nearest is 'web-0'"),
+        (("--assets", "lance"), "'lance': no such asset; the nearest is 'lance_table'"),
+        (("--assets", "raw_shards"), "'raw_shards': no such asset; the nearest is 'final_tars'"),
+        (("--dry-run", "web-0", "x"), "'x': no such raw shard; the nearest is 'web-0'"),
+    ],
+)
+def test_names_that_there_are_not(arguments: tuple[str, ...], line: str, project: Project) -> None:
+    project.shard("web-0")
+    assert only_line(project.run(*arguments)) == line
+    assert not project.storage.exists() or list(project.storage.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [("--limit", "0"), ("--limit", "x"), ("--assets", ","), ("--all",)])
+def test_wrong_usage(arguments: tuple[str, ...], project: Project) -> None:
+    assert project.run(*arguments).returncode == 2
+    assert project.runs() == 0

@@ -1,0 +1,110 @@
+"""`mm-assets run` and `mm-assets prove`: exit codes, runs of a few shards, processes that are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from mm_assets.headless import run as headless_run
+from mm_assets.partitions import chunks
+from mm_assets_tests.cli.commands import REPOSITORY, STILLBORN, environment, fine, only_line
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.headless.conftest import ASSETS, Project
+
+
+def test_many_shards_are_several_runs_and_one_summary(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run with a bad shard keeps none of the others back."""
+    monkeypatch.setattr(headless_run, "chunks", partial(chunks, size=2))
+    project.shards("abde")
+    project.broken("c")
+    done = project.run("--assets", "curated_parquet,image_scores")
+    told = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (1, "")
+    assert told[1:4] == [
+        "run 1 of 3: 2 shards, from a to b",
+        "run 2 of 3: 2 shards, from c to d",
+        "run 3 of 3: 1 shards, from e to e",
+    ]
+    assert told[4].startswith("shard 'c' of curated_parquet: ")
+    table = {line.split()[0]: line.split()[1:3] for line in told[5:8]}
+    assert table == {
+        "asset": ["partitions", "unchanged"],
+        "curated_parquet": ["4", "0"],
+        "image_scores": ["4", "0"],
+    }
+    assert told[8] == "NOT PROVEN: 4 of 5 shards in all 1 outputs; the others: c failed in curated_parquet"
+    assert project.runs() == 3
+    tags = {"mm_assets/started_by": "mm-assets run"}
+    with project.instance() as instance:
+        assert all(tags.items() <= run.tags.items() for run in instance.get_runs())
+
+
+def test_the_exit_code_is_that_of_the_loss_policy(project: Project) -> None:
+    documents = [("s.json", {"texts": ["x"]}), ("t.json", b"{"), ("u.json", {"texts": ["y"]})]
+    make_tar(project.raw / "a.tar", documents)
+    only = ("--assets", "curated_parquet")
+    done = project.run(*only, MM_MAX_LOSS="0.1")
+    assert (done.returncode, "shards failed: 1" in done.stdout) == (1, True)
+    done = project.run(*only, MM_MAX_LOSS="0.5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "members and items lost: 20%" in done.stdout, "one member of five members and items"
+
+
+def test_prove(project: Project) -> None:
+    assert fine(project.command("prove")) == "nothing to prove: no shard was ever made\n"
+    project.shards("ab")
+    fine(project.run())
+    assert fine(project.command("prove")) == (
+        "proven: every item of 2 shards is in 5 outputs as it was written (proof/proof.json)\n"
+    )
+    assert only_line(project.command("prove", "c")) == "'c': no such partition; the nearest is 'b'"
+    (project.storage / "filtered" / "b.parquet").write_bytes(b"")
+    assert fine(project.command("prove", "a")).startswith("proven: every item of 1 shards")
+    done = project.command("prove", "b", "b")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "NOT PROVEN: 0 of 1 shards in all 5 outputs; the others: b not as written in filtered_parquet; "
+        "the next run makes it again"
+    )
+
+
+def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) -> None:
+    """To Dagster it goes on for ever: its shards would count as in progress."""
+    project = project_on_disk
+    note = project.folder / "started"
+    wait = f"open({str(note)!r}, 'w').close(); import time; time.sleep(60)"
+    (project.folder / "sitecustomize.py").write_text(STILLBORN.format(wait))
+    project.shards("ab")
+    variables = environment(
+        PYTHONPATH=f"{project.folder}{os.pathsep}{REPOSITORY}",
+        DAGSTER_HOME=str(project.home),
+        MM_RAW_SHARDS=str(project.raw),
+        MM_STORAGE=str(project.storage),
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mm_assets.cli", "run"],
+        cwd=project.folder,
+        env=variables,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not note.exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    assert project.plan("--missing", "--failed") == ["0 of 2 shards would be taken"], "it is being made"
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    plan = project.plan("--failed")
+    assert len(plan) == len(ASSETS) + 1
+    assert re.fullmatch(r"curated_parquet: 2 failed: failed in run \w{8} \(a, b\)", plan[0]), plan
+    fine(project.run("--failed"))
+    assert project.made() == {asset: ["a", "b"] for asset in ASSETS}

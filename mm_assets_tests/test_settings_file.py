@@ -1,0 +1,186 @@
+"""The settings file, and variables over it."""
+
+import json
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from mm_assets.cli.init import settings_text
+from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.settings import Settings
+from mm_assets.settings_file import FILE, SettingsFileError, given_settings
+from mm_assets_tests.cli.commands import fine, only_line, run
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.test_plugins import FILTER
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory without settings, and an environment without any."""
+    for name in [name for name in os.environ if name.startswith("MM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(text: str) -> None:
+    Path(FILE).write_text(text, encoding="utf-8")
+
+
+def test_variables_come_before_the_file_and_that_before_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    write('workers = 3\nmax_loss = 0.25\nstorage = "of the file"\ntexts_field = "words"\n')
+    monkeypatch.setenv("MM_STORAGE", "of the environment")
+    monkeypatch.setenv("MM_WORKERS", "")
+    settings = Settings.load()
+    assert (settings.storage, settings.workers, settings.max_loss) == ("of the environment", 3, 0.25)
+    assert (settings.texts_field, settings.images_field) == ("words", Settings.images_field)
+    assert Settings.load({"MM_WORKERS": "2"}).max_loss == 0.5, "given variables are all there is"
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        ("workers = 1_000", "workers", 1000),
+        ("workers = 0x10", "workers", 16),
+        ("max_loss = 1", "max_loss", 1.0),
+        ("decode_fraction = 1e-3", "decode_fraction", 0.001),
+        ("min_aspect_ratio = 1.5", "min_aspect_ratio", 1.5),
+        ('max_loss = "0.25"', "max_loss", 0.25),
+        ('max_member_bytes = "64MiB"', "max_member_bytes", "64MiB"),
+        ("max_member_bytes = 1048576", "max_member_bytes", "1048576"),
+        ('per_image_fields = ["a", "b c"]', "per_image_fields", ("a", "b c")),
+        ('per_image_fields = "a, b"', "per_image_fields", ("a", "b")),
+        ("image_extensions = []", "image_extensions", Settings.image_extensions),
+        ('sample_id_field = ""', "sample_id_field", None),
+        ('sample_id_field = "größe"', "sample_id_field", "größe"),
+        ('refresh_cron = "0 2 * * *"', "refresh_cron", "0 2 * * *"),
+        ('storage = "~/x"', "storage", str(Path.home() / "x")),
+    ],
+)
+def test_values_of_all_types(line: str, name: str, value: object) -> None:
+    write(line)
+    assert getattr(Settings.load(), name) == value
+
+
+def test_a_file_of_windows() -> None:
+    Path(FILE).write_bytes(b'\xef\xbb\xbfworkers = 3\r\ntexts_field = "a"\r\n')
+    assert (Settings.load().workers, Settings.load().texts_field) == (3, "a")
+
+
+@pytest.mark.parametrize("name", ["one", "with space", "it's", "two  spaces", "a,b", "c{0..1}*"])
+def test_a_list_of_locations_keeps_each_whole(name: str, folder: Path) -> None:
+    paths = [folder / "other.tar", folder / name / "s.tar"]
+    for path in paths:
+        make_tar(path, [])
+    locations = [str(folder / "other.tar"), str(folder / name / "*.tar")]
+    if name.startswith("c{"):
+        locations[1] = str(folder / "c*" / "s.tar")
+    write(f"raw_shards = [{', '.join(map(json.dumps, locations))}]")
+    found = RawLocations(Settings.load().raw_shards).shards()
+    assert sorted(shard.uri for shard in found.values()) == sorted(map(str, paths))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("storge = 'x'", "mm_assets.toml: storge: no such setting; the nearest is storage"),
+        (
+            "[graph]\nworkers = 1",
+            "mm_assets.toml: graph must be text, a number or a list of them, not a table",
+        ),
+        (
+            "workers = true",
+            "mm_assets.toml: workers must be text, a number or a list of them, not true or fal",
+        ),
+        (
+            "workers = 2020-01-01",
+            "mm_assets.toml: workers must be text, a number or a list of them, not 2020",
+        ),
+        (
+            "plugins = [['a']]",
+            "mm_assets.toml: plugins must be text, a number or a list of them, not a list in",
+        ),
+        ("STORAGE = 'x'", "mm_assets.toml: STORAGE: settings are written in lower case: storage"),
+        ("MM_STORAGE = 'x'", "mm_assets.toml: MM_STORAGE: settings are written in lower case: mm_storage"),
+        ("mm_storage = 'x'", "mm_assets.toml: mm_storage: no such setting; the nearest is "),
+        ("workers = 'many'", "mm_assets.toml: workers must be a number, not 'many'"),
+        ("workers = 1.5", "mm_assets.toml: workers must be a number, not '1.5'"),
+        ("max_loss = 2", "mm_assets.toml: max_loss must be at most 1, not 2"),
+        ("max_loss = nan", "mm_assets.toml: max_loss must not be negative: nan"),
+        ("refresh_cron = 'daily'", "mm_assets.toml: refresh_cron must be a cron expression"),
+        ("max_member_bytes = 'big'", "mm_assets.toml: max_member_bytes: not a size in bytes: 'big'"),
+        ("per_text_fields = ['a,b']", "mm_assets.toml: per_text_fields: 'a,b' has a comma, which separates"),
+        (
+            "storage = demo",
+            "mm_assets.toml: Invalid value (at line 1, column 11); write text in quotation marks",
+        ),
+        ("workers = 1\nworkers = 2", "mm_assets.toml: Cannot overwrite a value"),
+        (
+            "min_aspect_ratio = 2\nmax_aspect_ratio = 1",
+            "mm_assets.toml: min_aspect_ratio is 2, more than mm_assets.toml: max_aspect_ratio, which is 1",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line_of_every_command(text: str, message: str) -> None:
+    write(text)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Settings.load()
+    assert only_line(run("inspect", "x")).startswith(message)
+
+
+def test_a_bound_of_the_file_and_one_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("min_image_side = 8")
+    monkeypatch.setenv("MM_MAX_IMAGE_SIDE", "4")
+    with pytest.raises(
+        ValueError, match="mm_assets.toml: min_image_side is 8, more than MM_MAX_IMAGE_SIDE, which is 4"
+    ):
+        Settings.load()
+    monkeypatch.setenv("MM_MIN_IMAGE_SIDE", "2")
+    assert Settings.load().min_image_side == 2
+
+
+def test_a_file_that_cannot_be_read(folder: Path) -> None:
+    Path(FILE).write_bytes(b'storage = "\xff"')
+    with pytest.raises(SettingsFileError, match="mm_assets.toml: not UTF-8"):
+        given_settings()
+    Path(FILE).unlink()
+    Path(FILE).mkdir()
+    assert only_line(run("inspect", "x")) == "mm_assets.toml: a folder, not a file"
+
+
+def test_plugins_that_the_file_names_have_settings_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "plugin_of_the_file.py").write_text(FILTER)
+    monkeypatch.syspath_prepend(str(folder))
+    write('plugins = ["plugin_of_the_file"]\nmin_byte_size = 7')
+    assert Settings.load().filter_values()["min_byte_size"] == 7
+    write("min_byte_size = 7")
+    with pytest.raises(ValueError, match="mm_assets.toml: min_byte_size: no such setting"):
+        Settings.load()
+    write('plugins = ["of_no_file"]')
+    assert "module 'of_no_file' cannot be imported" in only_line(run("inspect", "x"))
+
+
+def test_the_file_of_init_has_every_setting_with_its_default() -> None:
+    fine(run("init"))
+    text = Path(FILE).read_text()
+    assert text == settings_text()
+    assert Settings.load() == Settings()
+    names = {setting.name for setting in fields(Settings)}
+    set_ = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    write(set_)
+    assert {name.removeprefix("MM_").lower() for name in given_settings()} == names
+    assert Settings.load() == Settings()
+    headings = re.findall("# --- (.*) ---", text)
+    assert headings == ["data", "layout of the raw documents", "limits and checks", "operation", "filters"]
+    assert "# what becomes of an item that cannot be had (error | warn | drop_row | drop_sample)" in text
+
+
+def test_init_leaves_a_file_as_it_is(folder: Path) -> None:
+    write("workers = 3")
+    assert only_line(run("init")) == f"{folder / FILE}: there is one, and it stays as it is"
+    assert Path(FILE).read_text() == "workers = 3"
