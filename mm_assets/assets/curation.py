@@ -1,5 +1,6 @@
 """Assets of the curation: raw shards to filtered Parquet."""
 
+from mm_assets.assets.columns import ROW_COLUMNS
 from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.score_filter import SCORES
@@ -22,6 +23,7 @@ from mm_assets.resources.image_validation import ImageValidation
     io_manager_key="ingest_io_manager",
     group_name="ingest",
     kinds={"parquet"},
+    metadata=ROW_COLUMNS,
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
 def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
@@ -61,6 +63,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     io_manager_key="parquet_io_manager",
     group_name="curate",
     kinds={"parquet"},
+    metadata=ROW_COLUMNS,
     description=(
         "Curated rows without the images that the filters drop (none, where no bound is set); "
         "positions keep their gaps."
