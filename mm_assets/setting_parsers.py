@@ -1,0 +1,86 @@
+"""Parsers of settings: each takes the text of a variable and returns its value.
+
+They raise ``ValueError`` in one line, which begins with "must" where the setting's name fits in front.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mm_assets.formats.partitions import parse_bytes
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A parser that takes one of some names."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.names:
+            raise ValueError(f"must be one of {', '.join(self.names)}, not {text!r}")
+        return text
+
+
+def one_of(*names: str) -> OneOf:
+    """Return a parser that takes one of these names."""
+    return OneOf(names)
+
+
+def number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[[str], Any]:
+    """Return a parser of numbers from 0 to ``most``."""
+
+    def parse(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError as error:
+            raise ValueError(f"must be a number, not {text!r}") from error
+        if not value >= 0:
+            raise ValueError(f"must not be negative: {text}")
+        if value > most:
+            raise ValueError(f"must be at most {most:g}, not {text}")
+        return value
+
+    return parse
+
+
+def byte_size(text: str) -> str:
+    """Check a size in bytes, and return it as written."""
+    parse_bytes(text)
+    return text
+
+
+def cron(text: str) -> str:
+    """Check the shape of a cron expression: five fields, or a name such as ``@daily``."""
+    if len(text.split()) != 5 and not text.startswith("@"):
+        raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
+    return text
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return names that commas separate."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a duration such as 90m, 24h or 7d."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if not match or not float(match[1]):
+        raise ValueError(f"must be a duration such as 90m, 24h or 7d, not {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Return words as a shell would."""
+    return tuple(shlex.split(text))
+
+
+def web_address(text: str) -> str:
+    """Check that a text begins like a web address."""
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"must begin with http:// or https://, not {text!r}")
+    return text
