@@ -11,6 +11,7 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
 from mm_assets.automation.due_shard_finder import due_shards
 from mm_assets.automation.due_shards import FAILED, DueShards
+from mm_assets.automation.lost_runs import fail_lost_runs
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.partitions import SHARDS
 
@@ -32,6 +33,7 @@ class DueBackfills:
     @classmethod
     def find(cls, instance: dg.DagsterInstance, asset_graph: AssetGraph, listing: Listing) -> DueBackfills:
         """Return what is due now; partitions that a run or a backfill is about to make are not."""
+        fail_lost_runs(instance)  # their shards would be in progress for ever
         known = instance.get_dynamic_partitions(str(SHARDS.name))
         versions = {key: listing[key].version for key in known if key in listing}
         found = due_shards(instance, asset_graph, versions)
