@@ -58,6 +58,12 @@ def cron(text: str) -> str:
     """Check the shape of a cron expression: five fields, or a name such as ``@daily``."""
     if len(text.split()) != 5 and not text.startswith("@"):
         raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
+    try:
+        from dagster._utils.schedules import is_valid_cron_schedule
+    except ImportError:  # without Dagster there is no schedule
+        return text
+    if not is_valid_cron_schedule(text):
+        raise ValueError(f"must be a cron expression, such as '0 2 * * *', not {text!r}")
     return text
 
 

@@ -34,7 +34,7 @@ from mm_assets.setting_parsers import (
     web_address,
     words,
 )
-from mm_assets.settings_file import PREFIX, given_settings
+from mm_assets.settings_file import PREFIX, SPACED, given_settings
 
 S = TypeVar("S", bound="Settings")
 
@@ -182,7 +182,10 @@ class Settings:
         values = {}
         for name, setting in known.items():
             if text := given.get(name):
+                takes_list = name in SPACED or setting.metadata["parse"] is names
                 try:
+                    if name in given.lists and not takes_list:
+                        raise ValueError("must be one value, not a list")
                     values[setting.name] = setting.metadata["parse"](text)
                 except ValueError as error:
                     place = given.place(name)

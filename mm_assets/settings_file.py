@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,16 @@ class GivenSettings(dict[str, str]):
 
     Attributes:
         of_file: variables whose text is that of the settings file.
+        lists: those of them that are lists there.
     """
 
-    def __init__(self, of_file: Mapping[str, str], of_environment: Mapping[str, str]) -> None:
-        overriding = {name: text for name, text in of_environment.items() if name.startswith(PREFIX) and text}
-        unset = {name: "" for name in of_environment if name.startswith(PREFIX)}
-        super().__init__({**unset, **of_file, **overriding})
+    def __init__(
+        self, of_file: Mapping[str, str], of_environment: Mapping[str, str], lists: Iterable[str] = ()
+    ) -> None:
+        overriding = {name: text for name, text in of_environment.items() if name.startswith(PREFIX)}
+        super().__init__({**of_file, **overriding})
         self.of_file = frozenset(of_file).difference(overriding)
+        self.lists = self.of_file.intersection(lists)
 
     def place(self, name: str) -> str:
         """Return how the user knows a setting: its variable, or file and key."""
@@ -51,10 +54,13 @@ def given_settings(environment: Mapping[str, str] | None = None) -> GivenSetting
     """
     if environment is not None:
         return GivenSettings({}, environment)
-    return GivenSettings(_read(Path(FILE)), os.environ)
+    values = _read(Path(FILE))
+    texts = {PREFIX + key.upper(): _text(Path(FILE), key, value) for key, value in values.items()}
+    lists = [PREFIX + key.upper() for key, value in values.items() if isinstance(value, list)]
+    return GivenSettings(texts, os.environ, lists)
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         with located(str(path)):
             text = path.read_text(encoding="utf-8-sig")
@@ -68,7 +74,7 @@ def _read(path: Path) -> dict[str, str]:
         raise SettingsFileError(f"{path}: {error}; write text in quotation marks") from error
     if odd := next((key for key in values if key != key.lower()), None):
         raise SettingsFileError(f"{path}: {odd}: settings are written in lower case: {odd.lower()}")
-    return {PREFIX + key.upper(): _text(path, key, value) for key, value in values.items()}
+    return values
 
 
 def _text(path: Path, key: str, value: Any) -> str:

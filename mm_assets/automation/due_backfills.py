@@ -11,8 +11,8 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
 from mm_assets.automation.due_shard_finder import due_shards
 from mm_assets.automation.due_shards import FAILED, DueShards
-from mm_assets.automation.lost_runs import fail_lost_runs
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.io_managers.lost_runs import fail_lost_runs
 from mm_assets.partitions import SHARDS
 
 _NAMED = 3  # reasons in a title
@@ -36,9 +36,12 @@ class DueBackfills:
         fail_lost_runs(instance)  # their shards would be in progress for ever
         known = instance.get_dynamic_partitions(str(SHARDS.name))
         versions = {key: listing[key].version for key in known if key in listing}
+        # Backfills first: one that ends in between has then made what was due.
+        unfinished = unfinished_partitions(instance, asset_graph)
         found = due_shards(instance, asset_graph, versions)
-        busy = {key for keys in found.in_progress.values() for key in keys}
-        busy.update(key for keys in unfinished_partitions(instance, asset_graph).values() for key in keys)
+        busy = {
+            key for found_by in (found.in_progress, unfinished) for keys in found_by.values() for key in keys
+        }
         return cls(found.restricted(set(versions) - busy), versions, asset_graph)
 
     def launch(self, instance: dg.DagsterInstance, chosen: DueShards, started_by: str) -> list[str]:
@@ -60,8 +63,7 @@ def _reasons(chosen: DueShards, keys: Sequence[str]) -> str:
         for key, why in due.items():
             if key in wanted and key not in seen:
                 seen.add(key)
-                failed = "failed and mended" if why.is_mended else FAILED
-                reason = failed if why.kind == FAILED else why.reason
+                reason = "failed before" if why.kind == FAILED else why.reason
                 counts[reason] = counts.get(reason, 0) + 1
     most = sorted(counts.items(), key=lambda found: -found[1])[:_NAMED]
     return ", ".join(reason if len(counts) == 1 else f"{count} {reason}" for reason, count in most)

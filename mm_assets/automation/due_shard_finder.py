@@ -12,6 +12,7 @@ ids of events, and reads an event only where these leave it open:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,12 +25,15 @@ from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due, DueShar
 from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
+from mm_assets.io_managers.reports import SETTINGS_MARK
 from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
 
 _OTHER_CODE = "code or settings have changed"
 _OTHER_RAW = "the raw shard has changed"
 
 _MAX_UNPROVEN = 10_000  # failed proofs to look at
+# A run that was lost is not tried again at once: what ended it may go on.
+_RETRY_SECONDS = 600
 
 _MATERIALIZED = dg.DagsterEventType.ASSET_MATERIALIZATION
 _PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
@@ -68,6 +72,7 @@ class DueShardFinder:
         self._seen = SeenCodeVersions(instance)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._versions: dict[dg.AssetKey, Mapping[str, str]] = {}
+        self._observations: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._ended: dict[str, bool] = {}
 
     def find(self, assets: Collection[dg.AssetKey] | None = None) -> DueShards:
@@ -78,26 +83,29 @@ class DueShardFinder:
         result = DueShards(parents=self._parents)
         for asset in self._order:
             is_raw = not self._parents[asset]
+            # Plans first: what lands in between is newer than its plan.
+            planned = {} if is_raw else latest_events(self._instance, asset, _PLANNED)
             self._latest[asset] = latest_events(self._instance, asset, _OBSERVED if is_raw else _MATERIALIZED)
             if is_raw or (assets is not None and asset not in assets):
                 continue
-            due, running = self._find_in(asset, result)
+            due, running = self._find_in(asset, planned, result)
             # Partitions in the order of the listing, so that neighbours stay neighbours.
             result.by_asset[asset] = {key: due[key] for key in self._raw_versions if key in due}
             result.in_progress[asset] = running
         return result
 
-    def _find_in(self, asset: dg.AssetKey, found: DueShards) -> tuple[dict[str, Due], set[str]]:
+    def _find_in(
+        self, asset: dg.AssetKey, planned: Mapping[str, EventId], found: DueShards
+    ) -> tuple[dict[str, Due], set[str]]:
         """Return what is due of an asset, and what a run is making; ``found`` has the assets before it."""
         seen = self._seen.see(asset, self._code_versions[asset])
-        planned = latest_events(self._instance, asset, _PLANNED)
         old = None if seen.is_confirmed else seen.since
         by_ids = self._by_ids(asset, planned, found, seen.since if seen.is_change else None, old)
         made = self._latest[asset]
         read = made_from(
             self._instance, asset, [made[key].storage_id for key in by_ids.unread], self._parents[asset]
         )
-        others = any(inputs.code_version != self._code_versions[asset] for inputs in read.values())
+        others = not all(self._is_current(asset, inputs.code_version) for inputs in read.values())
         if old is not None and not others and all(planned[key].storage_id > old for key in by_ids.running):
             self._seen.confirm(asset, seen)
         due = by_ids.due
@@ -134,11 +142,11 @@ class DueShardFinder:
                     result.running.add(key)
                 continue
             if done is None:
-                result.due[key] = Due(MISSING, "never made")
+                result.due[key] = Due(MISSING, "never made", parent=self._due_parent(asset, key, found))
                 continue
             cause = self._changed_input(asset, key, found)
             if cause is not None:
-                result.due[key] = Due(STALE, cause)
+                result.due[key] = cause
             # The latest plan is not that of the run that made it, if two runs made it at the same time.
             own = plan if plan is not None and plan.run_id == done.run_id else None
             may_be_old = old is not None and (own is None or own.storage_id <= old)
@@ -147,14 +155,17 @@ class DueShardFinder:
                 result.unread.add(key)
         return result
 
-    def _changed_input(self, asset: dg.AssetKey, key: str, found: DueShards) -> str | None:
+    def _changed_input(self, asset: dg.AssetKey, key: str, found: DueShards) -> Due | None:
         """Return which input has changed, without a look at what the partition was made from."""
-        for parent in self._parents[asset]:
-            if key in found.by_asset.get(parent, {}):
-                return f"{parent.to_user_string()} is due"
-            if not self._parents[parent] and key in self._changed_raw:
-                return _OTHER_RAW
-        return None
+        parent = self._due_parent(asset, key, found)
+        if parent is not None:
+            return Due(STALE, f"{parent.to_user_string()} is due", parent=parent)
+        is_from_raw = any(not self._parents[parent] for parent in self._parents[asset])
+        return Due(STALE, _OTHER_RAW) if is_from_raw and key in self._changed_raw else None
+
+    def _due_parent(self, asset: dg.AssetKey, key: str, found: DueShards) -> dg.AssetKey | None:
+        due = (parent for parent in self._parents[asset] if key in found.by_asset.get(parent, {}))
+        return next(due, None)
 
     @cached_property
     def _changed_raw(self) -> Collection[str]:
@@ -184,18 +195,26 @@ class DueShardFinder:
             version = self._raw_versions[key] if is_raw else self._versions_of(parent).get(key)
             if inputs.inputs.get(parent) != version:
                 return _OTHER_RAW if is_raw else f"{parent.to_user_string()} has changed"
-        return _OTHER_CODE if inputs.code_version != self._code_versions[asset] else None
+        return None if self._is_current(asset, inputs.code_version) else _OTHER_CODE
+
+    def _is_current(self, asset: dg.AssetKey, code_version: str | None) -> bool:
+        """Return whether a code version is the present one.
+
+        One that names no settings is of an older release of this package, whose outputs are as good.
+        """
+        present = self._code_versions[asset]
+        return code_version in (present, (present or "").partition(SETTINGS_MARK)[0])
 
     def _failed(
         self, asset: dg.AssetKey, key: str, plan: EventId, found: DueShards, code_changed: int | None
     ) -> Due:
         run = f"failed in run {plan.run_id[:8]}"
         if code_changed is not None and plan.storage_id <= code_changed:
-            return Due(FAILED, f"{run}; {_OTHER_CODE} since", is_mended=True)
+            return Due(FAILED, f"{run}; {_OTHER_CODE} since", may_land=True)
         for parent in self._parents[asset]:
             above = found.by_asset.get(parent, {}).get(key)
-            if above is not None and (above.kind != FAILED or above.is_mended):
-                return Due(FAILED, f"{run}; {parent.to_user_string()} is due", is_mended=True)
+            if above is not None and (above.kind != FAILED or above.may_land):
+                return Due(FAILED, f"{run}; {parent.to_user_string()} is due", may_land=True)
             is_raw = not self._parents[parent]
             latest = self._latest[parent].get(key)
             is_newer = (
@@ -203,8 +222,29 @@ class DueShardFinder:
             )
             if is_newer or (is_raw and key in self._changed_raw):
                 cause = _OTHER_RAW if is_raw else f"{parent.to_user_string()} has been made"
-                return Due(FAILED, f"{run}; {cause} since", is_mended=True)
-        return Due(FAILED, run)
+                return Due(FAILED, f"{run}; {cause} since", may_land=True)
+        return self._failed_alike(asset, key, plan, self._due_parent(asset, key, found))
+
+    def _failed_alike(self, asset: dg.AssetKey, key: str, plan: EventId, parent: dg.AssetKey | None) -> Due:
+        """Return why a partition failed of which nothing has changed since.
+
+        It failed for its content, which an observation tells, or was lost with its run.
+        """
+        run = f"run {plan.run_id[:8]}"
+        told = self._observations_of(asset).get(key)
+        record = self._instance.get_run_record_by_id(plan.run_id)
+        if (told is not None and told.run_id == plan.run_id) or record is None:
+            return Due(FAILED, f"failed in {run}")
+        if record.dagster_run.status == dg.DagsterRunStatus.CANCELED:
+            return Due(FAILED, f"{run} was canceled")
+        may_land = time.time() - (record.end_time or 0) > _RETRY_SECONDS
+        return Due(FAILED, f"{run} ended before it was made", may_land, parent)
+
+    def _observations_of(self, asset: dg.AssetKey) -> Mapping[str, EventId]:
+        """Return the latest observation by partition: a shard that fails for its content has one."""
+        if asset not in self._observations:
+            self._observations[asset] = latest_events(self._instance, asset, _OBSERVED)
+        return self._observations[asset]
 
     def _versions_of(self, asset: dg.AssetKey) -> Mapping[str, str]:
         """Return the latest data version by partition."""

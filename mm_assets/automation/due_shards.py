@@ -15,12 +15,16 @@ MISSING, FAILED, STALE = "missing", "failed", "stale"
 class Due:
     """Why a partition should be made: ``kind`` is missing, failed or stale, ``reason`` a few words.
 
-    ``is_mended``: it failed, and what it is made from, the code or a setting has changed since.
+    Args:
+        may_land: it failed, and may land now: what it is made from, the code or a setting has changed since,
+            or its run was lost before it came to the partition.
+        parent: the asset whose due partition is the reason; if that is not made, this one is not either.
     """
 
     kind: str
     reason: str
-    is_mended: bool = False
+    may_land: bool = False
+    parent: dg.AssetKey | None = None
 
 
 @dataclass
@@ -43,7 +47,8 @@ class DueShards:
             kept[asset] = {
                 key: why
                 for key, why in due.items()
-                if is_wanted(why) or any(key in parent for parent in above)
+                if any(key in parent for parent in above)
+                or (is_wanted(why) and (why.parent is None or key in kept.get(why.parent, {})))
             }
         return DueShards(kept, self.in_progress, self.parents)
 

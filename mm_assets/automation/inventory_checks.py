@@ -81,8 +81,10 @@ def changed(
 
     def is_known(evaluation: dg.AssetCheckEvaluation) -> bool:
         record = latest.get(evaluation.asset_check_key)
-        if record is None or record.evaluation is None:
+        if record is None:
             return evaluation.passed
+        if not isinstance(record.evaluation, dg.AssetCheckEvaluation):  # planned by a run that was lost
+            return False
         return dict(record.evaluation.metadata) == dict(evaluation.metadata)
 
     return [evaluation for evaluation in found if not is_known(evaluation)]

@@ -1,6 +1,7 @@
 """Job `maintenance`: table compaction, old versions, old runs, temporary files of dead processes."""
 
 import time
+from collections.abc import Iterator
 
 import dagster as dg
 
@@ -60,21 +61,23 @@ def delete_runs_before(instance: dg.DagsterInstance, before: float, assets: list
     Returns:
         The number of deleted runs.
     """
-    kept = runs_in_use(instance, assets)
-    deleted = 0
+    ended = [
+        record.dagster_run.run_id
+        for record in _run_records(instance)
+        if record.end_time is not None and record.end_time < before
+    ]
+    unused = set(ended).difference(runs_in_use(instance, assets))
+    for run_id in unused:
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+        instance.delete_run(run_id)
+    return len(unused)
+
+
+def _run_records(instance: dg.DagsterInstance) -> Iterator[dg.RunRecord]:
     cursor: str | None = None
-    while True:
-        records = instance.get_run_records(limit=_RUNS_PER_QUERY, cursor=cursor, ascending=True)
-        for record in records:
-            run = record.dagster_run
-            cursor = run.run_id
-            if record.end_time is None or record.end_time >= before or run.run_id in kept:
-                continue
-            instance.compute_log_manager.delete_logs(prefix=[run.run_id])
-            instance.delete_run(run.run_id)
-            deleted += 1
-        if len(records) < _RUNS_PER_QUERY:
-            return deleted
+    while records := instance.get_run_records(limit=_RUNS_PER_QUERY, cursor=cursor):
+        yield from records
+        cursor = records[-1].dagster_run.run_id
 
 
 @dg.job(description="Keep table, database and folders tidy: nothing that a reader may need is removed.")

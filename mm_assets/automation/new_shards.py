@@ -8,6 +8,7 @@ from mm_assets.automation.inventory_checks import changed, evaluations
 from mm_assets.automation.partition_events import latest_versions
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.io_managers.lost_runs import fail_lost_runs
 from mm_assets.io_managers.raw import RAW_SHARDS, observation
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.raw_shards import RawShards
@@ -26,6 +27,7 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
 
     Shards that were never observed are observed by the run that reads them first.
     """
+    fail_lost_runs(context.instance)
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
     try:
         listed = raw.listing()

@@ -60,4 +60,4 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
 
 
 def _is_wanted(why: Due, mode: str) -> bool:
-    return why.kind == MISSING or (mode == ALL and (why.kind == STALE or why.is_mended))
+    return why.kind == MISSING or (mode == ALL and (why.kind == STALE or why.may_land))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
@@ -34,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
         0: done. 1: a shard stays.
 
     Raises:
-        ValueError: a named shard is unknown, or none of the storage's shards is listed.
+        ValueError: a named shard is unknown, none of the storage's shards is listed, more than half of them
+            would go without having been named, or a run is going on.
         OSError: the raw shards cannot be listed.
     """
     from mm_assets.accounting.retirement import Retirement, retirable
@@ -59,6 +60,10 @@ def run(options: argparse.Namespace) -> int:
         for key in retirable(known, listing, options.partitions, root):
             reason = absence.reason_to_keep(key, is_named=bool(options.partitions))
             (keys if reason is None else kept).append(reason or key)
+        if not options.partitions:
+            _refuse_unlikely(keys, known, listing.unmatched)
+        if keys and instance is not None and not options.dry_run:
+            _refuse_during_runs(instance)
         for reason in kept:
             print(f"mm-assets: kept: {printable(reason)}", file=sys.stderr)
         for key in keys:
@@ -70,6 +75,25 @@ def run(options: argparse.Namespace) -> int:
     if not keys and not kept:
         print("no raw shard is gone: nothing to retire")
     return 1 if kept else 0
+
+
+def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Sequence[str]) -> None:
+    """Raise where the settings, or a disk, are more likely to be wrong than shards to be gone."""
+    if keys and unmatched:
+        raise ValueError(f"{unmatched[0]}; name the shards to retire them all the same")
+    if len(keys) > len(known) / 2:
+        raise ValueError(
+            f"{len(keys)} of {len(known)} shards would be retired: is MM_RAW_SHARDS right? "
+            "Name the shards to retire them all the same"
+        )
+
+
+def _refuse_during_runs(instance: Any) -> None:
+    from mm_assets.io_managers.lost_runs import fail_lost_runs, unfinished_runs
+
+    fail_lost_runs(instance)
+    if runs := unfinished_runs(instance):
+        raise ValueError(f"run {runs[0].run_id} is going on; retire when it has ended, or end it")
 
 
 @contextmanager

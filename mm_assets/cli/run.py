@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mm_assets.setting_parsers import names
-
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -18,7 +16,7 @@ def add_to(commands: Any) -> None:
         "are looked at.",
     )
     parser.add_argument("shards", nargs="*", metavar="SHARD", help="names of raw shards (default: all)")
-    parser.add_argument("--assets", type=names, default=(), metavar="A,B", help="these assets only")
+    parser.add_argument("--assets", type=_names, default=(), metavar="A,B", help="these assets only")
     parser.add_argument(
         "--missing", dest="kinds", action="append_const", const="missing", help="shards that were never made"
     )
@@ -47,6 +45,13 @@ def run(options: argparse.Namespace) -> int:
 
     request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
     return run_graph(request, is_dry=options.dry_run)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"not names separated by commas: {text!r}")
+    return names
 
 
 def _count(text: str) -> int:

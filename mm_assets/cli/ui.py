@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from typing import Any
 
@@ -30,4 +31,7 @@ def run(options: argparse.Namespace) -> int:
     prepare_home()
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
     command = [sys.executable, "-m", "dagster", "dev", "-m", "mm_assets.definitions"]
+    # A shell that starts it in the background has it ignore them.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     os.execv(sys.executable, [*command, "-h", "127.0.0.1", "-p", str(options.port)])

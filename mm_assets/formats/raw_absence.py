@@ -16,9 +16,9 @@ class RawAbsence:
     """Judge of partitions that a listing of raw shards does not have.
 
     An unmounted disk, a missing folder, or a pattern that matches less than before must not look as if shards
-    were removed. So a shard counts as gone only if its folder can be listed and another raw shard is listed
-    there or below it. Who names a shard vouches for the rest: then it is enough that no file of its name can
-    be found.
+    were removed. So a shard counts as gone only if, under each root that could hold it, another raw shard is
+    listed in its folder or below. Who names a shard vouches for the rest: then it is enough that no file of
+    its name can be found.
     """
 
     def __init__(
@@ -27,7 +27,13 @@ class RawAbsence:
         self._listing = listing
         self._options = options
         self._roots = [root for root in locations.roots() if not root.startswith(f"{MERGED_PROTOCOL}://")]
-        self._folders = {folder for key in listing for folder in _folders_above(key)}
+        self._listed = {
+            (root, folder)
+            for key, shard in listing.items()
+            for root in self._roots or [""]
+            if any(_is_below(file, root, options) for file in shard.files)
+            for folder in _folders_above(key)
+        }
         self._names = cache(self._list)
 
     def reason_to_keep(self, key: str, is_named: bool = False) -> str | None:
@@ -48,9 +54,10 @@ class RawAbsence:
             for found in self._names(place):
                 if found.startswith(name) and found[len(name) :].lower() in RAW_SUFFIXES:
                     return f"{key}: its raw shard exists, though it is not read: {join(place, found)}"
-        if is_named or folder in self._folders:
+        unlisted = [root for root in self._roots or [""] if (root, folder) not in self._listed]
+        if is_named or not unlisted:
             return None
-        places = " or ".join(join(root, folder) if folder else root for root in self._roots)
+        places = " or ".join(join(root, folder) if folder else root for root in unlisted)
         return (
             f"{key}: no raw shard can be listed in {places}, "
             "as if a disk were not mounted; name the shard to retire it all the same"
@@ -64,6 +71,14 @@ class RawAbsence:
         except FileNotFoundError:
             return ()
         return tuple(str(name).rstrip("/").rpartition("/")[2] for name in found)
+
+
+def _is_below(file: str, root: str, options: StorageOptions | None) -> bool:
+    """Return whether a file lies below a root; every file does below the empty one."""
+    if not root:
+        return True
+    (fs, path), (fs_of_root, path_of_root) = filesystem(file, options), filesystem(root, options)
+    return type(fs) is type(fs_of_root) and path.startswith(path_of_root)
 
 
 def _folders_above(key: str) -> Iterator[str]:

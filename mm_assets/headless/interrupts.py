@@ -24,5 +24,10 @@ def watch_for_interrupts() -> None:
 
 def was_interrupted(result: Any) -> bool:
     """Return whether a run ended by an interrupt; `result` is an ``ExecuteInProcessResult``."""
+    from dagster import DagsterEventType
+
+    if any(event.event_type is DagsterEventType.PIPELINE_CANCELED for event in result.all_events):
+        return True
     errors = [event.step_failure_data.error for event in result.all_events if event.is_step_failure]
+    errors += [event.job_failure_data.error for event in result.all_events if event.is_job_failure]
     return any(error is not None and error.cls_name == "DagsterExecutionInterruptedError" for error in errors)

@@ -13,7 +13,6 @@ import dagster as dg
 
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
-from mm_assets.automation.lost_runs import fail_lost_runs, process_tag
 from mm_assets.definitions import build_definitions
 from mm_assets.formats.error_places import located
 from mm_assets.formats.output_folder import refuse_unwritable
@@ -24,6 +23,7 @@ from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
 from mm_assets.interleaved.notices import warning_line
+from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
 from mm_assets.partitions import SHARDS, chunks
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets.settings import Settings
@@ -163,7 +163,9 @@ def _assets_of(request: MakeRequest) -> str:
 def _warn_of_removed(keys: Sequence[str]) -> None:
     if keys:
         named = f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
-        line = f"{len(keys)} raw shards are gone, their outputs stay: {named}; mm-assets retire removes them"
+        line = (
+            f"{len(keys)} raw shards are gone, or not in MM_RAW_SHARDS any more; their outputs stay: {named}"
+        )
         print(warning_line(line), file=sys.stderr)
 
 
@@ -173,7 +175,7 @@ def _print_plan(selection: Selection, listing: Listing) -> int:
     due = {key for found in selection.why.values() for key in found}
     chosen = selection.keys
     unchanged = sum(key not in due for key in chosen)
-    parts = [f"{len(chosen)} of {len(listing)} shards would be taken"]
+    parts = [f"{len(chosen)} of {len({*listing, *chosen})} shards would be taken"]
     if unchanged:
         parts.append(f"{unchanged} of them are up to date, and would be left as they are")
     if selection.skipped:

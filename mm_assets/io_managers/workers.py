@@ -7,12 +7,13 @@ location loads.
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from mm_assets.io_managers.lost_runs import watched
 from mm_assets.workers import WorkerFailure, WorkerPool
 
 J = TypeVar("J")
@@ -42,7 +43,8 @@ class Workers(ConfigurableResource[Any]):
         _users[key] += 1
         self._pool = _pools.setdefault(key, WorkerPool(self.processes))
         try:
-            yield self
+            with _watched_run(context) if _users[key] == 1 else nullcontext():
+                yield self
         finally:
             _users[key] -= 1
             if not _users[key]:
@@ -60,3 +62,9 @@ class Workers(ConfigurableResource[Any]):
         if self._pool is None:
             raise RuntimeError("the workers have not been set up by a run or build_resources()")
         return self._pool.map(fn, jobs)
+
+
+def _watched_run(context: InitResourceContext) -> AbstractContextManager[None]:
+    if context.instance is None or context.run is None:
+        return nullcontext()
+    return watched(context.instance, context.run)

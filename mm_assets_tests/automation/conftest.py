@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.reconstruct import ReconstructableRepository
 
+from mm_assets.automation import refresh
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
 from mm_assets.resources.environment import resources_from_environment
@@ -83,6 +84,18 @@ class Operated(Deployment):
         for backfill in self.instance.get_backfills():
             self.instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
 
+    def planned_run(self) -> dg.DagsterRun:
+        """A run of all assets and shards that has been created, and begins no work."""
+        with self._configured():
+            definitions = build_definitions()
+            keys = list(resources_from_environment()["raw"].listing())
+            self.instance.add_dynamic_partitions("shards", keys)
+            tags = {
+                "dagster/asset_partition_range_start": keys[0],
+                "dagster/asset_partition_range_end": keys[-1],
+            }
+            return self.instance.create_run_for_job(definitions.resolve_job_def("all_assets"), tags=tags)
+
     def run_job(self, name: str) -> bool:
         """Run a job as its schedule would, in a code location; whether it succeeded."""
         location = ReconstructableRepository.for_module("mm_assets.definitions", "defs")
@@ -97,6 +110,11 @@ class Operated(Deployment):
         }
         job = location.get_reconstructable_job(name)
         return dg.execute_job(job, instance=self.instance, run_config=config).success
+
+
+@pytest.fixture(autouse=True)
+def looks_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refresh, "LOOK_AGAIN_SECONDS", 0)
 
 
 @pytest.fixture

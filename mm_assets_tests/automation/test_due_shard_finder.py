@@ -78,7 +78,7 @@ def test_what_is_due_in_random_histories(seed: int, history: History) -> None:
     broken = {
         key for key in history.versions() if "RAISE" in (history.deployment.raw / f"{key}.txt").read_text()
     }
-    assert {(place, why.kind, why.is_mended) for place, why in left.items()} == {
+    assert {(place, why.kind, why.may_land) for place, why in left.items()} == {
         ((asset, key), FAILED, False)
         for asset in ("curated", "scores", "filtered", "table")
         for key in broken

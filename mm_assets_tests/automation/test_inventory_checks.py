@@ -78,3 +78,11 @@ def test_a_changed_bound_makes_stale_what_it_decides(operated: Operated) -> None
     operated.environment["MM_MAX_ASPECT_RATIO"] = "3"
     operated.tick(name="new_shards")
     assert sorted(states(operated)) == ["arrow_cache", "filtered_parquet", "final_tars", "lance_table"]
+
+
+def test_a_run_that_was_lost_before_it_looked_keeps_nothing_from_being_told(operated: Operated) -> None:
+    assert operated.run().success
+    operated.instance.report_run_failed(operated.planned_run(), "its process has died")
+    operated.shard("e")
+    assert operated.tick(name="new_shards").startswith("1 new raw shards")
+    assert set(states(operated).values()) == {(True, "")}

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import dagster as dg
 import lance
+import pytest
 
+from mm_assets.automation import maintenance
 from mm_assets.automation.maintenance import delete_runs_before
 from mm_assets.formats.lance.maintenance import maintain
 from mm_assets.formats.temporary_files import temporary_name
@@ -53,7 +55,10 @@ def test_the_job_does_all_of_it(operated: Operated) -> None:
     assert all("unchanged" in made.metadata for made in again.values())
 
 
-def test_only_runs_that_nothing_points_to_are_deleted(operated: Operated) -> None:
+def test_only_runs_that_nothing_points_to_are_deleted(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_RUNS_PER_QUERY", 1)
     first = operated.run().run_id
     operated.shard("b", 2)
     second = operated.run().run_id

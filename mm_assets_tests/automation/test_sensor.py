@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from mm_assets.automation import due_shard_finder
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
@@ -79,3 +82,33 @@ def test_removed_raw_shards_are_left_alone(operated: Operated) -> None:
 def test_raw_shards_that_cannot_be_listed_are_a_line(operated: Operated) -> None:
     Path(operated.raw).rename(Path(operated.raw).with_name("elsewhere"))
     assert operated.tick() == f"no raw shards: {operated.raw}: no such file"
+
+
+def test_what_is_made_from_a_shard_that_stays_failed_is_not_asked_for(operated: Operated) -> None:
+    """Else it would be launched again for ever: it is made from the version before, and due again."""
+    assert operated.run().success
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run(assets=["curated_parquet"]).success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    Path(operated.raw, "e.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run(assets=["curated_parquet"]).success
+    assert [operated.tick("new") for _ in range(2)] == ["nothing is due"] * 2
+
+
+def test_shards_of_a_run_that_was_lost_are_taken_again_after_a_while(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = operated.planned_run()
+    operated.instance.report_run_failed(lost, "storage out of reach")
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    monkeypatch.setattr(due_shard_finder, "_RETRY_SECONDS", -1)
+    assert [operated.tick("new") for _ in range(2)] == ["nothing is due"] * 2
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
+
+
+def test_shards_of_a_canceled_run_are_left_alone(operated: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
+    operated.instance.report_run_canceled(operated.planned_run())
+    monkeypatch.setattr(due_shard_finder, "_RETRY_SECONDS", -1)
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2

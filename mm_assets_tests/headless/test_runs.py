@@ -105,6 +105,8 @@ def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) 
     process.wait()
     plan = project.plan("--failed")
     assert len(plan) == len(ASSETS) + 1
-    assert re.fullmatch(r"curated_parquet: 2 failed: failed in run \w{8} \(a, b\)", plan[0]), plan
+    assert re.fullmatch(r"curated_parquet: 2 failed: run \w{8} ended before it was made \(a, b\)", plan[0]), (
+        plan
+    )
     fine(project.run("--failed"))
     assert project.made() == {asset: ["a", "b"] for asset in ASSETS}

@@ -96,7 +96,7 @@ def test_what_changes_is_made_again_and_a_killed_run_is_completed(storage: Stora
         (storage.raw / "web-00001.tar").unlink()
         make_shards(storage.raw, members=2, pdf=0, samples=2, seed="other")
         titles = wait_for(ended(dev, 2), SECONDS, "the second backfill")
-        assert titles[0] == "2 shards: 1 the raw shard has changed, 1 failed and mended"
+        assert titles[0] == "2 shards: 1 the raw shard has changed, 1 failed before"
         assert storage.tars() == {f"web-{n:05d}" for n in range(4)}
     with storage.dev(MM_AUTOMATION="all", MM_MIN_ASPECT_RATIO="1.0") as dev:
         kill_run(dev)

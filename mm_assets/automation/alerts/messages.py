@@ -20,7 +20,7 @@ _MENTION = re.compile(r"<(?=[!@#])|@(?=everyone|here|channel)")
 _NEXT = {
     Kind.CHECK: (
         "Open the page of the check: the metadata of each shard say what was found. Mend the raw shards, "
-        "then run: mm-assets run --changed"
+        "then run: mm-assets run --changed --failed"
     ),
     Kind.NOT_LANDED: "Mend what the reasons name, then run: mm-assets run --failed",
     Kind.RUN_FAILED: "Read the error in the log of the run. Mend its reason, then launch it again.",

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.automation.lost_runs import PROCESS, fail_lost_runs, process_tag
+from mm_assets.io_managers.lost_runs import PROCESS, fail_lost_runs, process_tag
 from mm_assets_tests.cli.commands import environment
 
 STARTED = dg.DagsterRunStatus.STARTED
@@ -33,7 +33,7 @@ def status(instance: dg.DagsterInstance, run_id: str) -> str:
 def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> None:
     code = (
         "import os, sys, dagster as dg\n"
-        "from mm_assets.automation.lost_runs import process_tag\n"
+        "from mm_assets.io_managers.lost_runs import process_tag\n"
         f"with dg.DagsterInstance.from_config({instance.root_directory!r}) as instance:\n"
         "    with process_tag(instance) as tags:\n"
         "        print(*tags.values(), flush=True)\n"

@@ -28,7 +28,9 @@ _UNFINISHED = (
 @contextmanager
 def process_tag(instance: dg.DagsterInstance) -> Iterator[dict[str, str]]:
     """Give the tag of the runs that this process executes itself; they are watched within this context."""
-    path = Path(instance.root_directory, temporary_name("run"))
+    folder = Path(instance.root_directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / temporary_name("run")
     descriptor = create_locked(path)
     try:
         yield {PROCESS: path.name}
@@ -37,10 +39,26 @@ def process_tag(instance: dg.DagsterInstance) -> Iterator[dict[str, str]]:
         os.close(descriptor)
 
 
+@contextmanager
+def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
+    """Have a run watched, within this context, that its launcher does not watch: that of `dagster dev`."""
+    if PROCESS in run.tags:
+        yield
+        return
+    with process_tag(instance) as tag:
+        instance.add_run_tags(run.run_id, tag)
+        yield
+
+
+def unfinished_runs(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
+    """Return the runs that a process has begun and not ended."""
+    return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(_UNFINISHED))))
+
+
 def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     """Report runs as failed whose process is dead, and return their ids."""
     lost = []
-    for run in instance.get_runs(filters=dg.RunsFilter(statuses=list(_UNFINISHED))):
+    for run in unfinished_runs(instance):
         name = run.tags.get(PROCESS, "")
         if not is_temporary(name):
             continue
