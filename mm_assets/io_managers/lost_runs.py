@@ -42,7 +42,7 @@ def process_tag(instance: dg.DagsterInstance) -> Iterator[dict[str, str]]:
 @contextmanager
 def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
     """Have a run watched, within this context, that its launcher does not watch: that of `dagster dev`."""
-    if PROCESS in run.tags:
+    if PROCESS in run.tags and not _has_tag_of_parent(instance, run):
         yield
         return
     with process_tag(instance) as tag:
@@ -60,7 +60,7 @@ def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     lost = []
     for run in unfinished_runs(instance):
         name = run.tags.get(PROCESS, "")
-        if not is_temporary(name):
+        if not is_temporary(name) or _has_tag_of_parent(instance, run):
             continue
         path = Path(instance.root_directory, Path(name).name)
         if is_stale(path):
@@ -69,3 +69,9 @@ def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
     return lost
+
+
+def _has_tag_of_parent(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Return whether a run has its tag from the run that it repeats: Dagster copies tags."""
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    return parent is not None and parent.tags.get(PROCESS) == run.tags.get(PROCESS)

@@ -1,5 +1,6 @@
 """Runs whose process has died are failed, and others are left alone."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.io_managers.lost_runs import PROCESS, fail_lost_runs, process_tag
+from mm_assets.io_managers.lost_runs import PROCESS, fail_lost_runs, process_tag, watched
 from mm_assets_tests.cli.commands import environment
 
 STARTED = dg.DagsterRunStatus.STARTED
@@ -55,3 +56,22 @@ def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> N
         assert Path(instance.root_directory, tags[PROCESS]).exists()
     assert not Path(instance.root_directory, tags[PROCESS]).exists()
     assert not Path(instance.root_directory, dead.strip()).exists()
+
+
+def test_a_run_that_repeats_a_lost_one_is_not_lost_for_the_tag_it_has_from_that(
+    instance: dg.DagsterInstance,
+) -> None:
+    with process_tag(instance) as tags:
+        dead = tags[PROCESS].replace(f"-{os.getpid()}-", "-4000000-")
+    parent = dg.DagsterRun("all_assets", run_id="5" * 36, status=STARTED, tags={PROCESS: dead})
+    instance.add_run(parent)
+    assert fail_lost_runs(instance) == [parent.run_id]
+    repeated = dg.DagsterRun(
+        "all_assets", run_id="6" * 36, status=STARTED, tags={PROCESS: dead}, parent_run_id=parent.run_id
+    )
+    instance.add_run(repeated)
+    assert fail_lost_runs(instance) == [], "it has not begun to be watched"
+    with watched(instance, repeated):
+        found = instance.get_run_by_id(repeated.run_id)
+        assert found is not None and Path(instance.root_directory, found.tags[PROCESS]).exists()
+        assert fail_lost_runs(instance) == []
