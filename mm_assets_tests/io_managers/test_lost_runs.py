@@ -67,7 +67,12 @@ def test_a_run_that_repeats_a_lost_one_is_not_lost_for_the_tag_it_has_from_that(
     instance.add_run(parent)
     assert fail_lost_runs(instance) == [parent.run_id]
     repeated = dg.DagsterRun(
-        "all_assets", run_id="6" * 36, status=STARTED, tags={PROCESS: dead}, parent_run_id=parent.run_id
+        "all_assets",
+        run_id="6" * 36,
+        status=STARTED,
+        tags={PROCESS: dead},
+        parent_run_id=parent.run_id,
+        root_run_id=parent.run_id,
     )
     instance.add_run(repeated)
     assert fail_lost_runs(instance) == [], "it has not begun to be watched"
