@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,3 +123,26 @@ def kill_run(dev: DagsterDev) -> None:
         return None
 
     os.kill(wait_for(find, SECONDS, "the run"), signal.SIGKILL)
+
+
+def test_a_server_that_was_killed_completes_what_it_had_begun(storage: Storage) -> None:
+    """Every process dies in the middle of a run; after a restart it is found out and made again, once."""
+    make_shards(storage.raw, members=20, pdf=0, samples=3)
+    keys = {f"web-{n:05d}" for n in range(20)}
+
+    def is_started() -> bool:
+        with dev.instance() as instance:
+            return bool(instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])))
+
+    with storage.dev(MM_AUTOMATION="new") as dev:
+        wait_for(is_started, SECONDS, "the run")
+        for pid in dev.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    assert storage.tars() != keys
+    with storage.dev(MM_AUTOMATION="new") as dev:
+        wait_for(ended(dev, 1), SECONDS, "the backfill whose server was killed")
+        for asset in ASSETS:
+            assert set(dev.partitions(asset)["materialized"]) == keys
+        with dev.instance() as instance:
+            assert [run.status.value for run in instance.get_runs()] == ["SUCCESS", "FAILURE"]
