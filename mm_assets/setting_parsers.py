@@ -13,6 +13,8 @@ from typing import Any
 
 from mm_assets.formats.partitions import parse_bytes
 
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+
 
 @dataclass(frozen=True)
 class OneOf:
@@ -70,6 +72,15 @@ def cron(text: str) -> str:
 def names(text: str) -> tuple[str, ...]:
     """Return names that commas separate."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def owners(text: str) -> tuple[str, ...]:
+    """Return owners as Dagster takes them, separated by commas: e-mail addresses and ``team:name``."""
+    found = names(text)
+    for owner in found:
+        if not (_EMAIL.fullmatch(owner) or owner.removeprefix("team:") not in ("", owner)):
+            raise ValueError(f"must be e-mail addresses, or teams as in team:data, not {owner!r}")
+    return found
 
 
 def duration(text: str) -> float:

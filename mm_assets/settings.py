@@ -31,6 +31,7 @@ from mm_assets.setting_parsers import (
     names,
     number,
     one_of,
+    owners,
     web_address,
     words,
 )
@@ -155,6 +156,9 @@ class Settings:
     fresh_within: float | None = _setting(
         None, duration, "alert when nothing was materialized for so long: 24h, 7d"
     )
+    owners: tuple[str, ...] = _setting(
+        (), owners, "owners of the assets in the UI: e-mail addresses, and teams as in team:data"
+    )
     plugins: tuple[str, ...] = _setting((), names, "modules with filters and checks of your own")
 
     @classmethod
@@ -182,7 +186,7 @@ class Settings:
         values = {}
         for name, setting in known.items():
             if text := given.get(name):
-                takes_list = name in SPACED or setting.metadata["parse"] is names
+                takes_list = name in SPACED or setting.metadata["parse"] in (names, owners)
                 try:
                     if name in given.lists and not takes_list:
                         raise ValueError("must be one value, not a list")

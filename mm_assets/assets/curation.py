@@ -1,6 +1,6 @@
 """Assets of the curation: raw shards to filtered Parquet."""
 
-from mm_assets.assets.columns import ROW_COLUMNS
+from mm_assets.assets.columns import row_columns, score_columns
 from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.filters.readable import ReadableImages
 from mm_assets.filters.score_filter import SCORES
@@ -23,7 +23,7 @@ from mm_assets.resources.image_validation import ImageValidation
     io_manager_key="ingest_io_manager",
     group_name="ingest",
     kinds={"parquet"},
-    metadata=ROW_COLUMNS,
+    metadata=row_columns(),
     description="Every item of the raw shards as one Parquet row: text, metadata, image bytes.",
 )
 def curated_parquet(raw_shards: ShardSet, looks: ImageValidation) -> Plan:
@@ -51,6 +51,7 @@ def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
     io_manager_key="scores_io_manager",
     group_name="quality",
     kinds={"parquet"},
+    metadata=score_columns("curated_parquet"),
     description="Width, height, format and byte size of every image, from its header.",
 )
 def image_scores(curated_parquet: ShardSet) -> Plan:
@@ -63,7 +64,7 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     io_manager_key="parquet_io_manager",
     group_name="curate",
     kinds={"parquet"},
-    metadata=ROW_COLUMNS,
+    metadata=row_columns("curated_parquet"),
     description=(
         "Curated rows without the images that the filters drop (none, where no bound is set); "
         "positions keep their gaps."

@@ -1,6 +1,6 @@
 """Assets for training and search, made from filtered Parquet."""
 
-from mm_assets.assets.columns import ROW_COLUMNS
+from mm_assets.assets.columns import row_columns
 from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.io_managers.check_results import ROW_CHECKS
 from mm_assets.io_managers.sharded import sharded
@@ -13,7 +13,7 @@ from mm_assets.io_managers.shards import Plan, ShardSet
     io_manager_key="webdataset_io_manager",
     group_name="deliver",
     kinds={"webdataset"},
-    metadata=ROW_COLUMNS,
+    metadata=row_columns("filtered_parquet"),
     description=(
         "WebDataset tars that open in webdataset, wids, Energon, Hugging Face datasets and NeMo Curator."
     ),
@@ -28,7 +28,7 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
     io_manager_key="lance_io_manager",
     group_name="deliver",
     kinds={"lance"},
-    metadata=ROW_COLUMNS,
+    metadata=row_columns("filtered_parquet"),
     description="One Lance table of all shards, indexed by sample id and modality.",
 )
 def lance_table(filtered_parquet: ShardSet) -> Plan:
@@ -41,7 +41,7 @@ def lance_table(filtered_parquet: ShardSet) -> Plan:
     io_manager_key="arrow_cache_io_manager",
     group_name="deliver",
     kinds={"arrow"},
-    metadata=ROW_COLUMNS,
+    metadata=row_columns("filtered_parquet"),
     description="Memory-mapped Arrow files of whole samples: any of them at once, for training.",
 )
 def arrow_cache(filtered_parquet: ShardSet) -> Plan:

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
         partitions_def=SHARDS,
         io_manager_key="raw_io_manager",
         group_name="ingest",
+        tags={"dagster/kind/webdataset": "", "dagster/kind/parquet": ""},  # it takes no `kinds`
         description=(
             "WebDataset or Parquet shards of interleaved documents. Observing them notes new and changed "
             "ones; data versions are etags, or size, time and a digest of both ends."

@@ -262,5 +262,5 @@ class DueShardFinder:
 
 def due_shards(instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str]) -> DueShards:
     """Return what is due in all assets of a code location; see `DueShardFinder`."""
-    specs = [spec for definition in graph.assets_defs for spec in definition.specs]
+    specs = [spec for made in graph.assets_defs for spec in made.specs if spec.partitions_def]
     return DueShardFinder(instance, specs, raw_versions).find()

@@ -58,7 +58,7 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
             _warn_of_removed(absent)
             absent = []
         fail_lost_runs(instance)
-        specs = list(build_definitions().resolve_all_asset_specs())
+        specs = [spec for spec in build_definitions().resolve_all_asset_specs() if spec.partitions_def]
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
             return _print_plan(selection, listing)

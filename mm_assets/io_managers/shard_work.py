@@ -30,11 +30,14 @@ from mm_assets.interleaved.steps import ROWS_CHANGED
 from mm_assets.io_managers.check_results import MATERIALIZATION_ERRORS
 from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.io_managers.written_shard import CheckStep, WrittenShard
+from mm_assets.overview.markdown import image
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
 # number.
 LOSS_SHARE = "loss_share"
 LOSS_SHARE_OF = "loss_share_of"
+# Metadata of a shard: some of its images, and some of those that its filters dropped.
+PREVIEW, PREVIEW_DROPPED = "preview", "preview_dropped"
 
 
 class _Withheld(Exception):
@@ -64,9 +67,10 @@ def convert_shard(
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
     partition = Partition(job.key, files_of(job.shard.uri))
-    strip = ThumbnailStrip()
+    shown, dropped = ThumbnailStrip(), ThumbnailStrip()
+    steps = tuple(dropped.of_removed(step) for step in steps)
     check_steps = (CheckStep(check) for check in job.checks if check.step is not None)
-    conversion = Conversion(reader, partition, writer, (*steps, *check_steps, strip))
+    conversion = Conversion(reader, partition, writer, (*steps, *check_steps, shown))
     checks: list[Check] = []
 
     def check(report: PartitionReport) -> None:
@@ -102,8 +106,10 @@ def convert_shard(
         loss = LossShare.of_report(report)
         metadata |= {LOSS_SHARE: loss.share, LOSS_SHARE_OF: max(loss.total, 1)}
     # Assets that take over all rows of their source show what it shows.
-    if (job.steps or max_loss is not None) and (markdown := strip.markdown()):
-        metadata["preview"] = {"md": markdown}
+    if job.steps or max_loss is not None:
+        for name, strip in ((PREVIEW, shown), (PREVIEW_DROPPED, dropped)):
+            if picture := strip.webp():
+                metadata[name] = {"md": image(picture, "image/webp")}
     return (
         ShardResult(
             job.key,

@@ -69,11 +69,9 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         try:
-            with _opened(raw, kind) as image:
+            with opened(raw, kind, max_pixels) as image:
                 if kind == "tiff":
                     return _load_frames(image, max_pixels)  # type: ignore[arg-type]
-                # Checked again: Pillow enlarges the screen of a GIF to its first frame.
-                refuse_bomb(*image.size, max_pixels, raw.count(b"\xff\xda") if kind == "jpg" else 1)
                 # A draft parses all of a JPEG, but makes one pixel of every block: a third of the time, and
                 # little memory. It has no effect on other formats.
                 image.draft(None, (1, 1))
@@ -89,11 +87,27 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
             raise ImageError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def _opened(raw: bytes, kind: str) -> ImageFile:
-    """Return the image with its header read.
+def opened(raw: bytes, kind: str, max_pixels: int) -> ImageFile:
+    """Return an image with its header read and nothing decoded, if it may be decoded.
 
     Opened by class, because `Image.open` has limits and warnings of its own.
+
+    Args:
+        kind: Its format, as returned by `probe`.
+        max_pixels: Limit for the image, and for a tile of it.
+
+    Raises:
+        DecompressionBomb: It would be too expensive to decode.
     """
+    image = _opened(raw, kind)
+    # Checked again: Pillow enlarges the screen of a GIF to its first frame.
+    refuse_bomb(*image.size, max_pixels, raw.count(b"\xff\xda") if kind == "jpg" else 1)
+    if kind == "tiff":
+        _refuse_tile(image, max_pixels)  # type: ignore[arg-type]
+    return image
+
+
+def _opened(raw: bytes, kind: str) -> ImageFile:
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -143,10 +157,15 @@ def _load_frames(image: TiffImageFile, max_pixels: int) -> bool:
             return True
         width, height = image.size
         refuse_bomb(width, height, max_pixels)
-        tile_width, tile_height = (image.tag_v2.get(tag, 0) for tag in _TILE_SIDES)
-        refuse_bomb(tile_width, tile_height, max_pixels)  # libtiff allocates a whole tile
+        _refuse_tile(image, max_pixels)
         total += width * height
         if total > max_pixels * _MAX_TOTAL:
             return False
         image.load()
     return False
+
+
+def _refuse_tile(image: TiffImageFile, max_pixels: int) -> None:
+    """Refuse a TIFF whose frame has a tile of too many pixels: libtiff allocates a whole one."""
+    width, height = (image.tag_v2.get(tag, 0) for tag in _TILE_SIDES)
+    refuse_bomb(width, height, max_pixels)
