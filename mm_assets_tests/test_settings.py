@@ -47,6 +47,12 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
             "MM_FRESH_WITHIN must be a duration such as 90m, 24h or 7d, not '1 week'",
         ),
         ("MM_FRESH_WITHIN", "0h", "MM_FRESH_WITHIN must be a duration such as 90m, 24h or 7d, not '0h'"),
+        (
+            "MM_OWNERS",
+            "team:data,ada",
+            "MM_OWNERS must be e-mail addresses, or teams as in team:data, not 'ada'",
+        ),
+        ("MM_OWNERS", "team:", "MM_OWNERS must be e-mail addresses, or teams as in team:data, not 'team:'"),
         ("MM_UI_URL", "ui:3000", "MM_UI_URL must begin with http:// or https://, not 'ui:3000'"),
         ("MM_ALERT_ON", "info", "MM_ALERT_ON must be one of error, warn, not 'info'"),
         ("MM_ALERTS", "json://s3cret 'x", "MM_ALERTS: No closing quotation"),

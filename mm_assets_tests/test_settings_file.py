@@ -185,3 +185,8 @@ def test_init_leaves_a_file_as_it_is(folder: Path) -> None:
     write("workers = 3")
     assert only_line(run("init")) == f"{folder / FILE}: there is one, and it stays as it is"
     assert Path(FILE).read_text() == "workers = 3"
+
+
+def test_owners_may_be_a_list() -> None:
+    write('owners = ["team:data", "ada@example.org"]')
+    assert Settings.load().owners == ("team:data", "ada@example.org")

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import dagster as dg
+import pytest
 
 from mm_assets.definitions import build_definitions
 
@@ -51,6 +52,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "final_tars": ["filtered_parquet"],
         "lance_table": ["filtered_parquet"],
         "arrow_cache": ["filtered_parquet"],
+        "overview": ["curated_parquet", "filtered_parquet", "image_scores", "quarantine"],
     }
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}
@@ -67,3 +69,24 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         ("image_scores", "ledger_balance"),
         ("image_scores", "landed"),
     }
+
+
+def test_assets_have_owners_links_and_column_lineage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MM_OWNERS", "team:data, ada@example.org")
+    monkeypatch.setenv("MM_STORAGE", "/data/it's here")
+    specs = {spec.key.to_user_string(): spec for spec in build_definitions().resolve_all_asset_specs()}
+    for name, spec in specs.items():
+        assert list(spec.owners) == ([] if name == "raw_shards" else ["team:data", "ada@example.org"])
+        assert spec.kinds, name
+    filtered = specs["filtered_parquet"].metadata
+    assert filtered["output"] == dg.MetadataValue.path("/data/it's here/filtered")
+    assert (
+        filtered["lost_items"] == "SELECT * FROM '/data/it''s here/ledger/items/filtered_parquet/*.parquet'"
+    )
+    assert filtered["overview"] == dg.MetadataValue.asset(dg.AssetKey("overview"))
+    lineage = filtered["dagster/column_lineage"].deps_by_column
+    curated = dg.AssetKey("curated_parquet")
+    assert lineage["binary_content"] == [dg.TableColumnDep(curated, "binary_content")]
+    width = specs["image_scores"].metadata["dagster/column_lineage"].deps_by_column["width"]
+    assert width == [dg.TableColumnDep(curated, "binary_content")]
+    assert "dagster/column_lineage" not in specs["curated_parquet"].metadata, "raw shards have no columns"

@@ -1,4 +1,4 @@
-"""Plots as small SVG files. Every one is below `INLINE` characters as Markdown, whatever its numbers.
+"""Plots as small SVG files, below `INLINE` characters as Markdown whatever is counted.
 
 Text comes from data in part: it is escaped, and cut. Colours have enough contrast on white and on black.
 """
