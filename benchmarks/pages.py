@@ -25,15 +25,16 @@ _CHUNK = 100
 _REAL = 20  # shards of the run that is copied
 _ASSET = "filtered_parquet"
 _GROUPS = "%2C".join(f"global%40global%3A{group}" for group in ("ingest", "quality", "curate", "deliver"))
+# Address, and a text with the number of shards that the page must show; {} stands for it.
 _PAGES = {
-    "lineage, all groups": f"asset-groups?expanded={_GROUPS}",
-    "catalog": "assets",
-    "asset": f"assets/{_ASSET}",
-    "its partitions": f"assets/{_ASSET}?view=partitions",
-    "its events": f"assets/{_ASSET}?view=events",
-    "its checks": f"assets/{_ASSET}?view=checks",
-    "raw shards": "assets/raw_shards",
-    "runs": "runs",
+    "lineage, all groups": (f"asset-groups?expanded={_GROUPS}", f"^{_ASSET}$"),
+    "catalog": ("assets", "^{} partitions$"),
+    "asset": (f"assets/{_ASSET}", "^dagster/uri$|^Latest materialization$"),
+    "its partitions": (f"assets/{_ASSET}?view=partitions", r"Materialized \({}\)"),
+    "its events": (f"assets/{_ASSET}?view=events", "^Events$"),
+    "its checks": (f"assets/{_ASSET}?view=checks", "ledger_balance"),
+    "raw shards": ("assets/raw_shards", "Latest observation"),
+    "runs": ("runs", "all_assets"),
 }
 
 
@@ -51,9 +52,9 @@ def run(options: argparse.Namespace) -> int:
     results = Results(f"pages-{max(options.shards)}", "How long pages of the UI take")
     results.say(
         f"Events of a run of {_REAL} small shards, copied to runs of {_CHUNK} on SQLite; `dagster-webserver` "
-        "without a daemon; chromium without cache. Seconds until no query has been under way for a second: "
-        "for the first time, when Dagster makes its partition cache, and again. "
-        "The slowest query is that of the second time."
+        "without a daemon; chromium without cache. Seconds until a page shows a text that it must show, and "
+        "no query has been under way for a second: for the first time, when Dagster makes its partition "
+        "cache, and again. The slowest query is that of the second time."
     )
     rows, figures = [], []
     for count in options.shards:
@@ -62,7 +63,11 @@ def run(options: argparse.Namespace) -> int:
             seeded = measure("benchmarks.pages:prepare_seed", environment=environment, shards=count)
             print(f"{count} shards: {seeded.wall:.0f} s to copy {seeded.result['events']} events", flush=True)
             with _webserver(environment) as url:
-                addresses = {name: f"{url}/{path}" for name, path in _PAGES.items()}
+                number = f"{count}|{count:,}"
+                addresses = {
+                    name: (f"{url}/{path}", text.replace("{}", f"(?:{number})"))
+                    for name, (path, text) in _PAGES.items()
+                }
                 first, again = timed_pages(addresses), timed_pages(addresses)
         for cold, warm in zip(first, again, strict=True):
             rows.append(_row(count, cold, warm))

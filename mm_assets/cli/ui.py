@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import Any
 
+_SUPERSEDED = "Function `dev_command` is superseded"
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -30,7 +32,19 @@ def run(options: argparse.Namespace) -> int:
         os.environ["MM_UI_URL"] = f"http://127.0.0.1:{options.port}"
     prepare_home()
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
-    command = [sys.executable, "-m", "dagster", "dev", "-m", "mm_assets.definitions"]
+    # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
+    command = [
+        sys.executable,
+        "-W",
+        f"ignore:{_SUPERSEDED}",
+        "-m",
+        "dagster",
+        "dev",
+        "-m",
+        "mm_assets.definitions",
+    ]
+    command += ["--log-level", "warning"]
+    print(f"Dagster on http://127.0.0.1:{options.port}, in half a minute; Ctrl-C ends it", flush=True)
     # A shell that starts it in the background has it ignore them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
