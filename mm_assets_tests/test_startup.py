@@ -52,7 +52,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "final_tars": ["filtered_parquet"],
         "lance_table": ["filtered_parquet"],
         "arrow_cache": ["filtered_parquet"],
-        "overview": ["curated_parquet", "filtered_parquet", "image_scores", "quarantine"],
+        "overview": ["filtered_parquet"],
     }
     keys = definitions.resolve_asset_graph().asset_check_keys
     checks = {(key.asset_key.to_user_string(), key.name) for key in keys}

@@ -2,7 +2,7 @@
 
 import dagster as dg
 
-from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
+from mm_assets.assets.curation import filtered_parquet
 
 OVERVIEW = dg.AssetKey("overview")
 
@@ -10,7 +10,7 @@ OVERVIEW = dg.AssetKey("overview")
 # keeps that from running. The sensor of the same name writes it.
 overview = dg.AssetSpec(
     OVERVIEW,
-    deps=[curated_parquet, quarantine, image_scores, filtered_parquet],
+    deps=[filtered_parquet],
     group_name="curate",
     kinds={"dashboard"},
     description=(

@@ -70,6 +70,7 @@ def overview_event(instance: dg.DagsterInstance, root: str) -> dg.AssetMateriali
         {key: latest.metadata for key, latest in curated.items()},
         {key: latest.metadata for key, latest in filtered.items()},
         STRIPS,
+        raw_shards=len(keys),
     )
     measures = measure(
         root,

@@ -18,6 +18,7 @@ class Figures:
     """Counts over all published shards; they are those of the ledger.
 
     Args:
+        raw_shards: raw shards that are known.
         shards: shards with filtered rows.
         documents: samples in them.
         dropped: images that filters took out, by filter and reason.
@@ -26,6 +27,7 @@ class Figures:
         dropped_pictures: the same of dropped ones.
     """
 
+    raw_shards: int
     shards: int
     documents: int
     texts: int
@@ -41,6 +43,7 @@ class Figures:
         curated: Mapping[str, Mapping[str, Any]],
         filtered: Mapping[str, Mapping[str, Any]],
         strips: int,
+        raw_shards: int = 0,
     ) -> Figures:
         """Return the figures of shards.
 
@@ -48,8 +51,10 @@ class Figures:
             curated: metadata of the curated shards' events, by shard.
             filtered: of the filtered ones.
             strips: largest number of strips of thumbnails, of kept and of dropped images each.
+            raw_shards: raw shards that are known.
         """
         return cls(
+            raw_shards=raw_shards,
             shards=len(filtered),
             documents=_total(filtered, "samples"),
             texts=_total(filtered, "texts"),

@@ -33,6 +33,7 @@ def metadata(figures: Figures, measures: Measures) -> dict[str, Any]:
         "images dropped": figures.images_dropped,
         "items in quarantine": figures.items_quarantined,
         "shards": figures.shards,
+        "raw shards": figures.raw_shards,
     }
     if figures.share_kept is not None:
         counts["share of images kept"] = round(figures.share_kept, 4)

@@ -23,20 +23,22 @@ def screenshot(
     *,
     clicks: Sequence[str] = (),
     tabs: Sequence[str] = (),
+    images: Sequence[str] = (),
     seconds: float = 60,
     size: tuple[int, int] = (1600, 1000),
 ) -> None:
     """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``tabs`` (the innermost of
-    a name), wait until every one of ``texts`` is visible, then write ``png``. Raises PageError, with what the
-    page does show, when they do not come."""
+    a name), wait until every one of ``texts`` is visible, and for each of ``images`` a picture whose address
+    begins with it and that can be drawn, then write ``png``. Raises PageError, with what the page does show,
+    when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
     if not CHROMIUM.exists():
         raise PageError(f"{CHROMIUM} is missing: apt-get install --no-install-recommends chromium")
     command = [CLIENTS_PYTHON, __file__, url, png, f"--seconds={seconds}", "--size", *size]
     command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
-    command += [f"--tab={text}" for text in tabs]
-    limit = seconds * (1 + len(texts) + len(clicks) + len(tabs)) + 60
+    command += [f"--tab={text}" for text in tabs] + [f"--image={start}" for start in images]
+    limit = seconds * (1 + len(texts) + len(clicks) + len(tabs) + len(images)) + 60
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False
     )
@@ -53,6 +55,7 @@ def _main() -> None:
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--click", action="append", default=[])
     parser.add_argument("--tab", action="append", default=[])
+    parser.add_argument("--image", action="append", default=[])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000))
     options = parser.parse_args()
@@ -78,6 +81,11 @@ def _main() -> None:
                 waiting_for = f"the text {text!r}"
                 # Pages keep hidden copies of a text (tooltips, menus): any visible one counts.
                 page.get_by_text(text).filter(visible=True).first.wait_for(state="visible")
+            for start in options.image:
+                waiting_for = f"a picture of {start!r}"
+                drawn = """start => [...document.images].some(
+                    image => image.src.startsWith(start) && image.complete && image.naturalWidth > 40)"""
+                page.wait_for_function(drawn, arg=start)
         except Error as error:
             body = page.inner_text("body", timeout=5000)
             parser.exit(

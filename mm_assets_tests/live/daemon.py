@@ -228,6 +228,13 @@ class DagsterDev:
         found = self.query(text, key={"path": asset.split("/")})["found"]["assetPartitionStatuses"]
         return {kind: sorted(found[f"{kind}Partitions"]) for kind in kinds}
 
+    def materializations(self, asset: str) -> list[str]:
+        """Times of the latest materializations of an asset, as the UI gets them."""
+        text = """query($key: AssetKeyInput!) { found: assetOrError(assetKey: $key) {
+            ... on Asset { assetMaterializations(limit: 5) { timestamp } } } }"""
+        found = self.query(text, key={"path": asset.split("/")})["found"]
+        return [event["timestamp"] for event in found.get("assetMaterializations", [])]
+
     def checks(self, asset: str) -> dict[str, dict[str, list[str]]]:
         """What the UI shows of an asset's partitioned checks: by name, lists of keys by "succeeded", "failed"
         …; without empty lists.

@@ -124,12 +124,29 @@ def test_every_shard_is_green_in_every_check(live: Live, first_backfill: str) ->
 
 @pytest.mark.clients
 def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -> None:
+    """With all groups unfolded, as the picture in the README is taken (`KEEP_SCREENSHOT` names its place)."""
     picture = tmp_path / "asset_graph.png"
-    url = f"{live.dev.url}/asset-groups"
-    screenshot(url, picture, ["ingest", "quality", "curate", "deliver"], seconds=60, size=(1500, 900))
+    groups = ("ingest", "quality", "curate", "deliver")
+    unfolded = "%2C".join(f"global%40global%3A{group}" for group in groups)
+    url = f"{live.dev.url}/asset-groups?expanded={unfolded}"
+    screenshot(url, picture, [*groups, *ASSETS, "raw_shards", "overview"], seconds=60, size=(1500, 800))
     assert picture.stat().st_size > 20_000
     if keep := os.environ.get("KEEP_SCREENSHOT"):
         shutil.copyfile(picture, keep)
+
+
+@pytest.mark.clients
+def test_overview_shows_pictures_without_a_click(live: Live, first_backfill: str, tmp_path: Path) -> None:
+    """Figures that equal the ledger's, plots and thumbnails, once the sensor has come by."""
+    wait_for(lambda: live.dev.materializations("overview"), 75, "the sensor to write the overview")
+    png = tmp_path / "overview.png"
+    plots = ["aspect ratio", "images in a document", "pictures of kept images"]
+    pictures = ["data:image/svg+xml", "data:image/webp;base64"]
+    screenshot(f"{live.dev.url}/assets/overview", png, plots, images=pictures, size=(1400, 1500))
+    events = f"{live.dev.url}/assets/overview?view=events"
+    screenshot(events, png, ["Kept"], images=["data:image/webp;base64"])
+    shard = f"{live.dev.url}/assets/curated_parquet?view=partitions&partition={FIRST[0]}"
+    screenshot(shard, png, ["preview"], images=["data:image/webp;base64"])
 
 
 @pytest.fixture(scope="module")
