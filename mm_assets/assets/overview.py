@@ -11,7 +11,7 @@ OVERVIEW = dg.AssetKey("overview")
 overview = dg.AssetSpec(
     OVERVIEW,
     deps=[filtered_parquet],
-    group_name="curate",
+    group_name="deliver",
     kinds={"dashboard"},
     description=(
         "What is in the data set: figures and plots below, more thumbnails of kept and dropped images on the "
