@@ -61,7 +61,12 @@ class Figures:
             images_kept=_total(filtered, "images"),
             dropped=_totals(filtered, "filtered"),
             quarantined=_totals(curated, "quarantined"),
-            kept_pictures=_pictures(filtered, "preview", strips),
+            # A shard that no filter has touched shows what the curated one shows.
+            kept_pictures=_pictures(
+                {key: {**_preview(curated.get(key, {})), **_preview(filtered[key])} for key in filtered},
+                "preview",
+                strips,
+            ),
             dropped_pictures=_pictures(filtered, "preview_dropped", strips),
         )
 
@@ -96,6 +101,10 @@ def _totals(shards: Mapping[str, Mapping[str, Any]], name: str) -> dict[str, int
     for metadata in shards.values():
         counts.update(metadata.get(name, {}))
     return dict(counts)
+
+
+def _preview(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {"preview": metadata["preview"]} if "preview" in metadata else {}
 
 
 def _pictures(shards: Mapping[str, Mapping[str, Any]], name: str, most: int) -> list[str]:

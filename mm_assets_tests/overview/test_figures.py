@@ -57,3 +57,10 @@ def test_pictures_are_bounded_and_evenly_spread() -> None:
     assert [picture[-5:-1] for picture in found] == ["0000", "0025", "0050", "0075"]
     assert evenly_spread(range(3), 5) == [0, 1, 2]
     assert evenly_spread(range(5), 3) == [0, 1, 3]
+
+
+def test_without_filters_the_pictures_are_those_of_curated_shards() -> None:
+    curated = {"a": {"preview": PICTURE}, "gone": {"preview": PICTURE}, "b": {"preview": PICTURE}}
+    own = PICTURE.replace("AAAA", "BBBB")
+    found = Figures.of(curated, {"a": {}, "b": {"preview": own}}, strips=5)
+    assert found.kept_pictures == [PICTURE, own]
