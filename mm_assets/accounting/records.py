@@ -18,6 +18,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import local_bytes, replace_file
 
@@ -104,6 +105,10 @@ class ShardRecords:
             except (ValueError, TypeError, LookupError) as error:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return sorted(keys)
+
+    def named(self, asset: str) -> list[str]:
+        """Return the shards of an asset that have a record, readable or not, by the names of the files."""
+        return stated_partitions(f"{self._root}ledger/{partition_filename(asset)}", ".json")
 
     def write(self, record: ShardRecord) -> None:
         """Publish a record in one step: readers see the old one or the new one."""

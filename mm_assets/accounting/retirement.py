@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.accounting.canonical.accounted_format import accounted_format
-from mm_assets.accounting.evidence import Evidence, stated_partitions
+from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.ledger import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.outputs import BY_ASSET, CACHE, DERIVED, DERIVED_FOLDERS, LANCE, OUTPUTS, TARS
 from mm_assets.accounting.proof_store import ProofStore
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import (

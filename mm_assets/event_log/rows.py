@@ -193,14 +193,27 @@ class EventRow:
         }
 
     def _evaluation_text(self) -> str:
-        """The event for the check executions, of which pages show the evaluation, its time and its step."""
+        """The event for the check executions, of which pages show the evaluation, its time and its step.
+
+        Of a check that one shard has passed it leaves out metadata without content, such as an empty list of
+        problems.
+        """
         unseen = ("message", "pid", "step_kind_value")
         event = {name: value for name, value in self._packed["dagster_event"].items() if name not in unseen}
+        if not self.is_logged:
+            data = event["event_specific_data"]
+            said = {name: value for name, value in data["metadata"].items() if not _is_empty(value)}
+            event["event_specific_data"] = {**data, "metadata": said}
         return to_json({**self._packed, "dagster_event": event})
 
     @property
     def _dagster_event(self) -> Any:
         return self.event.dagster_event
+
+
+def _is_empty(packed: dict[str, Any]) -> bool:
+    """Return whether a packed metadata value is an empty text, list or object."""
+    return any(value in ("", [], {}) for name, value in packed.items() if name != "__class__")
 
 
 def is_batched(event: EventLogEntry) -> bool:

@@ -81,7 +81,7 @@ class CheckLog:
         pending, self._pending = self._pending, {}
         if not pending:
             return
-        found = events.latest_materializations(self._instance, self._asset, pending)
+        found = events.targets(self._instance, self._asset, pending)
         for shard, checks in pending.items():
             for check in checks:
                 self._evaluated.setdefault(check.name, {})[shard] = check
@@ -130,9 +130,7 @@ class CheckLog:
         )
 
 
-def _evaluation(
-    spec: dg.AssetCheckSpec, shard: str, check: Check, materialization: events.Latest | None
-) -> dg.AssetCheckEvaluation:
+def _evaluation(spec: dg.AssetCheckSpec, shard: str, check: Check, target: Any) -> dg.AssetCheckEvaluation:
     return dg.AssetCheckEvaluation(
         asset_key=spec.asset_key,
         check_name=spec.name,
@@ -141,5 +139,5 @@ def _evaluation(
         severity=dg.AssetCheckSeverity[check.severity],
         blocking=spec.blocking,
         metadata=metadata_values(check.metadata),
-        target_materialization_data=events.target(materialization),
+        target_materialization_data=target,
     )

@@ -16,6 +16,7 @@ upgrade of Dagster. They tell which of these no longer holds:
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC
 from typing import Any, TypeVar
 
 import dagster as dg
@@ -128,6 +129,25 @@ def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationDa
     return AssetCheckEvaluationTargetMaterializationData(
         storage_id=latest.pointer, run_id=latest.run_id, timestamp=latest.timestamp
     )
+
+
+def targets(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
+) -> dict[str, AssetCheckEvaluationTargetMaterializationData]:
+    """Return, for each of these partitions that has one, the reference to its latest materialization."""
+    found: dict[str, AssetCheckEvaluationTargetMaterializationData] = {}
+    log, row = instance.event_log_storage, SqlEventLogStorageTable.c
+    assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    for ids in _batches(list(_storage_ids(instance, asset, kind, keys).values())):
+        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(row.id.in_(ids))
+        with log.index_connection() as connection:
+            rows = connection.execute(query).fetchall()
+        for storage_id, partition, run_id, at in rows:
+            found[partition] = AssetCheckEvaluationTargetMaterializationData(
+                storage_id=storage_id, run_id=run_id, timestamp=at.replace(tzinfo=UTC).timestamp()
+            )
+    return found
 
 
 def latest_of_asset(instance: dg.DagsterInstance, asset: dg.AssetKey) -> Latest | None:

@@ -1,6 +1,7 @@
 """Conversion of plain values into Dagster metadata."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import dagster as dg
@@ -36,5 +37,12 @@ def _metadata_value(name: str, value: Any) -> dg.MetadataValue:
         case {"url": str(url), **rest} if not rest:
             return dg.MetadataValue.url(url)
         case {"table_schema": columns, **rest} if not rest:
-            return dg.MetadataValue.table_schema(dg.TableSchema([dg.TableColumn(n, t) for n, t in columns]))
+            return _table_schema(tuple((column, kind) for column, kind in columns))
     raise ValueError(f"metadata {name!r} has a value no rule covers: {value!r}")
+
+
+@lru_cache(maxsize=64)  # shards of a dataset share theirs
+def _table_schema(columns: tuple[tuple[str, str], ...]) -> dg.MetadataValue:
+    return dg.MetadataValue.table_schema(
+        dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns])
+    )

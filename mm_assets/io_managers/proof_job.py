@@ -13,7 +13,7 @@ from mm_assets.accounting.canonical import Derived, derive
 from mm_assets.accounting.canonical.accounted_format import OutputProblems, accounted_format
 from mm_assets.accounting.comparison import CanonicalSource, compare
 from mm_assets.accounting.ledger import Ledger
-from mm_assets.accounting.proof_store import ShardProof
+from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.storage import size_of

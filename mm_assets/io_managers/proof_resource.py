@@ -13,8 +13,9 @@ from mm_assets.accounting.canonical.accounted_format import TableAccount, accoun
 from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.file_digests import shards_with_problems
 from mm_assets.accounting.outputs import BY_ASSET, DERIVED, made_from
-from mm_assets.accounting.proof_store import ProofStore, ShardProof
+from mm_assets.accounting.proof_store import ProofStore
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
+from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.storage import exists
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.interleaved.unify import unify_schemas
@@ -60,8 +61,6 @@ class Prover(dg.ConfigurableResource[Any]):
         the storage shows that it was published once. Without a record it is unknown what was written: such a
         shard fails.
         """
-        from mm_assets.io_managers.proof_job import ProofJob, prove_shard
-
         asset, output = request.asset, BY_ASSET[request.asset]
         evidence = self._evidence(asset) if request.is_whole else {}
         keys = sorted({*request.keys, *evidence})
@@ -74,7 +73,7 @@ class Prover(dg.ConfigurableResource[Any]):
         table = accounted_format(output.kind).table
         suspects = self._suspects(table, records[asset]) if table is not None else {}
         problems_by_shard = self._problems_beside(asset, records[asset]) if request.again else {}
-        jobs: list[ProofJob] = []
+        jobs: list[Any] = []
         proofs: list[ShardProof] = []
         for key in keys:
             record = records[asset].get(key)
@@ -100,12 +99,12 @@ class Prover(dg.ConfigurableResource[Any]):
                 continue
             jobs.append(self._job(asset, key, records))
         if table is not None and jobs:
-            schema = self._table_schema(asset)
+            schema = self._table_schema(asset) if request.again else ""
             jobs = [
                 replace(job, table_schema=schema, orphan_rows=sum(suspects.get(job.key, {}).values()))
                 for job in jobs
             ]
-        for job, answer in self.workers.map(prove_shard, jobs):
+        for job, answer in self._answers(jobs, is_table=table is not None):
             if isinstance(answer, WorkerFailure):
                 answer = self._unread(job, str(answer))
             problems = [*answer.problems, *_orphan_problems(suspects.get(job.key, {}))]
@@ -121,15 +120,32 @@ class Prover(dg.ConfigurableResource[Any]):
             proofs.append(proof)
             yield job.key, _check(proof)
         if request.is_whole:
-            store.roll_up(
-                proofs, {asset: Evidence(self.root).unmade(asset)}, {asset: self.unknown_files(asset)}
-            )
+            store.roll_up(asset, proofs, Evidence(self.root).unmade(asset), self.unknown_files(asset))
         else:
-            store.roll_up(proofs)
+            store.roll_up(asset, proofs)
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""
         return Evidence(self.root).unknown_files(asset, ShardRecords(self.root).keys(asset))
+
+    def _answers(self, jobs: Sequence[Any], is_table: bool) -> Iterator[tuple[Any, Any]]:
+        """Yield each `ProofJob` with its proof, or the failure of its worker.
+
+        Of a table, a shard that differs is read once more in the types that all shards share: other shards
+        may have widened its columns since. To know those types takes the records of all shards.
+        """
+        from mm_assets.io_managers.proof_job import prove_shard
+
+        differing = []
+        for job, answer in self.workers.map(prove_shard, jobs):
+            may_be_widened = is_table and not job.table_schema
+            if may_be_widened and isinstance(answer, ShardProof) and not _is_written_digest(job, answer):
+                differing.append(job)
+            else:
+                yield job, answer
+        if differing:
+            schema = self._table_schema(differing[0].output.asset)
+            yield from self.workers.map(prove_shard, [replace(job, table_schema=schema) for job in differing])
 
     def _evidence(self, asset: str) -> dict[str, list[str]]:
         found = Evidence(self.root).of(asset)
@@ -230,6 +246,10 @@ class Prover(dg.ConfigurableResource[Any]):
             except (OSError, ValueError):  # the readers of the shards report the reason
                 suspects |= {key: Counter() for key in schemas}
         return suspects
+
+
+def _is_written_digest(job: Any, proof: ShardProof) -> bool:
+    return bool(proof.derived["digest"] == job.account["written"]["digest"])
 
 
 def _orphan_problems(rows_by_sample: Mapping[str, int]) -> list[str]:

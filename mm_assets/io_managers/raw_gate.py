@@ -115,7 +115,7 @@ class RawGate(dg.ConfigurableResource[Any]):
         found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found
-        landed = ShardRecords(self.root).keys(self.asset)
+        landed = ShardRecords(self.root).named(self.asset)
         listed = self.raw.listing()
         known = {*listed, *landed, *surveys}
         published = store.published(landed)

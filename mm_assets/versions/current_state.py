@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mm_assets.accounting.evidence import stated_partitions
 from mm_assets.accounting.file_digests import recorded_files
 from mm_assets.accounting.ledger import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import StorageOptions, join
 from mm_assets.versions.output_state import ASSETS, Group, OutputState, by_partition

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mm_assets.accounting.proof_store import ProofStore, ShardProof, damaged_shards
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.accounting.proof_store import ProofStore, damaged_shards
 from mm_assets.accounting.sealed_json import unseal
+from mm_assets.accounting.shard_proof import ShardProof
 
 
 def proof(
@@ -62,43 +67,104 @@ def test_only_what_is_not_as_it_was_written_is_damaged(tmp_path: Path) -> None:
     assert damaged_shards(str(tmp_path), "tars", [*problems, "unknown"]) == {"tar", "both"}
 
 
+def written(root: Path, *proofs: ShardProof) -> ProofStore:
+    """A store with these proofs and their sums."""
+    store = ProofStore(str(root))
+    for one in proofs:
+        store.write(one)
+        store.roll_up(one.asset, [one])
+    return store
+
+
+def shards(root: Path, asset: str = "a") -> list[str]:
+    return pq.read_table(root / "proof" / f"{asset}.parquet")["partition"].to_pylist()  # type: ignore[no-any-return]
+
+
 def test_sums_are_over_all_shards_whichever_were_examined_last(tmp_path: Path) -> None:
-    proofs = ProofStore(str(tmp_path))
-    for number, name in enumerate(("p", "q", "r"), 1):
-        proofs.write(proof(partition=name, digest=(1 << 127) + number))
-        proofs.roll_up([proof(partition=name, digest=(1 << 127) + number)])
+    names = enumerate(("p", "q", "r"), 1)
+    proofs = written(tmp_path, *(proof(partition=name, digest=(1 << 127) + n) for n, name in names))
     changed = proof(partition="q", rows=4, digest=9)
     proofs.write(changed)
-    proofs.roll_up([changed])
+    proofs.roll_up("a", [changed])
     total = summary(tmp_path)["assets"]["a"]
     assert (total["shards"], total["rows"], total["lost_rows"]) == (3, 10, 6)
     assert int(total["digest"], 16) == 1 + 3 + 9
     assert (total["reader"], total["config"], total["is_equal"]) == (["reader"], ["config"], True)
+    assert pq.read_table(tmp_path / "proof" / "a.parquet")["rows"].to_pylist() == [3, 4, 3]
 
 
 def test_one_difference_makes_all_unequal_and_is_told(tmp_path: Path) -> None:
-    proofs = ProofStore(str(tmp_path))
-    good, bad = proof("a"), proof("b", problems=("sample 'x', position 1",))
-    for one in (good, bad):
-        proofs.write(one)
-    proofs.roll_up([good, bad])
+    written(tmp_path, proof("a"), proof("b", problems=("sample 'x', position 1",)))
     told = summary(tmp_path)
-    assert (told["is_equal"], told["assets"]["a"]["is_equal"], told["assets"]["b"]["is_equal"]) == (
-        False,
-        True,
-        False,
-    )
-    assert told["shards"]["p"]["b"]["problems"] == ["sample 'x', position 1"]
-    assert "problems" not in told["shards"]["p"]["a"]
+    equal = (told["is_equal"], told["assets"]["a"]["is_equal"], told["assets"]["b"]["is_equal"])
+    assert equal == (False, True, False)
+    problems = {asset: total["problems"] for asset, total in told["assets"].items()}
+    assert problems == {"a": {}, "b": {"p": ["sample 'x', position 1"]}}
+
+
+def test_what_is_known_of_an_asset_outlasts_the_proofs_of_another(tmp_path: Path) -> None:
+    proofs = written(tmp_path, proof("a"), proof("b"))
+    proofs.roll_up("a", [], unmade=["m", "n"], unknown=["stray.parquet"])
+    proofs.roll_up("b", [], unmade=["o"])
+    told = proofs.roll_up("a", [proof(partition="m")])
+    assert (told["unmade"], told["unknown_files"]) == ({"a": ["n"], "b": ["o"]}, {"a": ["stray.parquet"]})
+    assert told["is_equal"] is False
 
 
 def test_a_lost_or_torn_summary_is_made_again_from_the_proofs(tmp_path: Path) -> None:
     proofs = ProofStore(str(tmp_path))
     for name in ("p", "q"):
         proofs.write(proof(partition=name))
-    whole = proofs.roll_up([proof(partition="q")])
-    assert sorted(whole["shards"]) == ["p", "q"]
-    for content in ("", "[]", json.dumps({**whole, "shards": {}})):
+    whole = proofs.roll_up("a", [proof(partition="q")])
+    assert whole["assets"]["a"]["shards"] == 2
+    for content in ("", "[]", json.dumps({**whole, "assets": {}})):
         (tmp_path / "proof" / "proof.json").write_text(content)
-        assert proofs.roll_up([]) == whole
+        assert proofs.roll_up("b", []) == whole
         assert summary(tmp_path) == whole
+
+
+def _torn(table: Path) -> None:
+    table.write_bytes(table.read_bytes()[:-20])
+
+
+def _bit_flipped(table: Path) -> None:
+    data = bytearray(table.read_bytes())
+    data[40] ^= 1
+    table.write_bytes(bytes(data))
+
+
+def _of_other_columns(table: Path) -> None:
+    pq.write_table(pq.read_table(table).drop_columns(["lost_rows"]), table)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, _torn, _bit_flipped, _of_other_columns])
+def test_a_lost_or_changed_table_is_made_again_from_the_proofs(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    proofs = written(tmp_path, *(proof(partition=name) for name in "pqr"))
+    table = tmp_path / "proof" / "a.parquet"
+    before, sums = table.read_bytes(), summary(tmp_path)
+    change(table)
+    assert proofs.roll_up("a", [proof(partition="q")]) == sums
+    assert table.read_bytes() == before
+
+
+def test_a_proof_that_was_never_summed_up_is(tmp_path: Path) -> None:
+    """A process was killed between the two."""
+    proofs = written(tmp_path, proof(partition="p"))
+    proofs.write(proof(partition="q", rows=5))
+    told = proofs.roll_up("a", [proof(partition="p")])
+    assert (told["assets"]["a"]["shards"], told["assets"]["a"]["rows"]) == (2, 8)
+    assert shards(tmp_path) == ["p", "q"]
+
+
+def test_retired_shards_leave_tables_and_sums(tmp_path: Path) -> None:
+    proofs = written(tmp_path, *(proof(asset, name) for asset in "ab" for name in "pqr"))
+    proofs.roll_up("b", [], unmade=["q", "z"])
+    for asset in "ab":
+        Path(proofs.uri(asset, "q")).unlink()
+    proofs.drop({"q"})
+    told = summary(tmp_path)
+    assert {asset: total["rows"] for asset, total in told["assets"].items()} == {"a": 6, "b": 6}
+    assert told["unmade"] == {"b": ["z"]}
+    assert [shards(tmp_path, asset) for asset in "ab"] == [["p", "r"], ["p", "r"]]

@@ -66,6 +66,7 @@ def test_items() -> None:
     [
         ("Image scores", 0, "scores/*.parquet"),
         ("Ledger: lost items", 0, "ledger/items/*/*.parquet"),
+        ("Proofs", 1, "proof/*.parquet"),
         ("Ledger: balance", 0, "ledger/balance/*/*.parquet"),
         ("Surveys of raw shards", 0, "ledger/raw_shards/*.parquet"),
         ("Surveys of raw shards", 2, "ledger/sample_ids/*.parquet"),
@@ -144,9 +145,11 @@ def test_the_rest_of_a_survey(storage: Path) -> None:
 
 
 def test_proofs(storage: Path) -> None:
-    of_shard, summary = tables("Proofs")
+    of_shard, _, summary, of_asset = tables("Proofs")
     assert keys(json.loads(some(storage, "proof/*/*.json").read_text())) == of_shard
-    assert keys(json.loads((storage / "proof" / "proof.json").read_text())) == summary
+    proof = json.loads((storage / "proof" / "proof.json").read_text())
+    assert keys(proof) == summary
+    assert {tuple(keys(total).items()) for total in proof["assets"].values()} == {tuple(of_asset.items())}
 
 
 def test_tags(storage: Path, tmp_path: Path) -> None:

@@ -110,7 +110,10 @@ def _unfinished(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[str]:
 
 
 def _evaluations(deployment: Deployment) -> dict[str, Any]:
-    """By check and partition, the latest evaluation, with what it says of its materialization."""
+    """By check and partition, the latest evaluation, with what it says of its materialization.
+
+    Of one that a shard has passed, without metadata that is empty: our classes leave it out.
+    """
     instance = deployment.instance
     found: dict[str, Any] = {}
     for name in deployment.check_states():
@@ -125,12 +128,17 @@ def _evaluations(deployment: Deployment) -> dict[str, Any]:
             evaluation = record.evaluation
             assert isinstance(evaluation, dg.AssetCheckEvaluation), place
             target = evaluation.target_materialization_data
+            may_be_left_out = evaluation.passed and record.partition is not None
             found[place] = (
                 record.status.value,
                 evaluation.passed,
                 evaluation.severity,
                 evaluation.blocking,
-                {n: v.value for n, v in evaluation.metadata.items() if n != "examined_at"},
+                {
+                    name: value.value
+                    for name, value in evaluation.metadata.items()
+                    if name != "examined_at" and not (may_be_left_out and value.value in ("", [], {}))
+                },
                 target and record.partition and target.storage_id == latest.get(record.partition),
             )
     return found

@@ -190,5 +190,5 @@ def prove(deployment: Deployment) -> tuple[bool, dict[str, dict[str, list[str]]]
     proof = unseal(Path(deployment.storage, "proof", "proof.json").read_bytes())
     assert proof["is_equal"] is result.success
     for asset, shards in found.items():
-        assert {key: proof["shards"][key][asset]["problems"] for key in shards} == shards
+        assert proof["assets"][asset]["problems"] == shards
     return result.success, found, proof
