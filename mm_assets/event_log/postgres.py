@@ -64,6 +64,7 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
             max_overflow=30,
             pool_pre_ping=True,  # the server may have been restarted since
             pool_recycle=3600,
+            hide_parameters=True,  # an error would tell the values of hundreds of rows
         )
 
     @contextmanager
