@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,6 +26,8 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import dagster as dg
+
+from mm_assets_tests.free_port import free_port
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class DagsterDev:
     ) -> None:
         self.module = module
         self.home = home
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
             **os.environ,
@@ -310,9 +311,3 @@ def session_of(pid: int) -> int | None:
 
 def is_running(pid: int) -> bool:
     return session_of(pid) is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
