@@ -14,6 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from mm_assets.interleaved.errors import MmAssetsError
+
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ MAX_SECONDS = 0.5
 MAX_BACK_OFF = 30.0  # seconds between two attempts after many errors
 
 
-class NotWritten(RuntimeError):
+class NotWritten(MmAssetsError, OSError):
     """What waits could not be written. It is kept, and tried again.
 
     Args:
@@ -32,7 +34,7 @@ class NotWritten(RuntimeError):
     """
 
     def __init__(self, count: int, reason: str) -> None:
-        super().__init__(count, reason)
+        super().__init__(reason)
         self.count = count
         self.reason = reason
 

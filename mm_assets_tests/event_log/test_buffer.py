@@ -1,6 +1,7 @@
 """The buffer of events that are written together."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from mm_assets.event_log import buffer as buffer_module
 from mm_assets.event_log.buffer import NotWritten, WriteBuffer
+from mm_assets.formats.error_lines import error_line
 
 
 class Store:
@@ -144,6 +146,12 @@ def test_an_error_in_the_background_is_told_once_in_one_line(
     assert [record.getMessage() for record in caplog.records][1:] == [
         "events can be written again, 4 had waited in memory"
     ]
+
+
+def test_the_error_is_a_line_of_the_command_line_and_pickles() -> None:
+    problem = pickle.loads(pickle.dumps(NotWritten(7, "disk full")))  # noqa: S301
+    assert error_line(problem) == "events cannot be written, 7 wait in memory: disk full"
+    assert (problem.count, problem.reason) == (7, "disk full")
 
 
 def test_an_error_that_is_over_reaches_nobody(timers: Timers) -> None:

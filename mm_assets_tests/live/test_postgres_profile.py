@@ -171,9 +171,10 @@ def test_a_killed_run_fails_and_is_completed_by_its_retry(profile: Profile) -> N
 
         pid = wait_for(process, SECONDS, "the run")
         end = time.monotonic() + SECONDS
-        while not holds_the_slot() and time.monotonic() < end:
-            pass
+        while not holds_the_slot():
+            assert time.monotonic() < end, "it never came to the Lance step"
         os.kill(pid, signal.SIGKILL)
+        assert holds_the_slot()
     killed = time.time()
     assert profile.services.wait_for_run(run, SECONDS) == "FAILURE"
     (retry,) = wait_for(lambda: profile.retries(run), SECONDS, "the retry")
