@@ -36,7 +36,7 @@ SECONDS = 240  # two ticks of the sensor, two rounds of the backfill daemon, on 
 class Storage:
     """Raw shards and the outputs of a graph that makes them by itself, in one of the profiles.
 
-    ``serve`` makes the server of a home with variables of the environment, ``shards`` is how many it is given.
+    ``serve`` makes the server of a home with variables of the environment; it is given so many ``shards``.
     """
 
     folder: Path
@@ -81,8 +81,12 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
         return
     postgres: PostgresServer = request.getfixturevalue("postgres")
     s3: S3Server = request.getfixturevalue("s3")
+
+    def in_postgres(home: Path, variables: Mapping[str, str]) -> DagsterDev:
+        return Services(home, postgres, "automation", s3, variables)
+
     with postgres.database("automation"):
-        yield Storage(tmp_path, lambda home, variables: Services(home, postgres, "automation", s3, variables))
+        yield Storage(tmp_path, in_postgres, 40)
 
 
 def backfills(dev: DagsterDev) -> list[tuple[str, str]]:
