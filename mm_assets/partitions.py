@@ -12,6 +12,10 @@ SHARDS = dg.DynamicPartitionsDefinition(name="shards")
 # check stores the run's whole key set per shard, so 1,000 is heavy on the database (24 MB a check and run).
 CHUNK_SHARDS = 100
 
+# Pool of the steps that commit to the Lance table. Of two commits at once one is done again; where
+# `dagster.yaml` limits pools, the other step waits instead.
+LANCE_POOL = "lance_table"
+
 
 def chunks(keys: Iterable[str], order: Sequence[str], size: int = CHUNK_SHARDS) -> list[list[str]]:
     """Return partitions in chunks for one run each: neighbours, as a run takes a range of partitions.

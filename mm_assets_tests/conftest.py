@@ -1,6 +1,7 @@
 """Settings of all tests, and the option ``--fast``."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from hypothesis import settings
 
+from mm_assets_tests.postgres_server import PostgresServer, postgres_server
 from mm_assets_tests.tiers import ROOT, is_fast
 
 LIVE = ROOT / "live"
@@ -17,6 +19,12 @@ LIVE = ROOT / "live"
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

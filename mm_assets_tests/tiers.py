@@ -16,6 +16,7 @@ SLOW = (
     "checks",
     "cli",
     "automation",
+    "deploy",
     "docs",
     "event_log",
     "formats/conformance/test_commands.py",

@@ -5,6 +5,7 @@ from mm_assets.checks.plugin_checks import with_plugins
 from mm_assets.io_managers.check_results import ROW_CHECKS
 from mm_assets.io_managers.sharded import sharded
 from mm_assets.io_managers.shards import Plan, ShardSet
+from mm_assets.partitions import LANCE_POOL
 
 
 @sharded(
@@ -26,6 +27,7 @@ def final_tars(filtered_parquet: ShardSet) -> Plan:
     code_version="2",
     checks=with_plugins("lance_table", ROW_CHECKS),
     io_manager_key="lance_io_manager",
+    pool=LANCE_POOL,
     group_name="deliver",
     kinds={"lance"},
     metadata=row_columns("filtered_parquet"),

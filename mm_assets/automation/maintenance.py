@@ -9,6 +9,7 @@ from mm_assets.accounting.outputs import DERIVED, LANCE, OUTPUTS
 from mm_assets.accounting.records import account_folders
 from mm_assets.automation.partition_events import runs_in_use
 from mm_assets.formats.storage import is_remote, join, local_path, sweep, sweep_output
+from mm_assets.partitions import LANCE_POOL
 from mm_assets.resources.maintained_storage import MaintainedStorage
 
 # Runs whose events nobody looks at any more.
@@ -17,7 +18,10 @@ _RUNS_PER_QUERY = 200
 _SECONDS_PER_DAY = 86_400
 
 
-@dg.op(description="Merges fragments of the Lance table, updates its indexes, removes old versions.")
+@dg.op(
+    description="Merges fragments of the Lance table, updates its indexes, removes old versions.",
+    pool=LANCE_POOL,
+)
 def maintain_lance_table(context: dg.OpExecutionContext, maintained: MaintainedStorage) -> None:
     from mm_assets.formats.lance.maintenance import maintain
 

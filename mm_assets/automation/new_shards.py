@@ -27,7 +27,7 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
 
     Shards that were never observed are observed by the run that reads them first.
     """
-    fail_lost_runs(context.instance)
+    fail_lost_runs(context.instance, is_code_server=True)
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
     try:
         listed = raw.listing()

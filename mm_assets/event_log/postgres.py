@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import sqlalchemy as db
 from dagster._core.storage.event_log import SqlEventLogStorageTable
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._serdes import ConfigurableClassData
+from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster_postgres.event_log import PostgresEventLogStorage
 from dagster_postgres.utils import (
     create_pg_connection,
@@ -23,6 +25,9 @@ from sqlalchemy.dialects import postgresql
 from mm_assets.event_log.batched import BatchedEventLog
 from mm_assets.event_log.engines import Engines
 from mm_assets.event_log.rows import EventRow
+
+_CLAIMING = 0x6D6D5F61  # number of the advisory lock of those who claim slots
+_PAUSE_SECONDS = 1.0  # between two claims of a step that has to wait
 
 
 class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
@@ -64,6 +69,7 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
             max_overflow=30,
             pool_pre_ping=True,  # the server may have been restarted since
             pool_recycle=3600,
+            hide_parameters=True,  # an error would tell the values of hundreds of rows
         )
 
     @contextmanager
@@ -92,6 +98,25 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         return [
             row[0] for row in connection.execute(db.select(db.func.nextval(sequence)).select_from(numbers))
         ]
+
+    def claim_concurrency_slot(
+        self, concurrency_key: str, run_id: str, step_key: str, priority: int | None = None
+    ) -> ConcurrencyClaimStatus:
+        """Claim a slot of a pool for a step, one claim after the other.
+
+        The stock class looks for a free slot in one transaction and takes it in another: two that claim at
+        once both get it. And the in-process executor asks without a pause until the next claim is due, at the
+        cost of a core: so the pause is made here.
+        """
+        with self._connection() as connection:
+            connection = connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                connection.execute(db.select(db.func.pg_advisory_xact_lock(_CLAIMING)))
+                status = super().claim_concurrency_slot(concurrency_key, run_id, step_key, priority)
+        if status.is_claimed:
+            return status
+        time.sleep(_PAUSE_SECONDS)
+        return status.with_sleep_interval(0.0)
 
     def _insert_or_ignore(self) -> Any:
         return postgresql.insert(AssetCheckExecutionsTable).on_conflict_do_nothing()

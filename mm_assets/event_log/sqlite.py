@@ -70,7 +70,9 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return cls(inst_data=inst_data, **config_value)
 
     def _open(self, shard: str) -> Engine:
-        options: dict[str, Any] = {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}}
+        # An error would tell the values of hundreds of rows.
+        options: dict[str, Any] = {"hide_parameters": True}
+        options |= {"connect_args": {"timeout": SQLITE_BUSY_TIMEOUT_SECONDS}}
         if shard == INDEX_SHARD_NAME:
             options |= {"poolclass": QueuePool, "pool_size": 2, "max_overflow": 30}
         else:

@@ -93,6 +93,21 @@ def _is_running(pid: int, start: str) -> bool | None:
     return None if _UNKNOWN in (start, started) else started == start
 
 
+def was_running(pid: int, moment: float) -> bool:
+    """Return whether a process of this container runs that was there at a moment.
+
+    Args:
+        moment: seconds since 1970. A process that has started later only has the same number.
+    """
+    if _is_running(pid, _UNKNOWN) is False:
+        return False
+    started = _stat_of(pid)[1]
+    if started == _UNKNOWN:
+        return True
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age < moment + 1
+
+
 def _stat_of(pid: int) -> tuple[str, str]:
     """Return the state of a process, and its start time in ticks since the boot."""
     try:

@@ -11,12 +11,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.storage.tags import GRPC_INFO_TAG
 
-from mm_assets.formats.temporary_files import create_locked, is_stale, is_temporary, temporary_name
+from mm_assets.formats.temporary_files import (
+    create_locked,
+    is_stale,
+    is_temporary,
+    temporary_name,
+    was_running,
+)
 
 # Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.
 PROCESS = "mm_assets/process"
 
+_DEAD = "the process of this run has died"
 _BEGUN = (
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
@@ -56,16 +64,24 @@ def unfinished_runs(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
     return _runs(instance, _UNFINISHED)
 
 
-def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
-    """Report runs as failed whose process is dead, and return their ids."""
+def fail_lost_runs(instance: dg.DagsterInstance, is_code_server: bool = False) -> list[str]:
+    """Report runs as failed whose process is dead, and return their ids.
+
+    Args:
+        is_code_server: whether this process starts the runs of the daemon. Then those are found, too, that
+            died before they were watched, or that need no workers and are not watched at all.
+    """
     lost = []
     for run in _runs(instance, _BEGUN):
         name = run.tags.get(PROCESS, "")
         if not is_temporary(name) or _has_tag_of_parent(instance, run):
+            if is_code_server and _has_lost_process(instance, run):
+                instance.report_run_failed(run, _DEAD)
+                lost.append(run.run_id)
             continue
         path = Path(instance.root_directory, Path(name).name)
         if is_stale(path):
-            instance.report_run_failed(run, "the process of this run has died")
+            instance.report_run_failed(run, _DEAD)
             lost.append(run.run_id)
             with suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -74,6 +90,19 @@ def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
 
 def _runs(instance: dg.DagsterInstance, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.DagsterRun]:
     return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(statuses))))
+
+
+def _has_lost_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+    """Return whether the process is gone that this code server has started for a run."""
+    if run.status != dg.DagsterRunStatus.STARTED or GRPC_INFO_TAG not in run.tags:
+        return False
+    for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        pid = entry.get_dagster_event().engine_event_data.metadata.get("pid")
+        if pid is not None:
+            is_gone = not was_running(int(str(pid.value)), entry.timestamp)
+            stored = instance.get_run_by_id(run.run_id)  # it may have ended since
+            return is_gone and stored is not None and not stored.is_finished
+    return False
 
 
 def _has_tag_of_parent(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mm_assets_tests.automation.alerts.receivers import free_port, mail_server, webhook
+from mm_assets_tests.automation.alerts.receivers import mail_server, webhook
 from mm_assets_tests.cli.commands import only_line, run
+from mm_assets_tests.free_port import free_port
 
 
 def test_each_target_gets_a_message_and_a_line() -> None:

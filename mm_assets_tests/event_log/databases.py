@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
-import sqlalchemy as db
 
 STOCK, OURS = "stock", "ours"
 
@@ -38,17 +37,3 @@ def _storage(home: Path, kind: str, postgres_url: str | None) -> dict[str, Any]:
         "class": "SqliteEventLogStorage",
         "config": {"base_dir": folder},
     }
-
-
-@contextmanager
-def empty_database(server_url: str, name: str) -> Iterator[str]:
-    """The URL of a new database of a Postgres server."""
-    engine = db.create_engine(server_url, isolation_level="AUTOCOMMIT", poolclass=db.NullPool)
-    with engine.connect() as connection:
-        connection.execute(db.text(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)'))
-        connection.execute(db.text(f'CREATE DATABASE "{name}"'))
-    try:
-        yield server_url.replace("/postgres?", f"/{name}?")
-    finally:
-        with engine.connect() as connection:
-            connection.execute(db.text(f'DROP DATABASE "{name}" WITH (FORCE)'))

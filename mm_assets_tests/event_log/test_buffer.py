@@ -1,26 +1,34 @@
 """The buffer of events that are written together."""
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from mm_assets.event_log.buffer import WriteBuffer
+from mm_assets.event_log import buffer as buffer_module
+from mm_assets.event_log.buffer import NotWritten, WriteBuffer
+from mm_assets.formats.error_lines import error_line
 
 
 class Store:
     """Keeps what it is given, and refuses to while ``full``."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: str = "disk full") -> None:
         self.batches: list[list[int]] = []
+        self.attempts = 0
         self.full = False
         self.written = threading.Event()
+        self._error = error
 
     def write(self, items: list[int]) -> None:
+        self.attempts += 1
         if self.full:
-            raise OSError("disk full")
+            raise OSError(self._error)
         self.batches.append(items)
         self.written.set()
 
@@ -44,41 +52,135 @@ def test_an_item_does_not_wait_for_others_for_long() -> None:
     assert store.batches == [[1]]
 
 
-def test_an_error_reaches_whoever_comes_next_and_nothing_is_lost() -> None:
+class Timers:
+    """Stands for `threading.Timer`: keeps what would be called later, to call it now."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._waiting: list[Callable[[], None]] = []
+
+    def __call__(self, seconds: float, call: Callable[[], None]) -> SimpleNamespace:
+        return SimpleNamespace(start=lambda: self._begin(seconds, call))
+
+    def _begin(self, seconds: float, call: Callable[[], None]) -> None:
+        self.seconds.append(seconds)
+        self._waiting.append(call)
+
+    def elapse(self) -> None:
+        """Let the time of all that wait be over."""
+        waiting, self._waiting = self._waiting, []
+        for call in waiting:
+            call()
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> Timers:
+    timers = Timers()
+    monkeypatch.setattr(buffer_module, "threading", SimpleNamespace(**{**vars(threading), "Timer": timers}))
+    return timers
+
+
+def test_an_error_reaches_one_who_adds_and_all_who_flush_and_nothing_is_lost(timers: Timers) -> None:
     store = Store()
-    buffer = WriteBuffer(store.write, max_items=2, max_seconds=1000)
+    buffer = WriteBuffer(store.write, max_items=2)
     store.full = True
     buffer.add(1)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(NotWritten, match="^events cannot be written, 2 wait in memory: disk full$"):
         buffer.add(2)
-    with pytest.raises(OSError, match="disk full"):
-        buffer.add(3)
-    with pytest.raises(OSError, match="disk full"):
-        buffer.flush()
+    buffer.add(3)
+    for _ in range(2):
+        with pytest.raises(NotWritten, match="^events cannot be written, 3 wait in memory: disk full$"):
+            buffer.flush()
     store.full = False
     buffer.add(4)
+    buffer.flush()
     assert store.batches == [[1, 2, 3, 4]]
+    store.full = True
+    buffer.add(5)
+    with pytest.raises(NotWritten, match="disk full"):
+        buffer.add(6)
 
 
-def test_an_error_in_the_background_reaches_whoever_comes_next(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_written_is_not_tried_for_each_item_that_comes(timers: Timers) -> None:
     store = Store()
-    tried = threading.Event()
+    buffer = WriteBuffer(store.write, max_items=10, max_seconds=0.5)
+    store.full = True
+    for number in range(9):
+        buffer.add(number)
+    with pytest.raises(NotWritten):
+        buffer.add(9)
+    for number in range(10, 5000):
+        buffer.add(number)
+    assert store.attempts == 1
+    for _ in range(9):
+        timers.elapse()
+    assert store.attempts == 10
+    assert timers.seconds == [0.5, 1, 2, 4, 8, 16, 30, 30, 30, 30]
+    store.full = False
+    timers.elapse()
+    assert store.batches == [list(range(5000))]
+    buffer.add(5000)
+    assert timers.seconds[-1] == 0.5
 
-    def write(items: list[int]) -> None:
-        tried.set()
-        store.write(items)
 
-    buffer = WriteBuffer(write, max_seconds=0.01)
+def test_an_error_in_the_background_is_told_once_in_one_line(
+    timers: Timers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    store = Store(error="disk full\n[SQL: INSERT]\n[parameters: thousands]")
+    buffer = WriteBuffer(store.write)
     store.full = True
     buffer.add(1)
-    assert tried.wait(30)
-    with pytest.raises(OSError, match="disk full"):
-        for number in range(2, 1000):  # the first may come before the attempt has failed
-            buffer.add(number)
+    timers.elapse()
+    with pytest.raises(NotWritten, match="^events cannot be written, 2 wait in memory: disk full$"):
+        buffer.add(2)
+    buffer.add(3)
+    timers.elapse()
+    buffer.add(4)
+    assert [record.getMessage() for record in caplog.records] == [
+        "events cannot be written, 1 wait in memory: disk full"
+    ]
     store.full = False
-    buffer.flush()
-    written = [number for batch in store.batches for number in batch]
-    assert written == list(range(1, len(written) + 1)) and len(written) >= 2
+    timers.elapse()
+    assert store.batches == [[1, 2, 3, 4]]
+    assert [record.getMessage() for record in caplog.records][1:] == [
+        "events can be written again, 4 had waited in memory"
+    ]
+
+
+def test_the_error_is_a_line_of_the_command_line_and_pickles() -> None:
+    problem = pickle.loads(pickle.dumps(NotWritten(7, "disk full")))  # noqa: S301
+    assert error_line(problem) == "events cannot be written, 7 wait in memory: disk full"
+    assert (problem.count, problem.reason) == (7, "disk full")
+
+
+def test_an_error_that_is_over_reaches_nobody(timers: Timers) -> None:
+    store = Store()
+    buffer = WriteBuffer(store.write)
+    store.full = True
+    buffer.add(1)
+    timers.elapse()
+    store.full = False
+    buffer.add(2)
+    assert store.batches == [[1, 2]]
+
+
+def test_what_is_lost_at_the_end_of_the_process_is_told() -> None:
+    program = (
+        "from mm_assets.event_log.buffer import WriteBuffer\n"
+        "def write(items): raise OSError('disk full')\n"
+        "buffer = WriteBuffer(write, max_seconds=1000)\n"
+        "sound = WriteBuffer(print, max_seconds=1000)\n"
+        "buffer.add(1)\n"
+        "buffer.add(2)\n"
+        "sound.add(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[3]\n"
+    assert done.stderr.splitlines() == [
+        "events cannot be written, 2 wait in memory: disk full",
+        "the process ends, 2 events are lost: disk full",
+    ]
 
 
 def test_who_writes_may_flush() -> None:

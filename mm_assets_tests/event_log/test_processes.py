@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from mm_assets.event_log.buffer import MAX_SECONDS
-from mm_assets_tests.event_log.databases import OURS, STOCK, empty_database, open_instance
+from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.writer import CHECK, KEY, events_of_shard
 
 _WRITER = "mm_assets_tests.event_log.writer"
@@ -26,7 +26,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str | None]:
         if request.param == "sqlite":
             yield None
         else:
-            yield databases.enter_context(empty_database(request.getfixturevalue("postgres"), "events"))
+            yield databases.enter_context(request.getfixturevalue("postgres").database("events"))
 
 
 def _start(home: Path, url: str | None, run_id: str, shards: int, seconds: float) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mm_assets.demo.shards import make_shards
-from mm_assets_tests.event_log.databases import OURS, STOCK, empty_database, open_instance
+from mm_assets_tests.event_log.databases import OURS, STOCK, open_instance
 from mm_assets_tests.event_log.view import run_view, view
 from mm_assets_tests.graph.deployment import Deployment
 
@@ -50,7 +50,7 @@ def urls(request: pytest.FixtureRequest) -> Iterator[dict[str, str | None]]:
             yield {STOCK: None, OURS: None}
         else:
             server = request.getfixturevalue("postgres")
-            yield {kind: databases.enter_context(empty_database(server, kind)) for kind in (STOCK, OURS)}
+            yield {kind: databases.enter_context(server.database(kind)) for kind in (STOCK, OURS)}
 
 
 def test_all_that_the_stock_class_reads_is_as_if_it_had_written_it(

@@ -3,12 +3,16 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.events import EngineEventData
+from dagster._core.storage.tags import GRPC_INFO_TAG
 
+from mm_assets.formats.temporary_files import was_running
 from mm_assets.io_managers.lost_runs import PROCESS, fail_lost_runs, process_tag, watched
 from mm_assets_tests.cli.commands import environment
 
@@ -29,6 +33,28 @@ def status(instance: dg.DagsterInstance, run_id: str) -> str:
     found = instance.get_run_by_id(run_id)
     assert found is not None
     return found.status.value
+
+
+def test_runs_that_died_before_they_were_watched_are_found_where_they_were_started(
+    instance: dg.DagsterInstance,
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    runs = {"1" * 36: os.getpid(), "2" * 36: process.pid, "3" * 36: process.pid, "4" * 36: None}
+    for run_id, pid in runs.items():
+        run(instance, run_id, {} if run_id[0] == "3" else {GRPC_INFO_TAG: "{}"})
+        if pid is not None:
+            data = EngineEventData.in_process(pid)
+            instance.report_engine_event("started", instance.get_run_by_id(run_id), data)
+    assert fail_lost_runs(instance) == []
+    assert fail_lost_runs(instance, is_code_server=True) == ["2" * 36]
+    assert status(instance, "2" * 36) == "FAILURE"
+    assert fail_lost_runs(instance, is_code_server=True) == []
+
+
+def test_a_process_that_has_the_number_of_another_is_another() -> None:
+    assert was_running(os.getpid(), time.time())
+    assert not was_running(os.getpid(), time.time() - 1e6)
 
 
 def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> None:

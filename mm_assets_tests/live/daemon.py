@@ -14,19 +14,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import dagster as dg
+
+from mm_assets_tests.free_port import free_port
 
 T = TypeVar("T")
 
@@ -47,14 +48,16 @@ class DagsterDev:
     it ends with the block.
     """
 
+    start_seconds = 90.0
+
     def __init__(
         self, module: str, home: Path, environment: Mapping[str, str] | None = None, yaml: str = DAGSTER_YAML
     ) -> None:
         self.module = module
         self.home = home
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = {
+        self.environment = {
             **os.environ,
             "PYTHONPATH": str(REPOSITORY),
             **(environment or {}),
@@ -66,15 +69,10 @@ class DagsterDev:
             (home / "dagster.yaml").write_text(yaml)
 
     def __enter__(self) -> DagsterDev:
-        if self.module == "mm_assets.definitions":
-            arguments = ["mm_assets.cli", "ui", "--port", str(self.port)]
-        else:
-            arguments = ["dagster", "dev", "-m", self.module, "-h", "127.0.0.1", "-p", str(self.port)]
-        command = [sys.executable, "-m", *arguments]
         with open(self.home / "dev.log", "wb") as log:
             self._process = subprocess.Popen(
-                command,
-                env=self._environment,
+                [sys.executable, "-m", *self._arguments()],
+                env=self.environment,
                 cwd=self.home,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -83,7 +81,7 @@ class DagsterDev:
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         try:
-            wait_for(self._is_up, 90, "the code location to load")
+            wait_for(self._is_up, self.start_seconds, "the code location to load")
         except BaseException:
             self.stop()
             raise
@@ -93,6 +91,12 @@ class DagsterDev:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def _arguments(self) -> list[str]:
+        """What follows ``python -m``."""
+        if self.module == "mm_assets.definitions":
+            return ["mm_assets.cli", "ui", "--port", str(self.port)]
+        return ["dagster", "dev", "-m", self.module, "-h", "127.0.0.1", "-p", str(self.port)]
 
     def stop(self) -> list[int]:
         """Ask it to end as Ctrl-C does, then end what is left of its session by process id; these are
@@ -119,7 +123,7 @@ class DagsterDev:
     def log(self) -> str:
         return (self.home / "dev.log").read_text(errors="replace")
 
-    def instance(self) -> dg.DagsterInstance:
+    def instance(self) -> AbstractContextManager[dg.DagsterInstance]:
         """The same storage, opened from here; use it in a `with` block."""
         return dg.DagsterInstance.from_config(str(self.home))
 
@@ -317,9 +321,3 @@ def session_of(pid: int) -> int | None:
 
 def is_running(pid: int) -> bool:
     return session_of(pid) is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

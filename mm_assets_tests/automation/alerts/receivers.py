@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from typing import Any
 
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
+
+from mm_assets_tests.free_port import free_port
 
 
 @dataclass
@@ -107,9 +108,3 @@ def mail_server() -> Iterator[MailServer]:
         yield MailServer(controller.port, mails)
     finally:
         controller.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

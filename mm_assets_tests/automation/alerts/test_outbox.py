@@ -7,7 +7,8 @@ import pytest
 from mm_assets.automation.alerts.messages import Message
 from mm_assets.automation.alerts.outbox import MOST, Mailbox, Outbox
 from mm_assets.automation.alerts.targets import Target
-from mm_assets_tests.automation.alerts.receivers import Webhook, free_port, webhook
+from mm_assets_tests.automation.alerts.receivers import Webhook, webhook
+from mm_assets_tests.free_port import free_port
 
 
 def messages(count: int, first: int = 0) -> list[Message]:

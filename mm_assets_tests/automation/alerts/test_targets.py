@@ -8,7 +8,8 @@ import pytest
 
 from mm_assets.automation.alerts.messages import Message
 from mm_assets.automation.alerts.targets import Target, targets
-from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, free_port, mail_server, webhook
+from mm_assets_tests.automation.alerts.receivers import MailServer, Webhook, mail_server, webhook
+from mm_assets_tests.free_port import free_port
 
 HELLO = Message("mm_assets: hello", "first line\nsecond <line>", "error")
 

@@ -11,7 +11,8 @@ import dagster as dg
 
 from mm_assets.automation.alerts.state import KEY
 from mm_assets_tests.automation.alerts.conftest import Alerts
-from mm_assets_tests.automation.alerts.receivers import MailServer, free_port
+from mm_assets_tests.automation.alerts.receivers import MailServer
+from mm_assets_tests.free_port import free_port
 
 
 def fail_a_check(alerts: Alerts, key: str) -> None:
