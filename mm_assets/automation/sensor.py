@@ -14,6 +14,7 @@ import dagster as dg
 from mm_assets.automation.due_backfills import DueBackfills
 from mm_assets.automation.due_shards import MISSING, STALE, Due
 from mm_assets.formats.error_lines import error_line
+from mm_assets.interleaved.counted import counted
 from mm_assets.resources.raw_shards import RawShards
 
 OFF, NEW, ALL = "off", "new", "all"
@@ -52,7 +53,10 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
             context.log.info(line)
         waiting = {key: version for key, version in versions.items() if key not in complete}
         cursor = json.dumps(waiting)
-        uploading = f"{len(waiting)} shards wait until they are seen unchanged at the next tick"
+        uploading = (
+            counted(len(waiting), "shard waits until it is", "shards wait until they are")
+            + " seen unchanged at the next tick"
+        )
         reason = "; ".join([*lines, *([uploading] if waiting else [])]) or "nothing is due"
         return dg.SensorResult(skip_reason=reason, cursor=cursor)
 

@@ -22,6 +22,7 @@ from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
 from mm_assets.partitions import SHARDS, chunks
@@ -113,7 +114,8 @@ def _make(instance: dg.DagsterInstance, selection: Selection, locations: str, se
             summary.add(instance, result)
             if len(runs) > 1:
                 progress.print(
-                    f"run {number} of {len(runs)}: {len(keys)} shards, from {keys[0]} to {keys[-1]}"
+                    f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
+                    + (f" to {keys[-1]}" if keys[1:] else "")
                 )
     summary.print(locations)
     print(f"whole run: {time.monotonic() - started:.1f} s")
@@ -163,9 +165,8 @@ def _assets_of(request: MakeRequest) -> str:
 def _warn_of_removed(keys: Sequence[str]) -> None:
     if keys:
         named = f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
-        line = (
-            f"{len(keys)} raw shards are gone, or not in MM_RAW_SHARDS any more; their outputs stay: {named}"
-        )
+        gone = counted(len(keys), "raw shard is gone", "raw shards are gone")
+        line = f"{gone}, or not in MM_RAW_SHARDS any more; the outputs stay: {named}"
         print(warning_line(line), file=sys.stderr)
 
 

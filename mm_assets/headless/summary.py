@@ -12,6 +12,7 @@ import dagster as dg
 from mm_assets.accounting.outputs import CURATED, OUTPUTS
 from mm_assets.formats.format_table import format_by_suffix
 from mm_assets.headless.problems import problem_lines
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
@@ -142,16 +143,18 @@ class RunSummary:
         unproven = self._unproven()
         proven = len(self._keys) - len(unproven)
         is_same = all(len(keys) == len(self._keys) for keys in self._expected.values())
-        outputs = f"{len(self._expected)} outputs" if is_same else "the outputs that were made"
+        outputs = counted(len(self._expected), "output") if is_same else "the outputs that were made"
         if not unproven:
             return (
-                f"proven: every item of {proven} shards is in {outputs} as it was written (proof/proof.json)"
+                f"proven: every item of {counted(proven, 'shard')} is in {outputs} as it was written "
+                "(proof/proof.json)"
             )
         named = "; ".join(f"{key} {reason}" for key, reason in list(unproven.items())[:_NAMED])
         more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
-        every = "all " if is_same else ""
+        every = "all " if is_same and len(self._expected) > 1 else ""
         return (
-            f"NOT PROVEN: {proven} of {len(self._keys)} shards in {every}{outputs}; the others: {named}{more}"
+            f"NOT PROVEN: {proven} of {counted(len(self._keys), 'shard')} in {every}{outputs}; "
+            f"the others: {named}{more}"
         )
 
     def _unproven(self) -> dict[str, str]:

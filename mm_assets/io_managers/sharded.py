@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
@@ -154,7 +155,8 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:
             text = (
-                f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
+                f"{len(bad)} of {counted(len(keys), 'shard')} of {asset.to_user_string()} did not land: "
+                f"{', '.join(bad)}"
             )
             if policy == STRICT:
                 # Their errors are in the log of the asset's step. A retry of this step alone changes nothing.

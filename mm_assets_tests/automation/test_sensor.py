@@ -16,7 +16,7 @@ def test_new_shards_are_taken_once_they_have_been_the_same_for_a_tick(operated: 
     assert operated.tick() == "4 shards wait until they are seen unchanged at the next tick"
     operated.shard("b", 2)  # still being uploaded
     told = operated.tick()
-    assert told.endswith("1 shards wait until they are seen unchanged at the next tick")
+    assert told.endswith("1 shard waits until it is seen unchanged at the next tick")
     (started_by, targets) = operated.backfills()[0]
     assert started_by == "sensor automation"
     assert targets == {asset: ["a", "c", "d"] for asset in ASSETS}

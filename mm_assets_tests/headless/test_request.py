@@ -47,7 +47,7 @@ def test_named_shards_and_assets(project: Project) -> None:
         str({"curated_parquet": ["b"], "image_scores": ["b"]}),
         str({"image_scores": ["a", "c"]}),
     } or project.runs() == 5
-    assert "proven: every item of 1 shards is in 1 outputs" in done
+    assert "proven: every item of 1 shard is in 1 output" in done
     assert project.plan("--missing", "b", "--assets", "filtered_parquet") == [
         "filtered_parquet: 1 missing: never made (b)",
         "1 of 3 shards would be taken",
@@ -141,7 +141,7 @@ def test_a_raw_shard_that_is_gone_and_a_location_that_cannot_be_reached(project:
     done = project.run(*SOME)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")
     assert done.stderr == (
-        "mm-assets: warning: 1 raw shards are gone, or not in MM_RAW_SHARDS any more; their outputs stay: b\n"
+        "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; the outputs stay: b\n"
     )
     done = project.run(*SOME, **locations)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "nothing to do")

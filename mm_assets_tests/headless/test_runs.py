@@ -32,7 +32,7 @@ def test_many_shards_are_several_runs_and_one_summary(
     assert told[1:4] == [
         "run 1 of 3: 2 shards, from a to b",
         "run 2 of 3: 2 shards, from c to d",
-        "run 3 of 3: 1 shards, from e to e",
+        "run 3 of 3: 1 shard, e",
     ]
     assert told[4].startswith("shard 'c' of curated_parquet: ")
     table = {line.split()[0]: line.split()[1:3] for line in told[5:8]}
@@ -41,7 +41,7 @@ def test_many_shards_are_several_runs_and_one_summary(
         "curated_parquet": ["4", "0"],
         "image_scores": ["4", "0"],
     }
-    assert told[8] == "NOT PROVEN: 4 of 5 shards in all 1 outputs; the others: c failed in curated_parquet"
+    assert told[8] == "NOT PROVEN: 4 of 5 shards in 1 output; the others: c failed in curated_parquet"
     assert project.runs() == 3
     tags = {"mm_assets/started_by": "mm-assets run"}
     with project.instance() as instance:
@@ -68,11 +68,11 @@ def test_prove(project: Project) -> None:
     )
     assert only_line(project.command("prove", "c")) == "'c': no such partition; the nearest is 'b'"
     (project.storage / "filtered" / "b.parquet").write_bytes(b"")
-    assert fine(project.command("prove", "a")).startswith("proven: every item of 1 shards")
+    assert fine(project.command("prove", "a")).startswith("proven: every item of 1 shard")
     done = project.command("prove", "b", "b")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == (
-        "NOT PROVEN: 0 of 1 shards in all 5 outputs; the others: b not as written in filtered_parquet; "
+        "NOT PROVEN: 0 of 1 shard in all 5 outputs; the others: b not as written in filtered_parquet; "
         "the next run makes it again"
     )
 
