@@ -179,7 +179,7 @@ class LossShare:
             causes.append(self._unrecognized(unreferenced))
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:
-                hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
+                hint = "remove a copy; if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
                 causes.append(
                     f"{counted(count, 'item is', 'items are')} of samples whose id is taken "
                     f"({self.examples.get(kind, '')}): {hint}"

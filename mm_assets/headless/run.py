@@ -62,7 +62,8 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         specs = list(build_definitions().resolve_all_asset_specs())
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
-            return _print_plan(selection, listing)
+            known_keys = instance.get_dynamic_partitions(str(SHARDS.name))
+            return _print_plan(selection, listing, list(dict.fromkeys([*known_keys, *listing])))
         if not selection.keys:
             print("nothing to do")
             return 0
@@ -98,7 +99,7 @@ def _make(instance: dg.DagsterInstance, selection: Selection, locations: str, se
     started = time.monotonic()
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
     summary = RunSummary(selection.keys_by_asset)
-    runs = [(group, keys) for group, all_keys in selection.groups.items() for keys in chunks(all_keys, order)]
+    runs = selection.runs(order)
     total = sum(len(group) * len(keys) for group, keys in runs)
     with RunProgress(total) as progress, process_tag(instance) as process:
         for number, (group, keys) in enumerate(runs, start=1):
@@ -170,13 +171,14 @@ def _warn_of_removed(keys: Sequence[str]) -> None:
         print(warning_line(line), file=sys.stderr)
 
 
-def _print_plan(selection: Selection, listing: Listing) -> int:
+def _print_plan(selection: Selection, listing: Listing, order: Sequence[str]) -> int:
     for line in selection.lines():
         print(line)
     due = {key for found in selection.why.values() for key in found}
     chosen = selection.keys
     unchanged = sum(key not in due for key in chosen)
-    parts = [f"{len(chosen)} of {len({*listing, *chosen})} shards would be taken"]
+    runs = f" in {counted(len(selection.runs(order)), 'run')}" if chosen else ""
+    parts = [f"{len(chosen)} of {counted(len({*listing, *chosen}), 'shard')} would be taken{runs}"]
     if unchanged:
         parts.append(f"{unchanged} of them are up to date, and would be left as they are")
     if selection.skipped:

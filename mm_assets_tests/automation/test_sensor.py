@@ -1,10 +1,14 @@
 """The sensor `automation`: what it has made in each mode, and what it leaves alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mm_assets.automation import due_shard_finder
+from mm_assets.formats.raw_shards import Listing
+from mm_assets.resources.raw_shards import RawShards
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
@@ -25,6 +29,20 @@ def test_new_shards_are_taken_once_they_have_been_the_same_for_a_tick(operated: 
         {("b",)},
         {("a", "c", "d")},
     ]
+
+
+def test_the_cursor_of_many_waiting_shards_is_short(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"part-{number:05d}/of-a-long-dataset-name/shard-{number:05d}" for number in range(10_000)]
+    shards: dict[str, Any] = {name: SimpleNamespace(version=f"mtime:{name}") for name in names}
+    listed = Listing(shards)
+    monkeypatch.setattr(RawShards, "listing", lambda _: listed)
+    operated.instance.add_dynamic_partitions("shards", names)
+    assert operated.tick().startswith("10000 shards wait until they are seen unchanged")
+    assert operated.cursor is not None and len(operated.cursor) < 100_000
+    operated.cursor = '{"part-00000": "of an earlier release"}'
+    assert operated.tick().startswith("10000 shards wait until they are seen unchanged")
 
 
 def test_what_a_backfill_or_a_run_is_about_to_make_is_not_asked_for_again(operated: Operated) -> None:

@@ -16,8 +16,8 @@ def test_missing_shards_a_few_at_a_time(project_on_disk: Project) -> None:
     project = project_on_disk
     project.shards("abcde")
     assert project.plan("--limit", "2") == [
-        *(f"{asset}: 2 missing: never made (a, b)" for asset in ASSETS),
-        "2 of 5 shards would be taken; 3 more are beyond the limit",
+        f"missing: never made: 2 shards in {len(ASSETS)} assets (a, b)",
+        "2 of 5 shards would be taken in 1 run; 3 more are beyond the limit",
     ]
     assert not project.storage.exists(), "a dry run makes nothing"
     fine(project.run("--missing", "--limit", "2"))
@@ -30,7 +30,7 @@ def test_missing_shards_a_few_at_a_time(project_on_disk: Project) -> None:
     assert fine(project.run(*SOME)).splitlines()[-1] == "nothing to do"
     assert project.runs() == runs
     assert project.plan() == [
-        "5 of 5 shards would be taken; 5 of them are up to date, and would be left as they are"
+        "5 of 5 shards would be taken in 1 run; 5 of them are up to date, and would be left as they are"
     ]
 
 

@@ -63,14 +63,24 @@ def test_prove(project: Project) -> None:
     assert fine(project.command("prove")) == "nothing to prove: no shard was ever made\n"
     project.shards("ab")
     fine(project.run())
-    assert fine(project.command("prove")) == (
-        "proven: every item of 2 shards is in 5 outputs as it was written (proof/proof.json)\n"
-    )
+    *table, last = fine(project.command("prove")).splitlines()
+    assert last == "proven: every item of 2 shards is in 5 outputs as it was written (proof/proof.json)"
+    assert [line.split() for line in table] == [
+        ["asset", "partitions", "proven", "changed", "not", "examined", "where"],
+        ["curated_parquet", "2", "2", "0", "0", "curated"],
+        ["filtered_parquet", "2", "2", "0", "0", "filtered"],
+        ["arrow_cache", "2", "2", "0", "0", "arrow_cache"],
+        ["final_tars", "2", "2", "0", "0", "webdataset"],
+        ["lance_table", "2", "2", "0", "0", "lance"],
+    ]
     assert only_line(project.command("prove", "c")) == "'c': no such partition; the nearest is 'b'"
     (project.storage / "filtered" / "b.parquet").write_bytes(b"")
-    assert fine(project.command("prove", "a")).startswith("proven: every item of 1 shard")
+    assert fine(project.command("prove", "a")).splitlines()[-1].startswith("proven: every item of 1 shard ")
     done = project.command("prove", "b", "b")
     assert done.returncode == 1
+    assert "filtered_parquet 1 0 1 0 filtered" in [
+        " ".join(line.split()) for line in done.stdout.splitlines()
+    ]
     assert done.stdout.splitlines()[-1] == (
         "NOT PROVEN: 0 of 1 shard in all 5 outputs; the others: b not as written in filtered_parquet; "
         "the next run makes it again"
