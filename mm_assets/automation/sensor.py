@@ -20,8 +20,8 @@ from mm_assets.resources.raw_shards import RawShards
 
 OFF, NEW, ALL = "off", "new", "all"
 
-# Dagster stores the cursor with each tick, so it has a short digest of each shard that waits. That another one
-# has the same, and a shard is taken half uploaded for that, happens once in 10^9 times if 100,000 wait.
+# Dagster stores the cursor with each tick, so it has a short digest of each shard that waits. That another
+# one has the same, and a shard is taken half uploaded for that, happens once in 10^9 times if 100,000 wait.
 _CURSOR = "digests:"
 _DIGEST_BYTES = 6
 
