@@ -55,15 +55,18 @@ def byte_size(text: str) -> str:
 
 
 def cron(text: str) -> str:
-    """Check the shape of a cron expression: five fields, or a name such as ``@daily``."""
+    """Check a cron expression: five fields, or a name such as ``@daily``."""
+    refused = f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}"
     if len(text.split()) != 5 and not text.startswith("@"):
-        raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
+        raise ValueError(refused)
     try:
-        from dagster._utils.schedules import is_valid_cron_schedule
+        import dagster as dg
     except ImportError:  # without Dagster there is no schedule
         return text
-    if not is_valid_cron_schedule(text):
-        raise ValueError(f"must be a cron expression, such as '0 2 * * *', not {text!r}")
+    try:
+        dg.ScheduleDefinition(name="checked", job_name="checked", cron_schedule=text)
+    except dg.DagsterInvalidDefinitionError as error:
+        raise ValueError(refused) from error
     return text
 
 

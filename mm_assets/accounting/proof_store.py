@@ -22,6 +22,7 @@ from mm_assets.formats.storage import (
     filesystem,
     is_remote,
     join,
+    local_bytes,
     local_path,
     open_binary,
     replace_file,
@@ -183,7 +184,7 @@ class ProofStore:
     def _publish(self, uri: str, content: Mapping[str, Any]) -> None:
         data = seal(content, indent=1)
         if not is_remote(uri):
-            if _local_bytes(local_path(uri)) != data:
+            if local_bytes(local_path(uri)) != data:
                 # Not synced to disk: an empty proof counts as none, and the shard is examined again.
                 replace_file(local_path(uri), data)
             return
@@ -191,14 +192,6 @@ class ProofStore:
             with open(file.path, "wb") as stream:
                 stream.write(data)
             file.publish()
-
-
-def _local_bytes(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
 
 
 def damaged_shards(

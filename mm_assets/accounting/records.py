@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import replace_file
+from mm_assets.formats.storage import local_bytes, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class ShardRecords:
 
     def _contents(self, paths: Iterable[str]) -> list[tuple[str, bytes]]:
         if isinstance(self._fs, LocalFileSystem):
-            return [(path, data) for path in paths if (data := _local_bytes(path)) is not None]
+            return [(path, data) for path in paths if (data := local_bytes(path)) is not None]
         return [(path, data) for path, data in _at_once(paths, self._remote_bytes) if data is not None]
 
     def _remote_bytes(self, path: str) -> bytes | None:
@@ -174,14 +174,6 @@ def _at_once(items: Iterable[str], ask: Callable[[str], Any]) -> list[tuple[str,
     items = list(items)
     with ThreadPoolExecutor(_REMOTE_THREADS) as threads:
         return list(zip(items, threads.map(ask, items), strict=True))
-
-
-def _local_bytes(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
 
 
 def _local_stat(path: str) -> dict[str, Any] | None:

@@ -38,12 +38,14 @@ def launch_backfill(
     title: str,
     started_by: str,
 ) -> str:
-    """Have the daemon make partitions of these assets, in runs of neighbouring shards; return the backfill's
-    id.
+    """Have the daemon make partitions of these assets, in runs of neighbouring shards.
 
     Args:
         title: its name in the UI.
         started_by: value of the tag on the backfill and its runs.
+
+    Returns:
+        The backfill's id.
     """
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
     ranges = [PartitionRangeSelector(run[0], run[-1]) for run in chunks(keys, order, size=len(order) or 1)]
@@ -67,14 +69,19 @@ def launch_backfill(
     return backfill_id
 
 
+def unfinished_backfills(instance: dg.DagsterInstance) -> Sequence[PartitionBackfill]:
+    """Return the backfills that have been launched and have not ended, whoever launched them."""
+    statuses = [status for status in BulkActionStatus if status not in BULK_ACTION_TERMINAL_STATUSES]
+    return instance.get_backfills(filters=BulkActionsFilter(statuses=statuses))
+
+
 def unfinished_partitions(
     instance: dg.DagsterInstance, asset_graph: AssetGraph
 ) -> Mapping[dg.AssetKey, set[str]]:
     """Return what unfinished backfills target, whoever launched them, by asset."""
-    statuses = [status for status in BulkActionStatus if status not in BULK_ACTION_TERMINAL_STATUSES]
     found: dict[dg.AssetKey, set[str]] = {}
     with dg.partition_loading_context(dynamic_partitions_store=instance):
-        for backfill in instance.get_backfills(filters=BulkActionsFilter(statuses=statuses)):
+        for backfill in unfinished_backfills(instance):
             if not backfill.is_asset_backfill:
                 continue
             target = backfill.get_asset_backfill_data(asset_graph).target_subset

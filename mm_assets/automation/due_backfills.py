@@ -9,12 +9,11 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.backfills import launch_backfill, unfinished_partitions
-from mm_assets.automation.due_shard_finder import due_shards
+from mm_assets.automation.due_shard_finder import due_shards, versions_of_partitions
 from mm_assets.automation.due_shards import FAILED, DueShards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.lost_runs import fail_lost_runs
-from mm_assets.partitions import SHARDS
 
 _NAMED = 3  # reasons in a title
 
@@ -35,8 +34,7 @@ class DueBackfills:
     def find(cls, instance: dg.DagsterInstance, asset_graph: AssetGraph, listing: Listing) -> DueBackfills:
         """Return what is due now; partitions that a run or a backfill is about to make are not."""
         fail_lost_runs(instance)  # their shards would be in progress for ever
-        known = instance.get_dynamic_partitions(str(SHARDS.name))
-        versions = {key: listing[key].version for key in known if key in listing}
+        versions = versions_of_partitions(instance, listing)
         # Backfills first: one that ends in between has then made what was due.
         unfinished = unfinished_partitions(instance, asset_graph)
         found = due_shards(instance, asset_graph, versions)

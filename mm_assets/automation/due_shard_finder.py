@@ -23,10 +23,12 @@ from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due, DueShards
 from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
+from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.reports import SETTINGS_MARK
 from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
+from mm_assets.partitions import SHARDS
 
 _OTHER_CODE = "code or settings have changed"
 _OTHER_RAW = "the raw shard has changed"
@@ -258,6 +260,12 @@ class DueShardFinder:
             run = self._instance.get_run_by_id(run_id)
             self._ended[run_id] = run is None or run.is_finished
         return self._ended[run_id]
+
+
+def versions_of_partitions(instance: dg.DagsterInstance, listing: Listing) -> dict[str, str]:
+    """Return the versions of the raw shards that have a partition; of a gone one there is none."""
+    known = instance.get_dynamic_partitions(str(SHARDS.name))
+    return {key: listing[key].version for key in known if key in listing}
 
 
 def due_shards(instance: dg.DagsterInstance, graph: AssetGraph, raw_versions: Mapping[str, str]) -> DueShards:

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
-from mm_assets.automation.due_shard_finder import due_shards
+from mm_assets.automation.due_shard_finder import due_shards, versions_of_partitions
 from mm_assets.automation.removed_shards import PRESENT, presence, removed_shards
 from mm_assets.automation.stale_shards import UP_TO_DATE, staleness
 from mm_assets.formats.raw_shards import Listing
@@ -61,7 +61,7 @@ def evaluations(
 ) -> list[dg.AssetCheckEvaluation]:
     """Return the outcomes as they are now, without those of assets that a run is working on."""
     known = instance.get_dynamic_partitions(str(SHARDS.name))
-    due = due_shards(instance, graph, {key: listing[key].version for key in known if key in listing})
+    due = due_shards(instance, graph, versions_of_partitions(instance, listing))
     return [
         presence(removed_shards(known, listing)),
         *(staleness(asset, found) for asset, found in due.by_asset.items() if not due.in_progress.get(asset)),

@@ -30,9 +30,8 @@ def automation_sensor(mode: str) -> dg.SensorDefinition:
     """Return the sensor.
 
     Args:
-        mode: ``off`` (the sensor is stopped), ``new``: shards that were never made; ``all``: also stale ones,
-        and
-            failed ones whose raw shard, code or settings have changed since.
+        mode: ``off``: the sensor is stopped; ``new``: it takes shards that were never made; ``all``: also
+            stale ones, and failed ones whose raw shard, code or settings have changed since.
     """
 
     @dg.sensor(

@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: a named shard is unknown, none of the storage's shards is listed, more than half of them
-            would go without having been named, or a run is going on.
+            would go without having been named, or a run or a backfill is unfinished.
         OSError: the raw shards cannot be listed.
     """
     from mm_assets.accounting.retirement import Retirement, retirable
@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.partitions:
             _refuse_unlikely(keys, known, listing.unmatched)
         if keys and instance is not None and not options.dry_run:
-            _refuse_during_runs(instance)
+            _refuse_while_unfinished(instance)
         for reason in kept:
             print(f"mm-assets: kept: {printable(reason)}", file=sys.stderr)
         for key in keys:
@@ -89,12 +89,16 @@ def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Seq
         )
 
 
-def _refuse_during_runs(instance: Any) -> None:
+def _refuse_while_unfinished(instance: Any) -> None:
+    """Raise where a run, or a backfill's next one, may write what is being removed."""
+    from mm_assets.automation.backfills import unfinished_backfills
     from mm_assets.io_managers.lost_runs import fail_lost_runs, unfinished_runs
 
     fail_lost_runs(instance)
-    if runs := unfinished_runs(instance):
-        raise ValueError(f"run {runs[0].run_id} is going on; retire when it has ended, or end it")
+    found = [f"run {run.run_id}" for run in unfinished_runs(instance)]
+    found += [f"backfill {backfill.backfill_id}" for backfill in unfinished_backfills(instance)]
+    if found:
+        raise ValueError(f"{found[0]} is unfinished; retire when it has ended, or end it")
 
 
 @contextmanager

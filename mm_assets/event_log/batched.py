@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,17 +76,17 @@ class BatchedEventLog(SqlEventLogStorage):
             self._migrations.add(name)
         return name in self._migrations
 
+    @abstractmethod
     def _write(self, rows: list[EventRow]) -> None:
         """Write events in their order, all or none of them in each database."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _next_ids(self, connection: Connection, count: int) -> list[int]:
         """Return so many unused ids for the event log, larger than any that another reader may have seen.
 
         No other process adds events until the end of the transaction: the order of ids is that of commits, so
         that a cursor misses nothing.
         """
-        raise NotImplementedError
 
     def _write_index(self, connection: Connection, rows: Sequence[EventRow]) -> None:
         """Write what readers over all runs see, within one transaction."""
@@ -176,9 +177,9 @@ class BatchedEventLog(SqlEventLogStorage):
                     found.setdefault((asset, check, run_id, partition), []).append(row_id)
         return found
 
+    @abstractmethod
     def _insert_or_ignore(self) -> Any:
         """Return an insert of planned checks that leaves those alone that have been evaluated already."""
-        raise NotImplementedError
 
 
 def _place(values: dict[str, Any]) -> tuple[Any, ...]:

@@ -232,6 +232,15 @@ def staged(uri: str, options: StorageOptions | None = None) -> Iterator[StagedFi
         raise
 
 
+def local_bytes(path: str) -> bytes | None:
+    """Return the content of a local file; None if it does not exist."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+
+
 def replace_file(path: str, data: bytes) -> None:
     """Give a local file this content in one step: readers see the old one or the new one.
 

@@ -1,7 +1,7 @@
 """Queries of a whole Dagster instance, beyond the documented interface of Dagster 1.13.27.
 
 Alerts ask them every half minute, so the database counts and picks: none reads an event for each shard. What
-runs need is in `mm_assets.io_managers.events`; together the two hold all such access. The canaries in
+runs need is in `mm_assets.io_managers.events`. The canaries in
 `mm_assets_tests/io_managers/test_instance_queries.py` tell after an upgrade which of these no longer holds:
 
 * the table of check executions has one row for each run, check and partition, with the outcome and the

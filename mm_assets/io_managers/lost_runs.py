@@ -6,7 +6,7 @@ They would block the run queue, and their shards would count as in progress.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,12 +17,13 @@ from mm_assets.formats.temporary_files import create_locked, is_stale, is_tempor
 # Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.
 PROCESS = "mm_assets/process"
 
-_UNFINISHED = (
+_BEGUN = (
     dg.DagsterRunStatus.NOT_STARTED,
     dg.DagsterRunStatus.STARTING,
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 )
+_UNFINISHED = (dg.DagsterRunStatus.QUEUED, *_BEGUN)
 
 
 @contextmanager
@@ -51,14 +52,14 @@ def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
 
 
 def unfinished_runs(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
-    """Return the runs that a process has begun and not ended."""
-    return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(_UNFINISHED))))
+    """Return the runs that have been launched and have not ended."""
+    return _runs(instance, _UNFINISHED)
 
 
 def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
     """Report runs as failed whose process is dead, and return their ids."""
     lost = []
-    for run in unfinished_runs(instance):
+    for run in _runs(instance, _BEGUN):
         name = run.tags.get(PROCESS, "")
         if not is_temporary(name) or _has_tag_of_parent(instance, run):
             continue
@@ -69,6 +70,10 @@ def fail_lost_runs(instance: dg.DagsterInstance) -> list[str]:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
     return lost
+
+
+def _runs(instance: dg.DagsterInstance, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.DagsterRun]:
+    return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(statuses))))
 
 
 def _has_tag_of_parent(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

@@ -143,7 +143,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
         asset = dg.AssetKey.from_user_string(self._source)
         log = CheckLog(
             run.instance,
-            run.run_id,
+            run.run.run_id,
             run.log_event,
             asset,
             {spec.name: spec for spec in specs_by_shard(asset, GATE_CHECKS)},

@@ -66,7 +66,7 @@ class ShardReports:
             if spec.asset_key == asset and spec.key in run.selected_asset_check_keys
         }
         self.failed: dict[str, str] = {}
-        self._checks = CheckLog(run.instance, run.run_id, run.log_event, asset, self._specs)
+        self._checks = CheckLog(run.instance, run.run.run_id, run.log_event, asset, self._specs)
 
     @property
     def checks(self) -> frozenset[str]:

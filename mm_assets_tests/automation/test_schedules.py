@@ -25,7 +25,7 @@ def test_their_jobs_are_in_the_code_location() -> None:
         assert definitions.resolve_job_def(each.job_name).name == each.name
 
 
-@pytest.mark.parametrize("text", ["daily", "0 2 * *", "0 2 * * * * *"])
+@pytest.mark.parametrize("text", ["daily", "@never", "0 2 * *", "0 2 * * * * *", "99 * * * *", "0 2 31 2 *"])
 def test_what_is_no_cron_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="MM_PROVE_CRON must be a cron expression of five fields"):
         Settings.load({"MM_PROVE_CRON": text})

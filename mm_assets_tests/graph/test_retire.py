@@ -15,9 +15,12 @@ from pathlib import Path
 import dagster as dg
 import lance
 import pytest
+from dagster._core.execution.backfill import BulkActionStatus
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.accounting.sealed_json import unseal
+from mm_assets.automation.backfills import launch_backfill
+from mm_assets.definitions import build_definitions
 from mm_assets.formats.lance.maintenance import maintain
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.cli import commands
@@ -168,6 +171,53 @@ def test_other_raw_shards_than_those_of_the_storage_are_noticed(fresh: Deploymen
     assert _files(fresh.storage) == before
 
 
+def test_more_than_half_of_the_shards_must_be_named(fresh: Deployment) -> None:
+    for name in ("a", "b.x y", "sub/c"):
+        Path(fresh.raw, f"{name}.tar").unlink()
+    before = _files(fresh.storage)
+    told = commands.only_line(run(fresh, "retire"))
+    assert told.startswith("3 of 4 shards would be retired: is MM_RAW_SHARDS right?")
+    assert _files(fresh.storage) == before
+    assert run(fresh, "retire", "a", "b.x y").returncode == 0
+    assert _samples(fresh.storage) == {"c1", "d1"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A Dagster home that knows the shards of `fresh`, and one that was never made."""
+    home = tmp_path / "real-home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        instance.add_dynamic_partitions(str(SHARDS.name), ["a", "b.x y", "never-made", "sub/c", "sub/d"])
+    return home
+
+
+@pytest.mark.parametrize("unfinished", ["queued run", "backfill"])
+def test_what_may_still_write_stops_the_command(fresh: Deployment, home: Path, unfinished: str) -> None:
+    """A run that waits in the queue, or a backfill between two of its runs."""
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        definitions = build_definitions()
+        if unfinished == "backfill":
+            graph = definitions.resolve_asset_graph()
+            asset = [dg.AssetKey("final_tars")]
+            name = f"backfill {launch_backfill(instance, graph, asset, ['a'], 'title', 'test')}"
+        else:
+            job = definitions.resolve_job_def("all_assets")
+            name = f"run {instance.create_run_for_job(job, status=dg.DagsterRunStatus.QUEUED).run_id}"
+    Path(fresh.raw, "a.tar").unlink()
+    before = _files(fresh.storage)
+    done = run(fresh, "retire", DAGSTER_HOME=str(home))
+    assert commands.only_line(done) == f"{name} is unfinished; retire when it has ended, or end it"
+    assert _files(fresh.storage) == before
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        for backfill in instance.get_backfills():
+            instance.update_backfill(backfill.with_status(BulkActionStatus.COMPLETED_SUCCESS))
+        for record in instance.get_runs():
+            instance.delete_run(record.run_id)
+    assert run(fresh, "retire", DAGSTER_HOME=str(home)).returncode == 0
+
+
 def test_a_shard_that_exists_and_is_not_read_is_kept(fresh: Deployment) -> None:
     """Beside tars, Parquet files of a folder are not read: they are there all the same."""
     os.rename(Path(fresh.raw, "a.tar"), Path(fresh.raw, "a.parquet"))
@@ -189,13 +239,7 @@ def test_after_a_compaction_of_the_table_too(fresh: Deployment) -> None:
     }
 
 
-def test_the_dagster_partition_goes_too(fresh: Deployment, tmp_path: Path) -> None:
-    home = tmp_path / "real-home"
-    home.mkdir()
-    (home / "dagster.yaml").write_text("telemetry:\n  enabled: false\n")
-    name = str(SHARDS.name)
-    with dg.DagsterInstance.from_config(str(home)) as instance:
-        instance.add_dynamic_partitions(name, ["a", "b.x y", "never-made", "sub/c", "sub/d"])
+def test_the_dagster_partition_goes_too(fresh: Deployment, home: Path) -> None:
     Path(fresh.raw, "a.tar").unlink()
     env = {"MM_RAW_SHARDS": fresh.raw, "MM_STORAGE": fresh.storage, "DAGSTER_HOME": str(home)}
     done = commands.run_process("retire", env=env)
@@ -205,7 +249,7 @@ def test_the_dagster_partition_goes_too(fresh: Deployment, tmp_path: Path) -> No
         "retiring never-made",
     ]
     with dg.DagsterInstance.from_config(str(home)) as instance:
-        assert list(instance.get_dynamic_partitions(name)) == ["b.x y", "sub/c", "sub/d"]
+        assert list(instance.get_dynamic_partitions(str(SHARDS.name))) == ["b.x y", "sub/c", "sub/d"]
 
 
 _KILLED = """
