@@ -126,6 +126,10 @@ class ShardIOManager(ShardHooks):
         """Return the digest of code and settings that the outputs of a plan are made by."""
         return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
 
+    def limit(self) -> str:
+        """Return the setting that refuses shards, but changes no bytes of others; empty: none does."""
+        return ""
+
     def _all_options(self, asset: str) -> dict[str, Any]:
         options = dict(self.options())
         if asset in BY_ASSET:  # part of every fingerprint so far: without it all shards would be made again

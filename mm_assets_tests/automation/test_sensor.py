@@ -91,6 +91,19 @@ def test_a_failed_shard_is_taken_when_a_setting_has_changed_since(operated: Oper
     assert operated.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
 
 
+def test_a_shard_that_lost_too_much_is_taken_once_when_the_bound_has_changed(operated: Operated) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    operated.environment["MM_MAX_LOSS"] = "0.9"
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+    operated.finish_backfills()
+    assert not operated.run(["b"]).success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+
+
 def test_removed_raw_shards_are_left_alone(operated: Operated) -> None:
     assert operated.run().success
     Path(operated.raw, "a.tar").unlink()
