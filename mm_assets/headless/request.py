@@ -81,7 +81,8 @@ class Selection:
         assets: dict[str, list[str]] = {}
         for asset, due in self.why.items():
             for key, why in due.items():
-                reasons.setdefault(key, f"{why.kind}: {_RUN.sub('a run', why.reason)}")
+                text = _RUN.sub("a run", why.reason)
+                reasons.setdefault(key, text if text.startswith(why.kind) else f"{why.kind}: {text}")
                 assets.setdefault(key, []).append(asset.to_user_string())
         found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for key in self.keys:
