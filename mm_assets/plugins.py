@@ -34,21 +34,26 @@ def load_plugins(given: Mapping[str, str] | None = None) -> tuple[ModuleType, ..
     return tuple(_load(name) for name in dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
 
 
+def _error(line: str) -> PluginError:
+    """Return an error that names the setting as the user knows it: variable, or file and key."""
+    return PluginError(f"{given_settings().place(VARIABLE)}: {line}")
+
+
 def plugin_fault(module: ModuleType, what: str) -> PluginError:
     """Return the error to raise for an invalid definition in a plugin."""
-    return PluginError(f"{VARIABLE}: module {module.__name__!r}: {what}")
+    return _error(f"module {module.__name__!r}: {what}")
 
 
 def _load(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise PluginError(f"{VARIABLE}: {name!r} is not the name of a module; separate names by commas")
+        raise _error(f"{name!r} is not the name of a module; separate names by commas")
     try:
         module = import_module(name)
     except ModuleNotFoundError as error:
         hint = "; install it, or put its folder on PYTHONPATH" if error.name == name else ""
-        raise PluginError(f"{VARIABLE}: module {name!r} cannot be imported: {error}{hint}") from error
+        raise _error(f"module {name!r} cannot be imported: {error}{hint}") from error
     except Exception as error:
-        raise PluginError(f"{VARIABLE}: module {name!r} cannot be imported: {error_line(error)}") from error
+        raise _error(f"module {name!r} cannot be imported: {error_line(error)}") from error
     if not any(hasattr(module, known) for known in LISTS):
         raise plugin_fault(module, f"it has neither {' nor '.join(LISTS)}")
     return module

@@ -72,8 +72,11 @@ def _read(path: Path) -> dict[str, Any]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsFileError(f"{path}: {error}; write text in quotation marks") from error
-    if odd := next((key for key in values if key != key.lower()), None):
-        raise SettingsFileError(f"{path}: {odd}: settings are written in lower case: {odd.lower()}")
+    for key in values:
+        name = key.lower().removeprefix(PREFIX.lower())
+        if key != name:
+            what = "without MM_ and in lower case" if key.upper().startswith(PREFIX) else "in lower case"
+            raise SettingsFileError(f"{path}: {key}: settings are written {what}: {name}")
     return values
 
 

@@ -14,6 +14,7 @@ from mm_assets.interleaved.extras import explained
 from mm_assets.interleaved.notices import show_warnings_as_lines
 
 FAILED = 1
+USAGE = 2  # as argparse ends
 INTERRUPTED = 130  # as in shells: 128 plus the signal's number
 _BAR = 24  # characters of a progress bar
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from mm_assets.accounting.shard_survey import DAMAGE, ShardSurvey
 from mm_assets.formats.reports import PartitionReport
 from mm_assets.formats.webdataset.layout import DEFAULT_IMAGE_EXTENSIONS, SOURCE, extension
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.faults import DUPLICATE_ID, UNREFERENCED_FRAME, UNREFERENCED_MEMBER
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import RESERVED_COLUMNS
@@ -178,9 +179,10 @@ class LossShare:
             causes.append(self._unrecognized(unreferenced))
         for kind, count in Counter(self.lost).most_common(_NAMED):
             if kind == DUPLICATE_ID:
-                hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
+                hint = "remove a copy; if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
                 causes.append(
-                    f"{count} items are of samples whose id is taken ({self.examples.get(kind, '')}): {hint}"
+                    f"{counted(count, 'item is', 'items are')} of samples whose id is taken "
+                    f"({self.examples.get(kind, '')}): {hint}"
                 )
             elif kind not in (UNREFERENCED_MEMBER, UNREFERENCED_FRAME):
                 causes.append(f"{kind} {count}: {self.examples.get(kind, '')}")
@@ -192,7 +194,7 @@ class LossShare:
             if self.fields
             else "none"
         )
-        content = self.lack or f"{self.samples} samples can be read"
+        content = self.lack or f"{counted(self.samples, 'sample')} can be read"
         found = (
             f"{unreferenced} members of the tar, {self.images} of them images, are referenced by no sample; "
             if unreferenced

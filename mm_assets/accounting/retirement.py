@@ -33,6 +33,7 @@ from mm_assets.formats.storage import (
     staged,
     sweep,
 )
+from mm_assets.interleaved.counted import counted
 
 FORMAT = 1
 RETIRED = "retired"
@@ -213,8 +214,8 @@ def retirable(
     missing = sorted(set(candidates).difference(listed))
     if missing and len(missing) == len(candidates):
         raise ValueError(
-            f"{root}: none of its {len(candidates)} shards is among the raw shards, as if MM_RAW_SHARDS "
-            "named others; name the shards to retire them all the same"
+            f"{root}: none of its {counted(len(candidates), 'shard')} is among the raw shards, as if "
+            "MM_RAW_SHARDS named others; name the shards to retire them all the same"
         )
     return missing
 

@@ -12,6 +12,7 @@ from mm_assets.automation.backfills import launch_backfill, unfinished_partition
 from mm_assets.automation.due_shard_finder import due_shards, versions_of_partitions
 from mm_assets.automation.due_shards import FAILED, DueShards
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.lost_runs import fail_lost_runs
 
 _NAMED = 3  # reasons in a title
@@ -46,7 +47,7 @@ class DueBackfills:
         """Launch a backfill for each set of assets that is due in some shards; return a line for each."""
         lines = []
         for assets, keys in chosen.by_assets().items():
-            title = f"{len(keys)} shards: {_reasons(chosen, keys)}"
+            title = f"{counted(len(keys), 'shard')}: {_reasons(chosen, keys)}"
             backfill = launch_backfill(instance, self.asset_graph, assets, keys, title, started_by)
             lines.append(f"backfill {backfill} of {title}")
         return lines

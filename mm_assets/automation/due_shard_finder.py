@@ -27,7 +27,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.reports import SETTINGS_MARK
-from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
+from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, SeenCodeVersions
 from mm_assets.partitions import SHARDS
 
 _OTHER_CODE = "code or settings have changed"
@@ -71,6 +71,7 @@ class DueShardFinder:
         self._parents = {key: sorted(dep.asset_key for dep in by_key[key].deps) for key in sorted(by_key)}
         self._order = list(TopologicalSorter(self._parents).static_order())
         self._code_versions = {key: spec.code_version for key, spec in by_key.items()}
+        self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}
         self._seen = SeenCodeVersions(instance)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._versions: dict[dg.AssetKey, Mapping[str, str]] = {}
@@ -102,7 +103,9 @@ class DueShardFinder:
         """Return what is due of an asset, and what a run is making; ``found`` has the assets before it."""
         seen = self._seen.see(asset, self._code_versions[asset])
         old = None if seen.is_confirmed else seen.since
-        by_ids = self._by_ids(asset, planned, found, seen.since if seen.is_change else None, old)
+        changes = [seen, *([self._seen.see_limit(asset, limit)] if (limit := self._limits[asset]) else [])]
+        changed = max((change.since for change in changes if change.is_change), default=None)
+        by_ids = self._by_ids(asset, planned, found, changed, old)
         made = self._latest[asset]
         read = made_from(
             self._instance, asset, [made[key].storage_id for key in by_ids.unread], self._parents[asset]
@@ -130,7 +133,8 @@ class DueShardFinder:
         """Sort partitions by ids of events.
 
         Args:
-            code_changed: what was planned up to this id failed by another code version; None: nothing did.
+            code_changed: what was planned up to this id failed by another code version, or limit; None:
+                nothing did.
             old: what was planned up to this id may have been made by another code version; None: nothing.
         """
         result = _Sorted()

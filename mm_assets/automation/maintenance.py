@@ -9,6 +9,7 @@ from mm_assets.accounting.outputs import DERIVED, LANCE, OUTPUTS
 from mm_assets.accounting.records import account_folders
 from mm_assets.automation.partition_events import runs_in_use
 from mm_assets.formats.storage import is_remote, join, local_path, sweep, sweep_output
+from mm_assets.interleaved.counted import counted
 from mm_assets.partitions import LANCE_POOL
 from mm_assets.resources.maintained_storage import MaintainedStorage
 
@@ -27,8 +28,9 @@ def maintain_lance_table(context: dg.OpExecutionContext, maintained: MaintainedS
 
     report = maintain(LANCE.uri(maintained.root, ""))
     context.log.info(
-        f"{report.fragments_removed} fragments merged, {report.versions_removed} old versions and "
-        f"{report.bytes_removed} bytes removed"
+        f"{counted(report.fragments_removed, 'fragment')} merged, "
+        f"{counted(report.versions_removed, 'old version')} and "
+        f"{counted(report.bytes_removed, 'byte')} removed"
     )
 
 
@@ -53,7 +55,7 @@ def delete_old_runs(context: dg.OpExecutionContext) -> None:
     deleted = delete_runs_before(
         context.instance, before, list(context.repository_def.asset_graph.get_all_asset_keys())
     )
-    context.log.info(f"{deleted} runs deleted")
+    context.log.info(f"{counted(deleted, 'run')} deleted")
 
 
 def delete_runs_before(instance: dg.DagsterInstance, before: float, assets: list[dg.AssetKey]) -> int:

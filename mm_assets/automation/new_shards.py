@@ -8,6 +8,7 @@ from mm_assets.automation.inventory_checks import changed, evaluations
 from mm_assets.automation.partition_events import latest_versions
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.lost_runs import fail_lost_runs
 from mm_assets.io_managers.raw import RAW_SHARDS, observation
 from mm_assets.partitions import SHARDS
@@ -47,18 +48,20 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
         graph = context.repository_def.asset_graph
         noted += changed(context.instance, evaluations(context.instance, graph, listed))
     told = [
-        *([f"{len(replaced)} raw shards have changed"] if replaced else []),
+        *([counted(len(replaced), "raw shard has changed", "raw shards have changed")] if replaced else []),
         *(f"{each.asset_check_key.to_user_string()}: {each.metadata['summary'].value or 'passed'}"
           for each in noted if isinstance(each, dg.AssetCheckEvaluation)),
         *listed.unmatched,
     ]  # fmt: skip
     if not new and not noted:
         context.update_cursor(state)
-        return dg.SkipReason("; ".join([f"all {len(listed)} raw shards are known", *told]))
+        return dg.SkipReason(
+            "; ".join([counted(len(listed), "raw shard is known", "raw shards are known"), *told])
+        )
     return dg.SensorResult(
         dynamic_partitions_requests=[SHARDS.build_add_request(new)] if new else [],
         asset_events=noted,
-        skip_reason="; ".join([*([f"{len(new)} new raw shards"] if new else []), *told]),
+        skip_reason="; ".join([*([counted(len(new), "new raw shard")] if new else []), *told]),
     )
 
 

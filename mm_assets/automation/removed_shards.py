@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import dagster as dg
 
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.raw import RAW_SHARDS
 
@@ -23,7 +24,12 @@ def presence(removed: Sequence[str]) -> dg.AssetCheckEvaluation:
     Args:
         removed: partitions whose raw shards are gone, sorted.
     """
-    summary = f"{len(removed)} raw shards are gone; mm-assets retire removes their outputs" if removed else ""
+    summary = (
+        counted(len(removed), "raw shard is gone", "raw shards are gone")
+        + "; mm-assets retire removes the outputs"
+        if removed
+        else ""
+    )
     metadata = {"removed": len(removed), "shards": {"json": list(removed[:_LISTED])}, "summary": summary}
     return dg.AssetCheckEvaluation(
         asset_key=PRESENT.asset_key,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import dagster as dg
 
 from mm_assets.automation.due_shards import STALE, Due
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.metadata import metadata_values
 
 UP_TO_DATE = "up_to_date"
@@ -24,7 +25,11 @@ def staleness(asset: dg.AssetKey, due: Mapping[str, Due]) -> dg.AssetCheckEvalua
     """
     stale = {key: why.reason for key, why in due.items() if why.kind == STALE}
     reasons = sorted(set(stale.values()))
-    summary = f"{len(stale)} shards are stale: {', '.join(reasons[:_REASONS])}" if stale else ""
+    summary = (
+        f"{counted(len(stale), 'shard is stale', 'shards are stale')}: {', '.join(reasons[:_REASONS])}"
+        if stale
+        else ""
+    )
     listed = dict(sorted(stale.items())[:_LISTED])
     return dg.AssetCheckEvaluation(
         asset_key=asset,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from mm_assets.accounting.outputs import OUTPUTS
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS, ProofRequest, Prover
 from mm_assets.io_managers.shard_checks import report_shards, specs_by_shard
@@ -78,7 +79,12 @@ def _failure(asset: str, damaged: dict[str, str], unknown: list[str]) -> str:
     if damaged:
         listed = "; ".join(f"{key}: {summary}" for key, summary in sorted(damaged.items())[:_NAMED])
         more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
-        parts.append(f"{len(damaged)} shard(s) of {asset} are not as they were written: {listed}{more}")
+        which = counted(
+            len(damaged),
+            f"shard of {asset} is not as it was written",
+            f"shards of {asset} are not as they were written",
+        )
+        parts.append(f"{which}: {listed}{more}")
     if unknown:
         parts.append(
             f"{len(unknown)} file(s) that no shard has written: "

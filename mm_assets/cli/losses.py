@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from mm_assets.interleaved.counted import counted
+
 if TYPE_CHECKING:  # commands start faster without pyarrow
     from mm_assets.formats.writer import InterleavedWriter, PartitionReport
     from mm_assets.interleaved.losses import Loss
@@ -43,22 +45,17 @@ def summary(losses: Iterable[Loss]) -> list[str]:
     losses = list(losses)
     lines = []
     if filtered := sum(loss.outcome == "filtered" for loss in losses):
-        lines.append(f"filtered: {_many(filtered, 'image')}")
+        lines.append(f"filtered: {counted(filtered, 'image')}")
     quarantined = [loss for loss in losses if loss.outcome == "quarantined"]
     if quarantined:
         items = Counter(loss.kind for loss in quarantined if loss.is_item)
         damaged_ranges = Counter(loss.kind for loss in quarantined if not loss.is_item)
-        parts = [f"{_many(items.total(), 'item')}{_by_kind(items)}"]
+        parts = [f"{counted(items.total(), 'item')}{_by_kind(items)}"]
         if damaged_ranges:
-            parts.append(
-                f"{_many(damaged_ranges.total(), 'damaged stretch', 'es')}{_by_kind(damaged_ranges)}"
-            )
+            stretches = counted(damaged_ranges.total(), "damaged stretch", "damaged stretches")
+            parts.append(f"{stretches}{_by_kind(damaged_ranges)}")
         lines.append(f"quarantined: {', '.join(parts)}")
     return lines
-
-
-def _many(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _by_kind(counts: Counter[str]) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import printable
 
 
@@ -83,7 +84,7 @@ def _refuse_unlikely(keys: Sequence[str], known: Collection[str], unmatched: Seq
         raise ValueError(f"{unmatched[0]}; name the shards to retire them all the same")
     if len(keys) > len(known) / 2:
         raise ValueError(
-            f"{len(keys)} of {len(known)} shards would be retired: is MM_RAW_SHARDS right? "
+            f"{len(keys)} of {counted(len(known), 'shard')} would be retired: is MM_RAW_SHARDS right? "
             "Name the shards to retire them all the same"
         )
 
@@ -131,4 +132,4 @@ def _forget(instance: Any, partitions: Sequence[str]) -> None:
         return
     from mm_assets.partitions import delete_partitions
 
-    print(f"  removed from Dagster: {len(delete_partitions(instance, partitions))} partitions")
+    print(f"  removed from Dagster: {counted(len(delete_partitions(instance, partitions)), 'partition')}")

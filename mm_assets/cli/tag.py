@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from mm_assets.cli.storage_root import add_storage_flag, storage_root
+from mm_assets.interleaved.counted import counted
 
 
 def add_to(commands: Any) -> None:
@@ -46,8 +47,8 @@ def _tag(root: str, name: str) -> int:
     by_asset = Manifest(root, name).header["assets"]
     for asset in (asset for asset in ASSETS if asset in by_asset):
         sums = by_asset[asset]
-        counts = f"{sums['rows']} rows, {sums['samples']} samples, " if sums["rows"] else ""
-        print(f"  {asset}: {sums['shards']} shards, {counts}{sums['bytes']} bytes")
+        nouns = ("shard", "row", "sample", "byte") if sums["rows"] else ("shard", "byte")
+        print(f"  {asset}: {', '.join(counted(sums[f'{noun}s'], noun) for noun in nouns)}")
     return 0
 
 
@@ -59,5 +60,5 @@ def _list(root: str) -> int:
     ):
         shards = max((sums["shards"] for sums in header["assets"].values()), default=0)
         table = "" if header["lance_version"] is None else f", version {header['lance_version']} of the table"
-        print(f"{header['tag']}: {header['created'][:19]}, {shards} shards{table}")
+        print(f"{header['tag']}: {header['created'][:19]}, {counted(shards, 'shard')}{table}")
     return 0

@@ -5,8 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import socket
 import sys
-from typing import Any
+from typing import Any, NoReturn
+
+from mm_assets.terminal import USAGE, fail
+
+_HOST = "127.0.0.1"
+_LAST_PORT = 65535
 
 _SUPERSEDED = "Function `dev_command` is superseded"
 
@@ -14,11 +20,11 @@ _SUPERSEDED = "Function `dev_command` is superseded"
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser("ui", help="serve the Dagster UI, with the daemon, on this machine")
-    parser.add_argument("--port", type=int, default=3000, help="port on 127.0.0.1 (default: 3000)")
+    parser.add_argument("--port", type=_port, default=3000, help="port on 127.0.0.1 (default: 3000)")
     parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> NoReturn:
     """Become ``dagster dev``; errors of settings are told before."""
     import dagster  # noqa: F401  without it nothing is begun
 
@@ -28,8 +34,12 @@ def run(options: argparse.Namespace) -> int:
 
     settings = Settings.load()
     RawLocations(settings.raw_shards)
-    if settings.ui_url is None:  # alerts link to it
-        os.environ["MM_UI_URL"] = f"http://127.0.0.1:{options.port}"
+    if (reason := _why_not(options.port)) is not None:
+        fail(f"port {options.port} of {_HOST}: {reason}; name another with --port")
+        sys.exit(USAGE)
+    address = settings.ui_url or f"http://{_HOST}:{options.port}"
+    os.environ["MM_UI_URL"] = address  # alerts link to it
+    print(f"the UI: {address}", flush=True)
     prepare_home()
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
     # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
@@ -48,4 +58,21 @@ def run(options: argparse.Namespace) -> int:
     # A shell that starts it in the background has it ignore them.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    os.execv(sys.executable, [*command, "-h", "127.0.0.1", "-p", str(options.port)])
+    os.execv(sys.executable, [*command, "-h", _HOST, "-p", str(options.port)])
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"not a port, 1 to {_LAST_PORT}: {text!r}")
+    return int(text)
+
+
+def _why_not(port: int) -> str | None:
+    """Return why nothing can be served at a port; None if it can."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
+        try:
+            server.bind((_HOST, port))
+        except OSError as error:
+            return (error.strerror or str(error)).lower()
+    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,9 +12,12 @@ import dagster as dg
 from mm_assets.automation.due_shard_finder import DueShardFinder
 from mm_assets.automation.due_shards import Due, DueShards
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import DataError
+from mm_assets.partitions import chunks
 
 _NAMED = 5  # shards in the line of a reason
+_RUN = re.compile(r"\brun [0-9a-f]{8}\b")
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,38 @@ class Selection:
                 found.setdefault(asset.to_user_string(), []).extend(keys)
         return found
 
+    def runs(self, order: Sequence[str]) -> list[tuple[tuple[dg.AssetKey, ...], list[str]]]:
+        """Return the assets and partitions of each run.
+
+        Args:
+            order: all partitions, as they were added.
+        """
+        return [
+            (assets, keys) for assets, all_keys in self.groups.items() for keys in chunks(all_keys, order)
+        ]
+
     def lines(self) -> list[str]:
-        """Return what would be made, and why: a line for each asset and reason."""
-        lines = []
-        chosen = set(self.keys)
+        """Return what would be made, and why: a line for each reason and set of assets.
+
+        The reason of a shard is that of the first asset that it is due in.
+        """
+        reasons: dict[str, str] = {}
+        assets: dict[str, list[str]] = {}
         for asset, due in self.why.items():
-            by_reason: dict[str, list[str]] = {}
             for key, why in due.items():
-                if key in chosen:
-                    by_reason.setdefault(f"{why.kind}: {why.reason}", []).append(key)
-            for reason, keys in by_reason.items():
-                more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
-                named = f"{', '.join(keys[:_NAMED])}{more}"
-                lines.append(f"{asset.to_user_string()}: {len(keys)} {reason} ({named})")
+                text = _RUN.sub("a run", why.reason)
+                reasons.setdefault(key, text if text.startswith(why.kind) else f"{why.kind}: {text}")
+                assets.setdefault(key, []).append(asset.to_user_string())
+        found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        for key in self.keys:
+            if key in reasons:
+                found.setdefault((reasons[key], tuple(assets[key])), []).append(key)
+        lines = []
+        for (reason, names), keys in found.items():
+            where = f"{len(names)} assets" if len(names) == len(self.why) > 1 else ", ".join(names)
+            more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
+            named = f"{', '.join(keys[:_NAMED])}{more}"
+            lines.append(f"{reason}: {counted(len(keys), 'shard')} in {where} ({named})")
         return lines
 
 

@@ -22,6 +22,7 @@ from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
 from mm_assets.partitions import SHARDS, chunks
@@ -62,7 +63,8 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         specs = [spec for spec in definitions.resolve_all_asset_specs() if spec.partitions_def]
         selection = select(request, instance, specs, listing, absent, explains=is_dry)
         if is_dry:
-            return _print_plan(selection, listing)
+            known_keys = instance.get_dynamic_partitions(str(SHARDS.name))
+            return _print_plan(selection, listing, list(dict.fromkeys([*known_keys, *listing])))
         if not selection.keys:
             print("nothing to do")
             return 0
@@ -99,7 +101,7 @@ def _make(instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Select
     started = time.monotonic()
     order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
     summary = RunSummary(selection.keys_by_asset)
-    runs = [(group, keys) for group, all_keys in selection.groups.items() for keys in chunks(all_keys, order)]
+    runs = selection.runs(order)
     total = sum(len(group) * len(keys) for group, keys in runs)
     with RunProgress(total) as progress, process_tag(instance) as process:
         for number, (group, keys) in enumerate(runs, start=1):
@@ -115,7 +117,8 @@ def _make(instance: dg.DagsterInstance, job: dg.JobDefinition, selection: Select
             summary.add(instance, result)
             if len(runs) > 1:
                 progress.print(
-                    f"run {number} of {len(runs)}: {len(keys)} shards, from {keys[0]} to {keys[-1]}"
+                    f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
+                    + (f" to {keys[-1]}" if keys[1:] else "")
                 )
     summary.print(locations)
     print(f"whole run: {time.monotonic() - started:.1f} s")
@@ -161,19 +164,19 @@ def _assets_of(request: MakeRequest) -> str:
 def _warn_of_removed(keys: Sequence[str]) -> None:
     if keys:
         named = f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
-        line = (
-            f"{len(keys)} raw shards are gone, or not in MM_RAW_SHARDS any more; their outputs stay: {named}"
-        )
+        gone = counted(len(keys), "raw shard is gone", "raw shards are gone")
+        line = f"{gone}, or not in MM_RAW_SHARDS any more; the outputs stay: {named}"
         print(warning_line(line), file=sys.stderr)
 
 
-def _print_plan(selection: Selection, listing: Listing) -> int:
+def _print_plan(selection: Selection, listing: Listing, order: Sequence[str]) -> int:
     for line in selection.lines():
         print(line)
     due = {key for found in selection.why.values() for key in found}
     chosen = selection.keys
     unchanged = sum(key not in due for key in chosen)
-    parts = [f"{len(chosen)} of {len({*listing, *chosen})} shards would be taken"]
+    runs = f" in {counted(len(selection.runs(order)), 'run')}" if chosen else ""
+    parts = [f"{len(chosen)} of {counted(len({*listing, *chosen}), 'shard')} would be taken{runs}"]
     if unchanged:
         parts.append(f"{unchanged} of them are up to date, and would be left as they are")
     if selection.skipped:

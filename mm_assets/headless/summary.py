@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from mm_assets.accounting.outputs import CURATED, OUTPUTS
+from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
 from mm_assets.formats.format_table import format_by_suffix
 from mm_assets.headless.problems import problem_lines
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
@@ -22,6 +23,8 @@ _HEADER = (
     *("asset", "partitions", "unchanged", "samples", "images"),
     *("filtered", "quarantined", "MB", "seconds", "where"),
 )
+
+_PROOF_HEADER = ("asset", "partitions", "proven", "changed", "not examined", "where")
 
 
 @dataclass
@@ -121,11 +124,8 @@ class RunSummary:
         """
         for problem in self._problems:
             print(problem)
-        rows = [_HEADER, *(line.row(name) for name, line in self._lines.items())]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-        for row in rows if self._lines else []:
-            name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-            print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
+        if self._lines:
+            _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])
         if self._expected:
             print(self._proof_line())
         bad = len(self._failed)
@@ -133,25 +133,33 @@ class RunSummary:
         print(f"raw shards: {locations}; shards failed: {bad}; {lost}; checks failed: {self._failed_checks}")
 
     def print_proof(self) -> None:
-        """Print what is wrong, and of how many shards every item was found."""
+        """Print what is wrong, a table, and of how many shards every item was found."""
         for problem in self._problems:
             print(problem)
+        rows: list[tuple[str, ...]] = [_PROOF_HEADER]
+        for asset, keys in self._expected.items():
+            found = [self._proofs.get((key, asset)) for key in keys]
+            counts = (len(keys), found.count(True), found.count(False), found.count(None))
+            rows.append((asset, *map(str, counts), BY_ASSET[asset].folder))
+        _print_table(rows)
         print(self._proof_line())
 
     def _proof_line(self) -> str:
         unproven = self._unproven()
         proven = len(self._keys) - len(unproven)
         is_same = all(len(keys) == len(self._keys) for keys in self._expected.values())
-        outputs = f"{len(self._expected)} outputs" if is_same else "the outputs that were made"
+        outputs = counted(len(self._expected), "output") if is_same else "the outputs that were made"
         if not unproven:
             return (
-                f"proven: every item of {proven} shards is in {outputs} as it was written (proof/proof.json)"
+                f"proven: every item of {counted(proven, 'shard')} is in {outputs} as it was written "
+                "(proof/proof.json)"
             )
         named = "; ".join(f"{key} {reason}" for key, reason in list(unproven.items())[:_NAMED])
         more = f"; and {len(unproven) - _NAMED} more" if len(unproven) > _NAMED else ""
-        every = "all " if is_same else ""
+        every = "all " if is_same and len(self._expected) > 1 else ""
         return (
-            f"NOT PROVEN: {proven} of {len(self._keys)} shards in {every}{outputs}; the others: {named}{more}"
+            f"NOT PROVEN: {proven} of {counted(len(self._keys), 'shard')} in {every}{outputs}; "
+            f"the others: {named}{more}"
         )
 
     def _unproven(self) -> dict[str, str]:
@@ -166,6 +174,14 @@ class RunSummary:
             elif absent := [asset for asset in assets if (key, asset) not in self._proofs]:
                 unproven[key] = f"not examined in {', '.join(absent)}"
         return unproven
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table: names first, places last, numbers in between."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        name, *numbers, place = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join([name.strip().ljust(len(name)), *numbers, place.strip()]).rstrip())
 
 
 def _folder(uri: str) -> str:

@@ -21,6 +21,7 @@ from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.formats.error_lines import error_line, readable_store_errors
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers import events
 from mm_assets.io_managers.hooks import ShardHooks
 from mm_assets.io_managers.planned_jobs import PlannedJob, is_intact, recorded_result
@@ -88,7 +89,7 @@ class ShardIOManager(ShardHooks):
             and not events.runs_check(run, dg.AssetCheckKey(context.asset_key, LANDED))
         ):
             raise dg.Failure(
-                f"{len(reports.failed)} shard(s) of {context.asset_key.to_user_string()} failed: "
+                f"{counted(len(reports.failed), 'shard')} of {context.asset_key.to_user_string()} failed: "
                 f"{', '.join(sorted(reports.failed))}",
                 metadata={"shards": dg.MetadataValue.json(reports.failed)},
                 allow_retries=False,
@@ -124,6 +125,10 @@ class ShardIOManager(ShardHooks):
     def made_by(self, asset: str, code_version: str, plan: Plan) -> str:
         """Return the digest of code and settings that the outputs of a plan are made by."""
         return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
+
+    def limit(self) -> str:
+        """Return the setting that refuses shards, but changes no bytes of others; empty: none does."""
+        return ""
 
     def _all_options(self, asset: str) -> dict[str, Any]:
         options = dict(self.options())

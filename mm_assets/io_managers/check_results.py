@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.ledger import Balance
 from mm_assets.filters.dimensions import DimensionTally
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, UNDECODABLE_IMAGE
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
@@ -103,7 +104,7 @@ def ledger_balance(shard: Balanced) -> Check:
         "filtered": {"json": dict(balance.filtered)},
         "quarantined": {"json": dict(balance.quarantined)},
         "unaccounted": balance.difference or 0,
-        "summary": f"{balance.difference} items unaccounted for" if balance.difference else "",
+        "summary": f"{counted(balance.difference, 'item')} unaccounted for" if balance.difference else "",
         "digests": {None: "not compared", True: "equal", False: "differ"}[balance.digests_agree],
     }
     passed = balance.is_balanced is not False and balance.digests_agree is not False
@@ -141,7 +142,7 @@ def dimensions_agree(shard: ScoredShard) -> Check:
         "undeclared": tally.undeclared,
         "mismatches": len(tally.mismatches),
         "first": {"json": listed},
-        "summary": f"{len(tally.mismatches)} images of other dimensions than declared"
+        "summary": f"{counted(len(tally.mismatches), 'image')} of other dimensions than declared"
         if tally.mismatches
         else "",
     }

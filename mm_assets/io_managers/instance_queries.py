@@ -11,9 +11,9 @@ runs need is in `mm_assets.io_managers.events`. The canaries in
 * backfills keep their target partitions, ticks their outcome.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 import sqlalchemy as db
@@ -22,7 +22,11 @@ from dagster._core.errors import DagsterDefinitionChangedDeserializationError
 from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus, PartitionBackfill
 from dagster._core.scheduler.instigation import InstigatorTick, TickStatus
 from dagster._core.storage.asset_check_execution_record import AssetCheckExecutionRecordStatus
-from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, DynamicPartitionsTable
+from dagster._core.storage.event_log.schema import (
+    AssetCheckExecutionsTable,
+    DynamicPartitionsTable,
+    SqlEventLogStorageTable,
+)
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import deserialize_value
 
@@ -31,6 +35,9 @@ _BATCH = 500
 
 _Checks = AssetCheckExecutionsTable.c
 _FAILED = _Checks.execution_status == AssetCheckExecutionRecordStatus.FAILED.value
+_EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecutionRecordStatus.FAILED.value)
+_IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
+_Events = SqlEventLogStorageTable.c
 
 
 def open_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
@@ -89,6 +96,13 @@ class FailingRun:
     over_all: bool
 
 
+class FailingPartition(NamedTuple):
+    """A partition that fails a check: the run that evaluated it last, and whether the severity is ERROR."""
+
+    run_id: str
+    is_error: bool
+
+
 def has_failures(instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_ids: Iterable[str]) -> bool:
     """Return whether an evaluation of the check in one of these runs has failed."""
     for batch in _batches(list(run_ids)):
@@ -107,15 +121,135 @@ def failing_by_run(
     Args:
         partitions: name of dynamic partitions; one that has been deleted from them counts no more.
     """
-    severity = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
     columns = [
         _Checks.run_id,
         db.func.count(_Checks.partition),
-        db.func.sum(db.case((db.and_(_Checks.partition.isnot(None), severity), 1), else_=0)),
+        db.func.sum(db.case((db.and_(_Checks.partition.isnot(None), _IS_ERROR), 1), else_=0)),
         db.func.count() - db.func.count(_Checks.partition),
     ]
     rows = _select_checks(instance, columns, check, *_fails_now(check, partitions), group_by=[_Checks.run_id])
     return [FailingRun(run, int(shards), int(errors), bool(whole)) for run, shards, errors, whole in rows]
+
+
+def failing_partitions(
+    instance: dg.DagsterInstance,
+    check: dg.AssetCheckKey,
+    run_ids: Iterable[str],
+    partitions: str | None = None,
+) -> dict[str, FailingPartition]:
+    """Return the partitions that fail a check now by an evaluation of these runs."""
+    found: dict[str, FailingPartition] = {}
+    columns = [_Checks.partition, _Checks.run_id, db.case((_IS_ERROR, 1), else_=0)]
+    for batch in _batches(sorted(run_ids)):
+        conditions = (_Checks.run_id.in_(batch), _Checks.partition.isnot(None))
+        for key, run, is_error in _select_checks(
+            instance, columns, check, *conditions, *_fails_now(check, partitions)
+        ):
+            found[key] = FailingPartition(run, bool(is_error))
+    return found
+
+
+def failed_before(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, keys: Iterable[str], run_ids: Sequence[str]
+) -> dict[str, str]:
+    """Return those of these partitions whose last evaluation by any run but these failed, with that run."""
+    found: dict[str, str] = {}
+    for batch in _batches(sorted(keys)):
+        others = (_Checks.execution_status.in_(_EVALUATED), _Checks.run_id.notin_(run_ids))
+        latest = _select_checks(
+            instance,
+            [db.func.max(_Checks.id)],
+            check,
+            _Checks.partition.in_(batch),
+            *others,
+            group_by=[_Checks.partition],
+        )
+        ids = [row[0] for row in latest]
+        columns = [_Checks.partition, _Checks.run_id]
+        found.update(_pairs(_select_checks(instance, columns, check, _FAILED, _Checks.id.in_(ids))))
+    return found
+
+
+def evaluation_before(
+    instance: dg.DagsterInstance, check: dg.AssetCheckKey, run_ids: Sequence[str]
+) -> tuple[str, dg.AssetCheckEvaluation] | None:
+    """Return the last evaluation of no partition by any run but these, with its run."""
+    conditions = (
+        _Checks.partition.is_(None),
+        _Checks.execution_status.in_(_EVALUATED),
+        _Checks.run_id.notin_(run_ids),
+    )
+    columns = [_Checks.run_id, _Checks.evaluation_event]
+    for run, text in _select_checks(
+        instance, columns, check, *conditions, order_by=_Checks.id.desc(), limit=1
+    ):
+        event = deserialize_value(text, dg.EventLogEntry).dagster_event
+        return (run, event.asset_check_evaluation_data) if event is not None else None
+    return None
+
+
+def attempts_before(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str], run_ids: Sequence[str]
+) -> dict[str, str]:
+    """Return the last attempt on each of these partitions by any run but these, by run.
+
+    A partition that was materialized since is not among them.
+    """
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    planned, made = (
+        kind.value
+        for kind in (
+            dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+            dg.DagsterEventType.ASSET_MATERIALIZATION,
+        )
+    )
+    found: dict[str, str] = {}
+    with storage.index_connection() as connection:
+        for batch in _batches(sorted(keys)):
+            of_asset = (_Events.asset_key == asset.to_string(), _Events.partition.in_(batch))
+            latest = db.select(_Events.partition, db.func.max(_Events.id)).group_by(_Events.partition)
+            others = (_Events.dagster_event_type == planned, _Events.run_id.notin_(run_ids))
+            of_kind = _Events.dagster_event_type
+            attempts = _pairs(connection.execute(latest.where(*of_asset, *others)))
+            landed = _pairs(connection.execute(latest.where(*of_asset, of_kind == made)))
+            open_ = [id_ for key, id_ in attempts.items() if id_ > landed.get(key, 0)]
+            runs = db.select(_Events.partition, _Events.run_id).where(_Events.id.in_(open_))
+            found.update(_pairs(connection.execute(runs)))
+    return found
+
+
+def reasons(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, run_by_key: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what the observation of each partition in its run says: why the partition failed.
+
+    It reads an event for each, about 0.3 ms.
+    """
+    storage = instance.event_log_storage
+    assert isinstance(storage, SqlEventLogStorage), "only event logs in a database can be asked"
+    found: dict[str, str] = {}
+    for batch in _batches(sorted(run_by_key)):
+        query = (
+            db.select(_Events.partition, _Events.run_id, db.func.max(_Events.id))
+            .where(
+                _Events.asset_key == asset.to_string(),
+                _Events.dagster_event_type == dg.DagsterEventType.ASSET_OBSERVATION.value,
+                _Events.partition.in_(batch),
+                _Events.run_id.in_({run_by_key[key] for key in batch}),
+            )
+            .group_by(_Events.partition, _Events.run_id)
+        )
+        with storage.index_connection() as connection:
+            ids = [id_ for key, run, id_ in connection.execute(query) if run_by_key[key] == run]
+        if not ids:
+            continue
+        wanted = dg.AssetRecordsFilter(asset, storage_ids=ids)
+        for record in instance.fetch_observations(wanted, limit=len(ids)).records:
+            event = record.asset_observation
+            if event is not None and event.partition is not None:
+                found[event.partition] = event.description or ""
+    return found
 
 
 def failing_evaluations(
@@ -125,14 +259,18 @@ def failing_evaluations(
     limit: int,
     partitions: str | None = None,
     over_all: bool = False,
+    keys: Collection[str] = (),
 ) -> list[dg.AssetCheckEvaluation]:
     """Return the first failing evaluations of a check that these runs made, by partition.
 
     Args:
         over_all: the evaluations of no partition instead.
+        keys: those of these partitions only; empty: of any.
     """
     found: list[dg.AssetCheckEvaluation] = []
     kind = _Checks.partition.is_(None) if over_all else _Checks.partition.isnot(None)
+    if keys:
+        kind = _Checks.partition.in_(keys)
     for batch in _batches(sorted(run_ids)):
         conditions = (_Checks.run_id.in_(batch), kind, *_fails_now(check, partitions))
         for (text,) in _select_checks(
@@ -146,14 +284,13 @@ def failing_evaluations(
 
 def _fails_now(check: dg.AssetCheckKey, partitions: str | None) -> list[Any]:
     """Conditions on a row: it failed, is the latest of its partition that was evaluated, and that exists."""
-    evaluated = AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecutionRecordStatus.FAILED.value
     rows = AssetCheckExecutionsTable.alias("of_check").c
     latest = (
         db.select(db.func.max(rows.id))
         .where(
             rows.asset_key == check.asset_key.to_string(),
             rows.check_name == check.name,
-            rows.execution_status.in_(evaluated),
+            rows.execution_status.in_(_EVALUATED),
         )
         .group_by(rows.partition)
     )
@@ -183,6 +320,10 @@ def _select_checks(
     )
     with storage.index_connection() as connection:
         return list(connection.execute(query.group_by(*group_by).order_by(order_by).limit(limit)))
+
+
+def _pairs(rows: Iterable[Any]) -> dict[str, Any]:
+    return {row[0]: row[1] for row in rows}
 
 
 def _batches(items: list[str]) -> Iterator[list[str]]:

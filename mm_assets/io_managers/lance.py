@@ -11,6 +11,7 @@ from mm_assets.accounting.file_digests import FILES
 from mm_assets.accounting.outputs import BY_ASSET, LANCE
 from mm_assets.accounting.proof_store import damaged_shards
 from mm_assets.formats.error_lines import error_line
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.planned_jobs import PlannedJob
@@ -96,7 +97,7 @@ class LanceIOManager(ShardIOManager):
         errors = writer.commit([result.payload.report for result in results], damaged)
         if damaged and (rows := writer.remove_orphan_rows()):
             dg.AssetExecutionContext.get().log.warning(
-                f"{rows} rows that no shard has written were removed from {writer.table_uri}: "
+                f"{counted(rows, 'row')} that no shard has written: removed from {writer.table_uri}: "
                 "the version before still has them"
             )
         return [

@@ -103,6 +103,9 @@ class IngestIOManager(RawInput, _ParquetOutput):
     def options(self) -> dict[str, object]:
         return {**super().options(), "layout": self.gate.layout()}
 
+    def limit(self) -> str:
+        return f"{self.gate.max_loss:g}"
+
     def resolve_jobs(self, plan: Plan, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:
         """Return the jobs with the types of columns and the ids to skip, from the surveys of all shards."""
         inspections = self.gate.inspect([job.shard for job in jobs])

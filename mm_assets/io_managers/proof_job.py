@@ -17,6 +17,7 @@ from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.storage import size_of
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.schema_text import schema_from_text
 
 _COUNTS = ("rows", "samples", "images", "texts", "digest")
@@ -75,7 +76,11 @@ def prove_shard(job: ProofJob) -> ShardProof:
         if not type_differences(planned, found.schema):
             found = derive(output.kind, output.uri, job.key, expected)
     size_problems = _size_problems(job)
-    orphan_rows = (f"{output.uri}: {job.orphan_rows} rows belong to no shard",) if job.orphan_rows else ()
+    orphan_rows = (
+        (f"{output.uri}: {counted(job.orphan_rows, 'row belongs', 'rows belong')} to no shard",)
+        if job.orphan_rows
+        else ()
+    )
     differing = [name for name in _COUNTS if written[name] != getattr(found, name)]
     if not differing:
         inspection = (

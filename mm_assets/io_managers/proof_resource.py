@@ -17,6 +17,7 @@ from mm_assets.accounting.proof_store import ProofStore
 from mm_assets.accounting.records import ShardRecord, ShardRecords, stat_outputs
 from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.storage import exists
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.interleaved.unify import unify_schemas
 from mm_assets.io_managers.shards import Check, digest
@@ -254,7 +255,7 @@ def _is_written_digest(job: Any, proof: ShardProof) -> bool:
 
 def _orphan_problems(rows_by_sample: Mapping[str, int]) -> list[str]:
     return [
-        f"sample {name!r}: {rows} rows that no shard has written"
+        f"sample {name!r}: {counted(rows, 'row')} that no shard has written"
         for name, rows in list(rows_by_sample.items())[:_NAMED]
     ]
 

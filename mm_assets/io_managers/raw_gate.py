@@ -22,6 +22,7 @@ from mm_assets.formats.webdataset.layout import (
     TEXTS,
     RawLayout,
 )
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.shards import Check, Shard
 from mm_assets.io_managers.workers import Workers
 from mm_assets.workers import WorkerFailure
@@ -215,7 +216,8 @@ def unique_sample_ids(claimed_ids: Mapping[str, str], removed_owners: Collection
     first = dict(sorted(claimed_ids.items())[:_LISTED])
     owners = sorted(set(claimed_ids.values()))
     summary = (
-        f"{len(claimed_ids)} ids that shard {owners[0]!r}{' and others keep' if owners[1:] else ' keeps'}"
+        f"{counted(len(claimed_ids), 'id')} that shard {owners[0]!r} "
+        f"{'and others keep' if owners[1:] else 'keeps'}"
         if claimed_ids
         else ""
     )

@@ -10,7 +10,7 @@ import dagster as dg
 from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
-from mm_assets.io_managers.seen_code_versions import SeenCodeVersions
+from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, SeenCodeVersions
 from mm_assets.io_managers.shards import Shard, ShardResult
 
 _FAILURE = re.compile(
@@ -85,7 +85,10 @@ class ShardReports:
         """
         if SETTINGS_MARK in self._declared:  # those of this run: the launchpad may have changed them
             self._made_by = version_with_settings(self.code_version, made_by)
-        SeenCodeVersions(self._run.instance).see(self.asset, self._made_by)
+        seen = SeenCodeVersions(self._run.instance)
+        seen.see(self.asset, self._made_by)
+        if limit := self._run.assets_def.tags_by_key[self.asset].get(LIMIT_TAG):
+            seen.see_limit(self.asset, limit)
 
     def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
         """Log the shard's one materialization, and its checks."""

@@ -13,6 +13,9 @@ import dagster as dg
 
 _KEY = "mm_assets/code_version/"
 
+# Tag of an asset: a setting that refuses shards, but changes no byte of those that land.
+LIMIT_TAG = "mm_assets/max_loss"
+
 
 class SeenCodeVersion(NamedTuple):
     """A code version of an asset.
@@ -45,6 +48,10 @@ class SeenCodeVersions:
             known = SeenCodeVersion(version, now, is_change=known is not None)
             self._write(asset, known)
         return known
+
+    def see_limit(self, asset: dg.AssetKey, limit: str) -> SeenCodeVersion:
+        """Return since when shards of an asset are refused by this limit; as `see`."""
+        return self.see(dg.AssetKey([*asset.path, LIMIT_TAG]), limit)
 
     def confirm(self, asset: dg.AssetKey, seen: SeenCodeVersion) -> None:
         """Note that every partition of the asset names this version."""

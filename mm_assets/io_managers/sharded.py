@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.reports import version_with_settings
+from mm_assets.io_managers.seen_code_versions import LIMIT_TAG
 from mm_assets.io_managers.shards import Plan, ShardCheck, ShardSet
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
@@ -92,8 +94,11 @@ def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> d
     manager: ShardIOManager = resources[asset.get_io_manager_key_for_asset_key(asset.key)]
     base = asset.code_versions_by_key[asset.key] or ""
     made_by = manager.made_by(asset.key.to_user_string(), base, replace(body(**arguments), checks=checks))
+    limits = {LIMIT_TAG: manager.limit()} if manager.limit() else {}
     return asset.map_asset_specs(
-        lambda spec: spec.replace_attributes(code_version=version_with_settings(base, made_by))
+        lambda spec: spec.replace_attributes(
+            code_version=version_with_settings(base, made_by), tags={**spec.tags, **limits}
+        )
     )
 
 
@@ -154,7 +159,8 @@ def _landed_check(asset: dg.AssetKey, policy: str) -> dg.AssetChecksDefinition:
         yield dg.AssetCheckResult(passed=not bad, severity=severity, metadata=metadata)
         if bad:
             text = (
-                f"{len(bad)} of {len(keys)} shards of {asset.to_user_string()} did not land: {', '.join(bad)}"
+                f"{len(bad)} of {counted(len(keys), 'shard')} of {asset.to_user_string()} did not land: "
+                f"{', '.join(bad)}"
             )
             if policy == STRICT:
                 # Their errors are in the log of the asset's step. A retry of this step alone changes nothing.

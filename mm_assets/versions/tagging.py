@@ -28,9 +28,10 @@ from mm_assets.versions.manifest import (
     publish_header,
     state_rows,
     states_uri,
+    tag_names,
 )
 from mm_assets.versions.output_state import FileState, Group, OutputState
-from mm_assets.versions.tag_names import check_tag_name
+from mm_assets.versions.tag_names import check_new_tag_name, check_tag_name
 from mm_assets.workers import WorkerFailure, WorkerPool
 
 _STATES_AT_ONCE = 4096
@@ -50,6 +51,9 @@ class Tagger:
 
     def __init__(self, root: str, name: str, pool: WorkerPool, options: StorageOptions | None = None) -> None:
         check_tag_name(name)
+        existing = tag_names(root, options)
+        if name not in existing:
+            check_new_tag_name(name, existing)
         self._root, self._name, self._pool, self._options = root, name, pool, options
         self._existing = Manifest(root, name, options) if exists(header_uri(root, name), options) else None
         self._current = CurrentState(root, options)

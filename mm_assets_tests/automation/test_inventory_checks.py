@@ -27,16 +27,16 @@ def states(operated: Operated) -> dict[str, tuple[bool, str]]:
 def test_a_replaced_raw_shard_makes_every_asset_stale_until_it_is_made_again(operated: Operated) -> None:
     assert operated.run().success
     assert states(operated) == {}, "a run that makes assets does not look at all others"
-    assert operated.tick(name="new_shards") == "all 4 raw shards are known"
+    assert operated.tick(name="new_shards") == "4 raw shards are known"
     operated.shard("b", 2)
     operated.tick(name="new_shards")
     found = states(operated)
     assert set(found) == set(ASSETS)
     assert {passed for passed, _ in found.values()} == {False}
-    assert found["curated_parquet"] == (False, "1 shards are stale: the raw shard has changed")
-    assert found["final_tars"] == (False, "1 shards are stale: filtered_parquet is due")
+    assert found["curated_parquet"] == (False, "1 shard is stale: the raw shard has changed")
+    assert found["final_tars"] == (False, "1 shard is stale: filtered_parquet is due")
     logged = operated.instance.event_log_storage.get_maximum_record_id()
-    assert operated.tick(name="new_shards") == "all 4 raw shards are known"
+    assert operated.tick(name="new_shards") == "4 raw shards are known"
     assert operated.instance.event_log_storage.get_maximum_record_id() == logged, "said once"
     assert operated.run().success
     operated.tick(name="new_shards")
@@ -55,7 +55,7 @@ def test_a_removed_raw_shard_is_told_until_it_is_back(operated: Operated) -> Non
     assert operated.run().success
     Path(operated.raw, "a.tar").rename(Path(operated.raw, "a.gone"))
     operated.tick(name="new_shards")
-    line = "1 raw shards are gone; mm-assets retire removes their outputs"
+    line = "1 raw shard is gone; mm-assets retire removes the outputs"
     assert states(operated) == {"raw_shards": (False, line)}
     Path(operated.raw, "a.gone").rename(Path(operated.raw, "a.tar"))
     operated.tick(name="new_shards")
@@ -84,5 +84,5 @@ def test_a_run_that_was_lost_before_it_looked_keeps_nothing_from_being_told(oper
     assert operated.run().success
     operated.instance.report_run_failed(operated.planned_run(), "its process has died")
     operated.shard("e")
-    assert operated.tick(name="new_shards").startswith("1 new raw shards")
+    assert operated.tick(name="new_shards").startswith("1 new raw shard")
     assert set(states(operated).values()) == {(True, "")}

@@ -1,10 +1,14 @@
 """The sensor `automation`: what it has made in each mode, and what it leaves alone."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mm_assets.automation import due_shard_finder
+from mm_assets.formats.raw_shards import Listing
+from mm_assets.resources.raw_shards import RawShards
 from mm_assets_tests.automation.conftest import Operated
 from mm_assets_tests.graph.deployment import ASSETS
 
@@ -16,7 +20,7 @@ def test_new_shards_are_taken_once_they_have_been_the_same_for_a_tick(operated: 
     assert operated.tick() == "4 shards wait until they are seen unchanged at the next tick"
     operated.shard("b", 2)  # still being uploaded
     told = operated.tick()
-    assert told.endswith("1 shards wait until they are seen unchanged at the next tick")
+    assert told.endswith("1 shard waits until it is seen unchanged at the next tick")
     (started_by, targets) = operated.backfills()[0]
     assert started_by == "sensor automation"
     assert targets == {asset: ["a", "c", "d"] for asset in ASSETS}
@@ -25,6 +29,20 @@ def test_new_shards_are_taken_once_they_have_been_the_same_for_a_tick(operated: 
         {("b",)},
         {("a", "c", "d")},
     ]
+
+
+def test_the_cursor_of_many_waiting_shards_is_short(
+    operated: Operated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"part-{number:05d}/of-a-long-dataset-name/shard-{number:05d}" for number in range(10_000)]
+    shards: dict[str, Any] = {name: SimpleNamespace(version=f"mtime:{name}") for name in names}
+    listed = Listing(shards)
+    monkeypatch.setattr(RawShards, "listing", lambda _: listed)
+    operated.instance.add_dynamic_partitions("shards", names)
+    assert operated.tick().startswith("10000 shards wait until they are seen unchanged")
+    assert operated.cursor is not None and len(operated.cursor) < 100_000
+    operated.cursor = '{"part-00000": "of an earlier release"}'
+    assert operated.tick().startswith("10000 shards wait until they are seen unchanged")
 
 
 def test_what_a_backfill_or_a_run_is_about_to_make_is_not_asked_for_again(operated: Operated) -> None:
@@ -71,6 +89,19 @@ def test_a_failed_shard_is_taken_when_a_setting_has_changed_since(operated: Oper
     operated.tick("all")
     operated.tick("all")
     assert operated.backfills() == [("sensor automation", {asset: list("abcd") for asset in ASSETS})]
+
+
+def test_a_shard_that_lost_too_much_is_taken_once_when_the_bound_has_changed(operated: Operated) -> None:
+    Path(operated.raw, "b.tar").write_bytes(b"no tar" * 100)
+    assert not operated.run().success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
+    operated.environment["MM_MAX_LOSS"] = "0.9"
+    operated.tick("all")
+    operated.tick("all")
+    assert operated.backfills() == [("sensor automation", {asset: ["b"] for asset in ASSETS})]
+    operated.finish_backfills()
+    assert not operated.run(["b"]).success
+    assert [operated.tick("all") for _ in range(2)] == ["nothing is due"] * 2
 
 
 def test_removed_raw_shards_are_left_alone(operated: Operated) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from mm_assets_tests.automation.alerts.receivers import mail_server, webhook
 from mm_assets_tests.cli.commands import only_line, run
 from mm_assets_tests.free_port import free_port
@@ -30,11 +34,21 @@ def test_one_that_fails_is_named_and_the_others_get_theirs() -> None:
     first, *others = done.stdout.splitlines()
     assert first.startswith(f"target 1 (json://127.0.0.1:{port}…): not delivered: ")
     assert others == [
-        "target 2 (nosuch://…): not delivered: no URL that Apprise knows",
+        "target 2 (nosuch://…): not delivered: no URL that Apprise knows; see MM_ALERTS",
         f"target 3 (json://127.0.0.1:{hook.port}…): not delivered: it answered 403",
         f"target 4 (json://127.0.0.1:{hook.port}…): delivered",
     ]
     assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_a_target_of_the_settings_file_is_looked_for_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mm_assets.toml").write_text('alerts = ["nosuch://s3cret@host"]')
+    done = run("alerts", "test")
+    told = "target 1 (nosuch://…): not delivered: no URL that Apprise knows; see mm_assets.toml: alerts\n"
+    assert (done.returncode, done.stdout) == (1, told)
 
 
 def test_without_a_target_there_is_nothing_to_test() -> None:

@@ -2,6 +2,7 @@
 `mm_assets_tests/live`.
 """
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,18 @@ def test_settings_that_cannot_work_are_one_line(variables: dict[str, str], line:
     assert not (tmp_path / ".dagster").exists()
 
 
-def test_a_port_that_is_none(tmp_path: Path) -> None:
-    done = run_process("ui", "--port", "http", cwd=tmp_path)
+@pytest.mark.parametrize("port", ["http", "0", "65536", "-1"])
+def test_a_port_that_is_none(port: str, tmp_path: Path) -> None:
+    done = run_process("ui", f"--port={port}", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1].endswith(f"argument --port: not a port, 1 to 65535: {port!r}")
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        done = run_process("ui", "--port", str(port), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    line = f"mm-assets: port {port} of 127.0.0.1: address already in use; name another with --port"
+    assert done.stderr.splitlines() == [line]
+    assert not (tmp_path / ".dagster").exists()

@@ -99,7 +99,7 @@ def test_ids_that_start_anew_in_each_shard(tmp_path: Path, deploy: Deploy) -> No
         write_tar(tmp_path / "raw" / f"{name}.tar", _documents(""))
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, ["a"])
-    hint = "if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
+    hint = "remove a copy; if ids start anew in each shard, set MM_SAMPLE_ID_PREFIX=shard"
     line = (
         f"100% of it would be lost, and MM_MAX_LOSS is 0.5: 12 items are of samples whose id is taken "
         f"('00000' by shard 'a'): {hint}"

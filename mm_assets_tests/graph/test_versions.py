@@ -341,7 +341,21 @@ def test_a_version_that_was_cleaned_up_stays_where_it_is_tagged(one: Deployment)
     assert again.success
 
 
-HOSTILE = ["../x", "a/b", ".hidden", "", "now", "ä", "x" * 101, "a..b", "a.lock", "a\nb", "-x", "é/../.."]
+HOSTILE = [
+    "../x",
+    "a/b",
+    ".hidden",
+    "",
+    "now",
+    "ä",
+    "版本",
+    "x" * 101,
+    "a..b",
+    "a.lock",
+    "a\nb",
+    "-x",
+    "é/../..",
+]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -353,6 +367,22 @@ def test_hostile_names_of_tags_are_refused(tagged: Deployment, name: str) -> Non
     for command in commands_with_it:
         line = commands.only_line(run(tagged, *command))
         assert "is no name of a tag" in line or "choose another name" in line
+    assert set(Path(tagged.storage).parent.rglob("*")) == before
+
+
+def test_a_name_is_printed_as_it_was_given(tagged: Deployment) -> None:
+    assert commands.only_line(run(tagged, "tag", "版本")).startswith("'版本' is no name of a tag")
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("NOW", "'now', which stands for the current state"), ("ONE", "'one', which there is")],
+)
+def test_names_that_differ_by_case_only_are_refused(tagged: Deployment, name: str, other: str) -> None:
+    before = set(Path(tagged.storage).parent.rglob("*"))
+    assert commands.only_line(run(tagged, "tag", name)) == (
+        f"{name!r} differs by case only from {other}: choose another name"
+    )
     assert set(Path(tagged.storage).parent.rglob("*")) == before
 
 

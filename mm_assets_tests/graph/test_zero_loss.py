@@ -90,7 +90,7 @@ def test_the_job_prove_fails_with_a_line_for_each_damaged_shard(
     assert not result.success
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     assert failure.step_failure_data.error is not None
-    assert "2 shard(s) of final_tars are not as they were written" in failure.step_failure_data.error.message
+    assert "2 shards of final_tars are not as they were written" in failure.step_failure_data.error.message
     lines = [line for line in capfd.readouterr().err.splitlines() if "final_tars, shard " in line]
     assert [re.search("shard (.): .*cannot be read", line)[1] for line in lines] == ["p", "q"]  # type: ignore[index]
     evaluations = result.get_asset_check_evaluations()
@@ -262,8 +262,8 @@ def test_a_row_that_no_shard_has_written_is_named_and_goes(
     if alone:
         verdicts = _verdicts(copied, "lance_table")
         assert verdicts[shard][-2:] == [
-            "lance/items.lance: 1 rows belong to no shard",
-            f"sample {sample_id!r}: 1 rows that no shard has written",
+            "lance/items.lance: 1 row belongs to no shard",
+            f"sample {sample_id!r}: 1 row that no shard has written",
         ]
         assert verdicts["q" if shard == "p" else "p"] == []
     else:

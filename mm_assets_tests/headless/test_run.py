@@ -42,8 +42,8 @@ def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
     done = demo(tmp_path, str(tmp_path / "raw"))
     assert done.returncode == 0
     assert done.stderr == (
-        "mm-assets: warning: 1 raw shards are gone, or not in MM_RAW_SHARDS any more; "
-        "their outputs stay: web-00001\n"
+        "mm-assets: warning: 1 raw shard is gone, or not in MM_RAW_SHARDS any more; "
+        "the outputs stay: web-00001\n"
     )
     (home,) = (tmp_path / ".dagster").iterdir()
     with dg.DagsterInstance.from_config(str(home)) as instance:

@@ -154,7 +154,7 @@ def test_without_the_gate_the_asset_itself_fails_the_run(deployment: Toy) -> Non
     run = deployment.run("two", "k01", "k12")
     assert not run.success and len(deployment.landed("curated", run)) == 9
     assert list(deployment.failures(run)) == ["curated"]
-    assert "3 shard(s) of curated failed: k03, k07, k08" in deployment.failures(run)["curated"]
+    assert "3 shards of curated failed: k03, k07, k08" in deployment.failures(run)["curated"]
 
 
 def test_gate_deselected_in_the_run_counts_as_without(deployment: Toy) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
+
+from mm_assets.io_managers.instance_queries import FailingPartition
 
 Severity = Literal["error", "warn"]
 
@@ -59,6 +61,7 @@ class Cause:
         names: the first names that are concerned, with the reason of each where one is known.
         figures: further figures by name.
         run_ids: the runs in which it came up.
+        failing: all shards that are concerned; empty where only their number is known.
     """
 
     kind: Kind
@@ -71,6 +74,29 @@ class Cause:
     names: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     run_ids: tuple[str, ...] = ()
+    failing: Mapping[str, FailingPartition] = field(default_factory=dict, repr=False)
+
+    def of_shards(self, failing: Mapping[str, FailingPartition]) -> Cause:
+        """Return the cause with all that follows from the shards: severity, number, first names, runs."""
+        first = sorted(failing)[:NAMED]
+        runs = [failing[key].run_id for key in first] + sorted({shard.run_id for shard in failing.values()})
+        return replace(
+            self,
+            severity="error" if any(shard.is_error for shard in failing.values()) else "warn",
+            shards=len(failing),
+            names=dict.fromkeys(first, ""),
+            run_ids=tuple(dict.fromkeys(runs)),
+            failing=failing,
+        )
+
+    def without(self, keys: Collection[str]) -> Cause:
+        """Return the cause without some of its shards."""
+        return self.of_shards({key: shard for key, shard in self.failing.items() if key not in keys})
+
+    @property
+    def series(self) -> str:
+        """Identifies the cause whatever backfill or run it came up in."""
+        return self.key.rpartition("|")[0]
 
     @property
     def key(self) -> str:

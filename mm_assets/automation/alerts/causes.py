@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -55,6 +55,7 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
     )
     found: list[Cause] = []
     attempts = shards.Attempts({}, {})
+    checked: set[str] = set()
     if not is_quiet:
         attempts = shards.open_attempts(view)
         active = [record.dagster_run.run_id for record in (*in_progress, *ended)]
@@ -62,8 +63,9 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
         asked = (
             checks.all_checks(view) if is_first else checks.checks_to_ask(view, active, state.incidents.open)
         )
-        found += checks.failed_checks(view, asked)
-        found += shards.missing_shards(view, attempts.failed)
+        failed = checks.failed_checks(view, asked, shards.missing_shards(view, attempts.failed))
+        found += [*failed.causes, *failed.missing]
+        checked = failed.in_progress
         state.kept.read(view, FILTERED)
         state.lost.read(view, CURATED, max_loss)
         found += [*drift(view, state.kept), *loss(view, state.lost, max_loss)]
@@ -77,6 +79,8 @@ def find_causes(view: View, state: State, max_loss: float, fresh_within: float |
     def is_held(key: str, incident: Incident) -> bool:
         kind, subject = key.split("|")[:2]
         if is_quiet and kind in _FROM_EVENTS:
+            return True
+        if kind == Kind.CHECK and key.rpartition("|")[0] in checked:
             return True
         pending = attempts.in_progress.get(subject, frozenset()) if kind == Kind.NOT_LANDED else frozenset()
         return bool(pending) and (
@@ -93,6 +97,20 @@ def detailed(view: View, cause: Cause) -> Cause:
             return checks.with_names(view, cause)
         case Kind.NOT_LANDED:
             return shards.with_reasons(view, cause)
+    return cause
+
+
+def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
+    """Return what is new of a cause that was told of earlier backfills or runs; None: nothing is.
+
+    Args:
+        told: ids of those backfills and runs.
+    """
+    match cause.kind:
+        case Kind.CHECK:
+            return checks.new_part(view, cause, told)
+        case Kind.NOT_LANDED:
+            return shards.new_part(view, cause, told)
     return cause
 
 

@@ -64,6 +64,8 @@ def failed_runs(
 ) -> list[dict[str, Any]]:
     """Return the failures to remember: the known ones that nothing has mended, and new ones.
 
+    One that repeats a known one, as a nightly job does, is not new.
+
     Args:
         known: failures remembered so far.
         ended: runs that ended since the last tick.
@@ -92,7 +94,11 @@ def failed_runs(
             run.run_id,
             run_error(view.instance, run.run_id),
         )
-        if not _is_mended(view, failure):
+        repeats = any(
+            (known.job, known.assets, known.error) == (failure.job, failure.assets, failure.error)
+            for known in found.values()
+        )
+        if not repeats and not _is_mended(view, failure):
             found[origin.id] = failure
     return [asdict(failure) for failure in list(found.values())[-_KEPT:]]
 

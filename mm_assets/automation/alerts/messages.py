@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Literal
 
 from mm_assets.automation.alerts.cause import NAMED, Cause, Kind, Origin
+from mm_assets.interleaved.counted import counted
 
 Level = Literal["error", "warn", "clear", "test"]
 
@@ -86,39 +88,59 @@ def headline(cause: Cause) -> str:
     return one_line(text + where)
 
 
-def alert(cause: Cause, ui_url: str) -> Message:
-    """Return the message that tells a cause."""
-    lines = [headline(cause), *_figures(cause), *_names(cause), "", f"What to do: {_NEXT[cause.kind]}"]
+def alert(cause: Cause, ui_url: str, begun: float, repeated: int = 0) -> Message:
+    """Return the message that tells a cause.
+
+    Args:
+        begun: when it was first seen, in seconds since 1970.
+        repeated: number of shards that it concerns besides, as was told before.
+    """
+    again = [f"besides: {counted(repeated, 'shard')} as before"] if repeated else []
+    lines = [headline(cause), *_figures(cause), *again, *_names(cause)]
+    lines += ["", f"First seen: {_minute(begun)}", f"What to do: {_NEXT[cause.kind]}"]
     if ui_url:
         lines.append(f"Page: {ui_url.rstrip('/')}/{_page(cause)}")
     return Message(f"{_SENDER}: {headline(cause)}", "\n".join(lines), cause.severity)
 
 
-def summary(origin: Origin, causes: Sequence[Cause], told: Mapping[str, int], ui_url: str) -> Message:
+def summary(
+    origin: Origin,
+    causes: Sequence[Cause],
+    told: Mapping[str, int],
+    begun: Mapping[str, float],
+    ui_url: str,
+) -> Message:
     """Return the message about several causes of one backfill or run, with their latest figures.
 
     Args:
         told: by key of a cause, the number of shards that was told before.
+        begun: by key of a cause, when it was first seen.
     """
     lines = []
     for cause in causes:
-        before = f" (told before: {told[cause.key]})" if cause.key in told else ""
-        lines += [f"* {headline(cause)}{before}", *(f"  {line}" for line in _names(cause, 5))]
+        before = f"; told before: {told[cause.key]}" if cause.key in told else ""
+        seen = f" (first seen: {_minute(begun[cause.key])}{before})"
+        lines += [f"* {headline(cause)}{seen}", *(f"  {line}" for line in _names(cause, 5))]
     word = "has ended" if origin.has_ended else "goes on"
-    title = f"{_SENDER}: {origin} {word}: {len(causes)} more or grown problem(s)"
+    title = f"{_SENDER}: {origin} {word}: {counted(len(causes), 'new or grown problem')}"
     if ui_url:
         lines += ["", f"Page: {ui_url.rstrip('/')}/{origin.page}"]
     level: Level = "error" if any(cause.severity == "error" for cause in causes) else "warn"
     return Message(title, "\n".join(lines), level)
 
 
-def all_clear(headlines: Sequence[str], ui_url: str) -> Message:
-    """Return the message that these causes are gone."""
-    what = headlines[0] if len(headlines) == 1 else f"{len(headlines)} problems are gone"
+def all_clear(gone: Mapping[str, float], ui_url: str) -> Message:
+    """Return the message that causes are gone.
+
+    Args:
+        gone: their headlines, with the time at which each was first seen.
+    """
+    what = next(iter(gone)) if len(gone) == 1 else f"{len(gone)} problems are gone"
     title = f"{_SENDER}: all clear: {what}"
-    lines = ["No longer so:", *(f"* {line}" for line in headlines[:NAMED])]
-    if headlines[NAMED:]:
-        lines.append(f"and {len(headlines) - NAMED} more")
+    shown = list(gone.items())[:NAMED]
+    lines = ["No longer so:", *(f"* {line} (first seen: {_minute(begun)})" for line, begun in shown)]
+    if len(gone) > NAMED:
+        lines.append(f"and {len(gone) - NAMED} more")
     return Message(title, "\n".join(lines + ([f"Page: {ui_url.rstrip('/')}/"] if ui_url else [])), "clear")
 
 
@@ -139,10 +161,16 @@ def one_line(text: str, longest: int = _LONGEST) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
+def _minute(seconds: float) -> str:
+    """Return a time in seconds since 1970 as UTC, to the minute."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%MZ}"
+
+
 def _count(cause: Cause) -> str:
     if not cause.shards:
         return ""
-    return f"{cause.shards} of {cause.of} shards" if cause.of else f"{cause.shards} shard(s)"
+    part = f"{cause.shards} of " if cause.of else ""
+    return part + counted(cause.of or cause.shards, "shard")
 
 
 def _figures(cause: Cause) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dagster as dg
 
+from mm_assets.interleaved.counted import counted
+
 _SHOWN_STEPS = 3
 
 
@@ -22,7 +24,7 @@ def run_error(instance: dg.DagsterInstance, run_id: str) -> str:
             steps.append(f"{event.step_key}: {first_line(error.message if error else event.message or '')}")
         else:
             run = first_line(event.message or "")
-    more = f"; and {len(steps) - _SHOWN_STEPS} more steps" if steps[_SHOWN_STEPS:] else ""
+    more = f"; and {counted(len(steps) - _SHOWN_STEPS, 'more step')}" if steps[_SHOWN_STEPS:] else ""
     return "; ".join(steps[:_SHOWN_STEPS]) + more if steps else run
 
 

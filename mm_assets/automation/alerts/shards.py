@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import dagster as dg
 
-from mm_assets.automation.alerts.cause import NAMED, Cause, Kind, Origin
+from mm_assets.automation.alerts.cause import Cause, Kind, Origin
 from mm_assets.automation.alerts.run_errors import run_error
 from mm_assets.automation.alerts.view import View
 from mm_assets.io_managers import instance_queries
 from mm_assets.io_managers.base import SHARDED_TAG
+from mm_assets.io_managers.instance_queries import FailingPartition
 from mm_assets.io_managers.reports import parse_failure
 
 _PAGE, _PAGES = 1000, 5  # log records of a run that are searched for reasons
 _RUNS = 3  # runs whose logs are searched
 _SHOWN_ASSETS = 8
+_COMPARED = 1000  # shards whose reasons are read, to see whether they failed for another one before
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,29 @@ def with_reasons(view: View, cause: Cause) -> Cause:
     return replace(cause, names=names, of=max(of, cause.shards) if of else 0)
 
 
+def new_part(view: View, cause: Cause, told: Collection[str]) -> Cause | None:
+    """Return the cause with the shards only that did not fail before for the same reason.
+
+    Args:
+        told: ids of backfills and runs whose shards that did not land were told.
+
+    Returns:
+        None: nothing of it is new.
+    """
+    asset = dg.AssetKey.from_user_string(cause.subject)
+    assert cause.origin is not None, "each attempt has a run"
+    before = instance_queries.attempts_before(view.instance, asset, cause.failing, view.run_ids(cause.origin))
+    view.runs(before.values())  # one query for all of them
+    before = {key: run_id for key, run_id in before.items() if view.origin_id(run_id) in told}
+    compared = sorted(before)[:_COMPARED]
+    earlier = instance_queries.reasons(view.instance, asset, {key: before[key] for key in compared})
+    now = {key: cause.failing[key].run_id for key in compared}
+    reasons = instance_queries.reasons(view.instance, asset, now)
+    repeated = {key for key in before if key not in now or reasons.get(key, "") == earlier.get(key, "")}
+    cause = cause.without(repeated)
+    return cause if cause.shards else None
+
+
 def open_attempts(view: View) -> Attempts:
     """Return the attempts on shards that have not landed; what somebody has cancelled is none."""
     found = {
@@ -106,20 +131,11 @@ def open_attempts(view: View) -> Attempts:
 def _cause(
     view: View, asset: dg.AssetKey, origin: Origin, keys: dict[str, str], downstream: list[str]
 ) -> Cause:
-    first = sorted(keys)[:NAMED]
+    is_error = view.repository.asset_graph.get(asset).tags.get(SHARDED_TAG) != "skip"
+    failing = {key: FailingPartition(run_id, is_error) for key, run_id in keys.items()}
     more = ", …" if downstream[_SHOWN_ASSETS:] else ""
-    return Cause(
-        Kind.NOT_LANDED,
-        asset.to_user_string(),
-        origin=origin,
-        severity="warn"
-        if view.repository.asset_graph.get(asset).tags.get(SHARDED_TAG) == "skip"
-        else "error",
-        shards=len(keys),
-        names=dict.fromkeys(first, ""),
-        figures={"missing for that in": ", ".join(downstream[:_SHOWN_ASSETS]) + more} if downstream else {},
-        run_ids=tuple(dict.fromkeys([keys[key] for key in first] + sorted(set(keys.values())))),
-    )
+    figures = {"missing for that in": ", ".join(downstream[:_SHOWN_ASSETS]) + more} if downstream else {}
+    return Cause(Kind.NOT_LANDED, asset.to_user_string(), origin=origin, figures=figures).of_shards(failing)
 
 
 def _messages(instance: dg.DagsterInstance, run_id: str) -> Iterator[str]:

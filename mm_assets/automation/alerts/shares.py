@@ -14,6 +14,7 @@ import dagster as dg
 
 from mm_assets.automation.alerts.cause import Cause, Kind
 from mm_assets.automation.alerts.view import View
+from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 
 FILTERED, CURATED = dg.AssetKey("filtered_parquet"), dg.AssetKey("curated_parquet")
@@ -132,7 +133,7 @@ def drift(view: View, kept: Shares) -> list[Cause]:
     if abs(now - usual) <= allowed:
         return []
     figures = {
-        "kept": f"{now:.1%} of {share.whole:.0f} items",
+        "kept": f"{now:.1%} of {counted(round(share.whole), 'item')}",
         "usual": f"{usual:.1%} (median of {len(share.before)} runs), {allowed:.1%} more or less",
     }
     return [Cause(Kind.DRIFT, FILTERED.to_user_string(), origin=_origin(view, origin), figures=figures)]
@@ -148,7 +149,7 @@ def loss(view: View, lost: Shares, most: float) -> list[Cause]:
     if share is None or not (share.above or share.part / share.whole > most):
         return []
     figures = {
-        "lost": f"{share.part / share.whole:.1%} of {share.whole:.0f} items",
+        "lost": f"{share.part / share.whole:.1%} of {counted(round(share.whole), 'item')}",
         "MM_MAX_LOSS": f"{most:g}",
     }
     return [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from mm_assets.automation.alerts.messages import Message
 from mm_assets.interleaved.extras import explained
+from mm_assets.settings_file import given_settings
 
 if TYPE_CHECKING:
     from apprise import NotifyBase
@@ -56,7 +57,7 @@ class Target:
             try:
                 service = self._service()
                 if service is None:
-                    return "no URL that Apprise knows"
+                    return f"no URL that Apprise knows; see {given_settings().place('MM_ALERTS')}"
                 if self._notified(service, message):
                     return None
             except ImportError as error:

@@ -7,10 +7,11 @@ from functools import partial
 
 import dagster as dg
 
-from mm_assets.automation.alerts.causes import detailed, find_causes
+from mm_assets.automation.alerts.causes import detailed, find_causes, new_part
 from mm_assets.automation.alerts.state import State
 from mm_assets.automation.alerts.targets import targets
 from mm_assets.automation.alerts.view import View
+from mm_assets.interleaved.counted import counted
 from mm_assets.settings import Settings
 
 
@@ -35,6 +36,7 @@ def tick(
     messages = state.incidents.update(
         found.causes,
         detailed=partial(detailed, view),
+        new_part=partial(new_part, view),
         is_held=found.is_held,
         alert_on="warn" if settings.alert_on == "warn" else "error",
         ui_url=settings.ui_url or "",
@@ -47,4 +49,4 @@ def tick(
     delivered = state.outbox.send(wanted, now, save, log)
     waiting = sum(len(box.waiting) for box in state.outbox.mailboxes.values())
     told = sum(incident.is_told for incident in state.incidents.open.values())
-    return f"{told} open problem(s); {delivered} message(s) delivered, {waiting} waiting"
+    return f"{counted(told, 'open problem')}; {counted(delivered, 'message')} delivered, {waiting} waiting"

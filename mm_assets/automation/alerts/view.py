@@ -72,6 +72,11 @@ class View:
         backfill = run.tags.get(_BACKFILL)
         return self.backfill(backfill) if backfill else Origin(run.run_id, False, run.is_finished)
 
+    def origin_id(self, run_id: str) -> str:
+        """Return the id of a run's backfill, else that of the run."""
+        run = self.runs([run_id]).get(run_id)
+        return self.origin(run).id if run else run_id
+
     def backfill(self, backfill_id: str) -> Origin:
         """Return a backfill; one that is unknown, or has been deleted, has ended."""
         if backfill_id not in self._origins:
@@ -79,6 +84,12 @@ class View:
             ended = found is None or found.status.value not in _ACTIVE_BACKFILL
             self._origins[backfill_id] = Origin(backfill_id, True, ended)
         return self._origins[backfill_id]
+
+    def run_ids(self, origin: Origin) -> list[str]:
+        """Return all runs of a backfill, or the one run."""
+        if not origin.is_backfill:
+            return [origin.id]
+        return list(self.instance.get_run_ids(dg.RunsFilter(tags={_BACKFILL: origin.id})))
 
     def size(self, origin: Origin, asset: dg.AssetKey) -> int:
         """Return how many shards of an asset a backfill or run is to make; 0 if that is not known."""

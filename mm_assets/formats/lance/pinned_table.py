@@ -47,16 +47,14 @@ class PinnedTable:
         compaction, are of none of them.
         """
         found = {}
-        for name, records in self._records.of(names).items():
-            live = self._snapshot.live(records)
-            if live is not None:
-                stats = self._snapshot.stats(live)
-                files = [
-                    f"{DATA}/{file.path}"
-                    for id_ in stats.fragment_ids
-                    for file in self._snapshot.fragments[id_].files
-                ]
-                found[name] = PinnedPartition(stats, tuple(files))
+        lives = (self._snapshot.live(records) for records in self._records.of(names).values())
+        for name, stats in self._snapshot.stats(live for live in lives if live is not None).items():
+            files = [
+                f"{DATA}/{file.path}"
+                for id_ in stats.fragment_ids
+                for file in self._snapshot.fragments[id_].files
+            ]
+            found[name] = PinnedPartition(stats, tuple(files))
         return found
 
     def data_files(self) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -68,21 +69,51 @@ class Snapshot:
             return True
         return sum(1 for _ in self.rows_of(record.sample_ids())) == record.rows
 
-    def stats(self, live: PartitionRecord) -> LancePartitionStats:
-        """Return the stats of the partition whose live record this is."""
+    def stats(self, lives: Iterable[PartitionRecord]) -> dict[str, LancePartitionStats]:
+        """Return the stats of partitions, by name.
+
+        Rows that are not in fragments of their own, after a compaction, are counted for many partitions in
+        one query.
+
+        Args:
+            lives: the live record of each.
+        """
+        records = list(lives)
         # With a part of the fragments, a reader that follows them would lose the other rows.
-        complete = self.present_rows(live) == live.rows
-        return LancePartitionStats(
-            partition=live.partition,
-            rows=live.rows,
-            samples=live.samples,
-            nbytes=live.nbytes,
-            digest=live.digest,
-            set_id=live.set_id,
-            version=live.version,
-            fragment_ids=tuple(self.fragment_ids(live)) if complete else (),
-            is_whole=complete or self.is_whole(live),
-        )
+        complete = {record.partition for record in records if self.present_rows(record) == record.rows}
+        whole = complete | self._whole([record for record in records if record.partition not in complete])
+        return {
+            live.partition: LancePartitionStats(
+                partition=live.partition,
+                rows=live.rows,
+                samples=live.samples,
+                nbytes=live.nbytes,
+                digest=live.digest,
+                set_id=live.set_id,
+                version=live.version,
+                fragment_ids=tuple(self.fragment_ids(live)) if live.partition in complete else (),
+                is_whole=live.partition in whole,
+            )
+            for live in records
+        }
+
+    def _whole(self, records: Sequence[PartitionRecord]) -> set[str]:
+        """Return the partitions all of whose rows are here, in whichever fragments."""
+        found: set[str] = set()
+        waiting: list[tuple[PartitionRecord, pa.Array]] = []
+        for number, record in enumerate(records, 1):
+            waiting.append((record, record.sample_ids()))
+            if number < len(records) and sum(len(ids) for _, ids in waiting) < _IDS_PER_QUERY:
+                continue
+            every = pa.chunked_array([ids for _, ids in waiting], pa.string()).combine_chunks()
+            rows = Counter(sample_id for sample_id, _ in self.rows_of(every))
+            found.update(
+                record.partition
+                for record, ids in waiting
+                if sum(rows[sample_id] for sample_id in ids.to_pylist()) == record.rows
+            )
+            waiting = []
+        return found
 
     def fragment(self, id_: int) -> lance.LanceFragment:
         fragment = self.dataset.get_fragment(id_)

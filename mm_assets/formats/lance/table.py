@@ -138,12 +138,8 @@ class LanceTable:
         if not self.exists():
             return {}
         snapshot, by_name = retry_on_conflict(lambda: self._consistent(self._records.all))
-        found = {}
-        for name, records in sorted(by_name.items()):
-            live = snapshot.live(records)
-            if live is not None:
-                found[name] = snapshot.stats(live)
-        return found
+        found = (snapshot.live(records) for _, records in sorted(by_name.items()))
+        return snapshot.stats(live for live in found if live is not None)
 
     def recorded(self, partitions: Iterable[str]) -> set[str]:
         """Return those of some partitions that have a record, by file names alone."""

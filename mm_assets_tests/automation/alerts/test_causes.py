@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import dagster as dg
@@ -26,11 +27,12 @@ def test_shards_that_fail_in_a_real_run_and_are_mended(
         assert not toy.run("all", "k01", "k05").success
         missing, warned = alerts.tick(ui_url="http://ui:3000/")
         assert missing["type"] == "failure"
-        what, downstream, shard, _, todo, page = missing["message"].splitlines()
+        what, downstream, shard, _, seen, todo, page = missing["message"].splitlines()
         assert missing["title"] == f"mm_assets: {what}"
         assert what.startswith("1 of 5 shards did not land: curated in run ")
         assert downstream == "missing for that in: filtered, scores, table"
         assert shard == "- k03: line says RAISE"
+        assert re.fullmatch(r"First seen: \d{4}-\d\d-\d\dT\d\d:\d\dZ", seen)
         assert todo.endswith("mm-assets run --failed")
         assert page == "Page: http://ui:3000/assets/curated?view=partitions"
         assert warned["type"] == "warning"
@@ -51,7 +53,7 @@ def test_warnings_are_told_only_if_wanted(alerts: Alerts) -> None:
     writer.evaluated(run, "curated", "short_lines", keys[0], False, "WARN", summary="too long")
     writer.end_run(run, True)
     assert alerts.titles(alert_on="error") == []
-    assert alerts.titles(alert_on="warn") == ["Check short_lines of curated warns: 1 shard(s) in run"]
+    assert alerts.titles(alert_on="warn") == ["Check short_lines of curated warns: 1 shard in run"]
     assert alerts.titles(alert_on="error") == []  # no all-clear: it still warns
 
 
@@ -65,7 +67,7 @@ def test_a_check_with_errors_and_warnings_is_one_cause_with_both_figures(alerts:
     writer.end_run(run, True)
     (message,) = alerts.tick(alert_on="error")
     lines = message["message"].splitlines()
-    assert lines[0].startswith("Check short_lines of curated failed: 30 shard(s) in run ")
+    assert lines[0].startswith("Check short_lines of curated failed: 30 shards in run ")
     assert lines[1:3] == ["with severity ERROR: 2", '- k00000: says "AssetCheckSeverity.ERROR"']
     assert lines[21:23] == ['- k00019: says "AssetCheckSeverity.ERROR"', "and 10 more"]
 
@@ -132,19 +134,126 @@ def test_a_shard_that_is_being_made_again_is_not_clear_before_it_has_landed(aler
     run = writer.begin_run()
     writer.planned(run, "curated", keys[0])
     writer.end_run(run, False)
-    assert alerts.titles() == ["1 shard(s) of curated did not land in run"]
+    assert alerts.titles() == ["1 shard of curated did not land in run"]
     again = alerts.writer()
     retry = again.begin_run()
     again.planned(retry, "curated", keys[0])
     assert alerts.titles() == []
     again.end_run(retry, False)
-    (same,) = alerts.titles()  # told with the new run, and no all-clear for the old one
-    assert same == "1 shard(s) of curated did not land in run"
+    assert alerts.titles() == []  # it was told, and nothing is clear
     third = writer.begin_run()
     writer.planned(third, "curated", keys[0])
     writer.materialized(third, "curated", keys[0])
     writer.end_run(third, True)
-    assert alerts.titles() == ["all clear: 1 shard(s) of curated did not land in run"]
+    assert alerts.titles() == ["all clear: 1 shard of curated did not land in run"]
+
+
+def test_a_shard_that_fails_again_for_the_same_reason_is_not_told_again(
+    alerts: Alerts, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    toy = Toy(tmp_path, instance)
+    toy.shards(4)
+    told = []
+    with warm_workers():
+        for content in ("RAISE", "RAISE", "KILL", "fine", "RAISE"):
+            toy.shard("k03", content)
+            toy.run("all", "k01", "k04")
+            told.append(alerts.titles(alert_on="error"))
+    missing = "1 of 4 shards did not land: curated in run"
+    assert told == [[missing], [], [missing], [f"all clear: {missing}"], [missing]]
+
+
+def test_only_what_is_new_of_a_later_backfill_is_told(alerts: Alerts) -> None:
+    keys = alerts.shards(6)
+    for failing, told in (
+        (keys[:3], ["3 of 3 shards did not land: curated in backfill"]),
+        (keys[:2], []),
+        (keys[1:5], ["2 of 4 shards did not land: curated in backfill"]),
+        (keys[:5], []),
+    ):
+        writer = alerts.writer()
+        writer.begin_backfill(failing)
+        for key in failing:  # each in a run, which Dagster repeats
+            for retried in ("true", "false"):
+                run = writer.begin_run(tags={"dagster/will_retry": retried})
+                writer.planned(run, "curated", key)
+                writer.end_run(run, False)
+        writer.end_backfill()
+        assert alerts.titles() == told
+        assert alerts.titles() == []
+    third = alerts.hook.received[-1]["message"].splitlines()
+    assert third[1:4] == [
+        "besides: 2 shards as before",
+        *(f"- {key}: the machine is gone" for key in keys[3:5]),
+    ]
+
+
+def test_a_shard_that_fails_a_check_again_is_told_again_only_after_it_has_passed(alerts: Alerts) -> None:
+    first, second, other = alerts.shards(3)
+    found = "Check not_empty of curated failed: {} in run"
+    for failing, passing, told in (
+        ([first, second], [], [found.format("2 shards")]),
+        ([first], [], []),
+        ([first], [second], []),
+        ([first, second, other], [], [found.format("2 shards")]),
+        ([], [first, second, other], [f"all clear: {found.format('2 shards')}"]),
+        ([first], [], [found.format("1 shard")]),
+    ):
+        writer = alerts.writer()
+        run = writer.begin_run()
+        for key in (*failing, *passing):
+            writer.evaluated(run, "curated", "not_empty", key, key in passing)
+        meanwhile = alerts.titles()
+        assert not (failing and meanwhile)  # those may not land for that, which would be the same cause
+        writer.end_run(run, True)
+        assert [*meanwhile, *alerts.titles()] == told
+
+
+def test_a_problem_beyond_shards_is_told_again_only_if_it_is_another(alerts: Alerts) -> None:
+    alerts.repository = alerts.with_check("curated", "whole")
+    found = "Check whole of curated failed in run"
+    for text, told in (("a", [found]), ("a", []), ("b", [found]), ("b", [])):
+        writer = alerts.writer()
+        run = writer.begin_run()
+        writer.evaluated(run, "curated", "whole", None, False, summary=text)
+        writer.end_run(run, True)
+        assert alerts.titles() == told
+
+
+def test_a_shard_that_did_not_land_for_a_failed_check_is_one_message(alerts: Alerts) -> None:
+    first, second, third = alerts.shards(3)
+    writer = alerts.writer()
+    run = writer.begin_run()
+    for key in (first, second, third):
+        writer.planned(run, "curated", key)
+        writer.planned(run, "filtered", key)
+    for key in (first, second):
+        writer.evaluated(run, "curated", "not_empty", key, False, summary="no line")
+    writer.evaluated(run, "curated", "short_lines", first, False, "WARN")
+    assert alerts.tick() == []
+    for key in (second, third):
+        writer.materialized(run, "curated", key)
+    writer.materialized(run, "filtered", third)
+    writer.end_run(run, False)
+    titles = alerts.titles()
+    assert titles == [
+        "1 shard of curated did not land in run",
+        "1 shard of filtered did not land in run",
+    ]
+    messages = [message["message"].splitlines() for message in alerts.hook.received]
+    assert "failed checks: curated.not_empty (1), curated.short_lines (1)" in messages[0]
+    assert "failed checks: curated.not_empty (1)" in messages[1]
+
+
+def test_a_job_that_fails_each_night_for_the_same_reason_is_told_once(alerts: Alerts) -> None:
+    prove = alerts.writer()
+    prove.job = "prove"
+    told = []
+    for ok in (False, False, True, False):
+        prove.end_run(prove.begin_run(), ok)
+        told.append(alerts.titles())
+    failed = "Failed: prove in run"
+    assert told == [[failed], [], [f"all clear: {failed}"], [failed]]
 
 
 def test_what_somebody_cancels_is_no_cause(alerts: Alerts) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from mm_assets.automation.alerts.cause import Cause, Kind, Origin, Severity
 from mm_assets.automation.alerts.incidents import ALONE, Incident, Incidents
 from mm_assets.automation.alerts.messages import Message
+from mm_assets.io_managers.instance_queries import FailingPartition
 
 GOING_ON = Origin("b1", is_backfill=True, has_ended=False)
 ENDED = replace(GOING_ON, has_ended=True)
@@ -22,14 +23,35 @@ def titles(incidents: Incidents, *causes: Cause, held: Sequence[str] = ()) -> li
 
 
 def update(
-    incidents: Incidents, *causes: Cause, alert_on: Severity = "error", held: Sequence[str] = ()
+    incidents: Incidents,
+    *causes: Cause,
+    alert_on: Severity = "error",
+    held: Sequence[str] = (),
+    repeated: Mapping[str, Collection[str]] | None = None,
 ) -> list[Message]:
+    """One update.
+
+    Args:
+        repeated: by origin, the shards that failed in it before.
+    """
+
+    def new_part(cause: Cause, told: Collection[str]) -> Cause | None:
+        known = {key for origin in told for key in (repeated or {}).get(origin, ())}
+        new = cause.without(known) if cause.failing else cause
+        return new if new.shards else None
+
     def is_held(key: str, incident: Incident) -> bool:
         return key in held
 
     now = max((incident.begun for incident in incidents.open.values()), default=0) + 1
     messages = incidents.update(
-        causes, detailed=lambda cause: cause, is_held=is_held, alert_on=alert_on, ui_url="", now=now
+        causes,
+        detailed=lambda cause: cause,
+        new_part=new_part,
+        is_held=is_held,
+        alert_on=alert_on,
+        ui_url="",
+        now=now,
     )
     again = Incidents.stored(incidents.plain())
     assert again == incidents
@@ -38,13 +60,14 @@ def update(
 
 def test_growth_is_told_once_when_the_backfill_has_ended() -> None:
     incidents = Incidents({})
-    assert titles(incidents, check("a", 3)) == ["Check a of curated failed: 3 shard(s) in backfill b1"]
+    assert titles(incidents, check("a", 3)) == ["Check a of curated failed: 3 shards in backfill b1"]
     assert titles(incidents, check("a", 70)) == []
     (message,) = update(incidents, check("a", 90, ENDED))
-    assert message.title == "mm_assets: backfill b1 has ended: 1 more or grown problem(s)"
-    assert message.body == "* Check a of curated failed: 90 shard(s) in backfill b1 (told before: 3)"
+    assert message.title == "mm_assets: backfill b1 has ended: 1 new or grown problem"
+    what = "Check a of curated failed: 90 shards in backfill b1"
+    assert message.body == f"* {what} (first seen: 1970-01-01T00:00Z; told before: 3)"
     assert titles(incidents, check("a", 95, ENDED)) == []
-    assert titles(incidents) == ["all clear: Check a of curated failed: 90 shard(s) in backfill b1"]
+    assert titles(incidents) == ["all clear: Check a of curated failed: 90 shards in backfill b1"]
 
 
 def test_a_backfill_that_ends_as_it_was_told_needs_no_further_message() -> None:
@@ -61,7 +84,7 @@ def test_however_much_fails_a_backfill_says_few_things() -> None:
         told += titles(incidents, *(check(f"c{n}", shards) for n in range(count)))
     assert len(told) == ALONE
     told += titles(incidents, *(check(f"c{n}", 5, ENDED) for n in range(count)))
-    assert told[ALONE:] == [f"backfill b1 has ended: {count} more or grown problem(s)"]
+    assert told[ALONE:] == [f"backfill b1 has ended: {count} new or grown problems"]
     assert titles(incidents, *(check(f"c{n}", 5, ENDED) for n in range(count))) == []
     assert titles(incidents) == [f"all clear: {count} problems are gone"]
 
@@ -87,15 +110,15 @@ def test_nothing_is_clear_while_a_later_backfill_has_the_same_problem() -> None:
     incidents = Incidents({})
     later = check("a", 1, Origin("b2", is_backfill=True))
     titles(incidents, check("a", 3))
-    assert titles(incidents, later) == ["Check a of curated failed: 1 shard(s) in backfill b2"]
-    assert titles(incidents) == ["all clear: Check a of curated failed: 1 shard(s) in backfill b2"]
+    assert titles(incidents, later) == ["Check a of curated failed: 1 shard in backfill b2"]
+    assert titles(incidents) == ["all clear: Check a of curated failed: 1 shard in backfill b2"]
 
 
 def test_of_two_backfills_with_the_same_problem_each_is_cleared_for_itself() -> None:
     incidents = Incidents({})
     other = check("a", 1, Origin("b2", is_backfill=True))
     titles(incidents, check("a", 3), other)
-    assert titles(incidents, other) == ["all clear: Check a of curated failed: 3 shard(s) in backfill b1"]
+    assert titles(incidents, other) == ["all clear: Check a of curated failed: 3 shards in backfill b1"]
 
 
 def test_what_was_never_told_is_never_said_to_be_clear() -> None:
@@ -103,3 +126,47 @@ def test_what_was_never_told_is_never_said_to_be_clear() -> None:
     titles(incidents, *(check(f"c{n}") for n in range(ALONE + 1)))
     (message,) = update(incidents)
     assert message.body.count("*") == ALONE
+
+
+def of(keys: str, origin: Origin) -> Cause:
+    """A check that fails for the shards that are the letters."""
+    failing = {key: FailingPartition(origin.id, is_error=True) for key in keys}
+    return Cause(Kind.CHECK, "curated", "a", origin).of_shards(failing)
+
+
+def test_what_fails_again_in_a_later_backfill_is_told_no_more_and_cleared_once() -> None:
+    incidents = Incidents({})
+    first = replace(ENDED, id="b1")
+    assert len(titles(incidents, of("xyz", first))) == 1
+    later = replace(ENDED, id="b2")
+    assert update(incidents, of("xyz", later), repeated={"b1": "xyz"}) == []
+    last = replace(ENDED, id="b3")
+    (message,) = update(incidents, of("xyw", last), repeated={"b2": "xyz"})
+    assert message.title == "mm_assets: Check a of curated failed: 1 shard in backfill b3"
+    assert message.body.splitlines()[1:3] == ["besides: 2 shards as before", "- w"]
+    assert update(incidents, of("xyw", last)) == []
+    assert titles(incidents) == ["all clear: Check a of curated failed: 1 shard in backfill b3"]
+
+
+def test_all_clear_of_what_failed_again_names_what_was_told() -> None:
+    incidents = Incidents({})
+    titles(incidents, of("xyz", replace(ENDED, id="b1")))
+    update(incidents, of("xy", replace(ENDED, id="b2")), repeated={"b1": "xyz"})
+    (message,) = update(incidents)
+    assert message.title == "mm_assets: all clear: Check a of curated failed: 3 shards in backfill b1"
+    assert message.body.splitlines()[1].endswith(" in backfill b1 (first seen: 1970-01-01T00:00Z)")
+
+
+def test_growth_of_a_backfill_in_which_some_fail_again_counts_the_new_ones() -> None:
+    incidents = Incidents({})
+    titles(incidents, of("xyz", replace(ENDED, id="b1")))
+    again = {"b1": "xyz"}
+    later = replace(GOING_ON, id="b2")
+    assert update(incidents, of("x", later), repeated=again) == []
+    assert update(incidents, of("xyz", replace(later, has_ended=True)), repeated=again) == []
+    third = replace(GOING_ON, id="b3")
+    assert len(update(incidents, of("xv", third), repeated={"b2": "xyz"})) == 1
+    (message,) = update(incidents, of("xyvw", replace(third, has_ended=True)), repeated={"b2": "xyz"})
+    assert message.body.splitlines()[0] == (
+        "* Check a of curated failed: 2 shards in backfill b3 (first seen: 1970-01-01T00:00Z; told before: 1)"
+    )

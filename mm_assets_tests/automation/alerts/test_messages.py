@@ -6,11 +6,12 @@ from mm_assets.automation.alerts.cause import Cause, Kind, Origin
 from mm_assets.automation.alerts.messages import alert, all_clear
 
 RUN = Origin("0123456789", is_backfill=False)
+NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
 
 
 def test_text_of_data_stays_in_its_line() -> None:
     names = {"a\nb": "line\r\nFrom: me\x1b[31m" + "x" * 500}
-    body = alert(Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names=names), "").body
+    body = alert(Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names=names), "", NOW).body
     (line,) = (line for line in body.splitlines() if line.startswith("-"))
     assert line.startswith("- a b: line From: me [31mxxx") and line.endswith("x…")
     assert len(line) == 160
@@ -18,18 +19,18 @@ def test_text_of_data_stays_in_its_line() -> None:
 
 def test_names_in_the_data_call_nobody_in_a_chat() -> None:
     cause = Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names={"<!channel>": "@everyone a@b.c"})
-    assert "- < !channel>: @ everyone a@b.c" in alert(cause, "").body.splitlines()
+    assert "- < !channel>: @ everyone a@b.c" in alert(cause, "", NOW).body.splitlines()
 
 
 def test_the_title_is_one_line_and_names_the_run() -> None:
-    title = alert(Cause(Kind.RUN_FAILED, "prove\nall", origin=RUN), "").title
+    title = alert(Cause(Kind.RUN_FAILED, "prove\nall", origin=RUN), "", NOW).title
     assert title == "mm_assets: Failed: prove all in run 01234567"
 
 
 def test_a_shard_that_lost_too_much_is_told_as_such() -> None:
     reason = "80% of it would be lost, and MM_MAX_LOSS is 0.5: …"
     cause = Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, of=4, names={"a": reason})
-    assert alert(cause, "").title == (
+    assert alert(cause, "", NOW).title == (
         "mm_assets: 1 of 4 shards did not land: curated (quarantine share over MM_MAX_LOSS) in run 01234567"
     )
 
@@ -37,7 +38,7 @@ def test_a_shard_that_lost_too_much_is_told_as_such() -> None:
 def test_links_lead_to_the_page_to_look_at_first() -> None:
     backfill = Origin("abcdefgh", is_backfill=True)
     found = {
-        kind: alert(Cause(kind, "x", "y", origin), "http://ui/").body.splitlines()[-1]
+        kind: alert(Cause(kind, "x", "y", origin), "http://ui/", NOW).body.splitlines()[-1]
         for kind, origin in [*((kind, backfill) for kind in Kind), (Kind.STALE, None)]
     }
     assert found == {
@@ -53,5 +54,5 @@ def test_links_lead_to_the_page_to_look_at_first() -> None:
 
 
 def test_without_an_address_there_is_no_link() -> None:
-    bodies = [alert(Cause(Kind.CHECK, "x", "y", RUN), "").body, all_clear(["a", "b"], "").body]
+    bodies = [alert(Cause(Kind.CHECK, "x", "y", RUN), "", NOW).body, all_clear({"a": NOW, "b": NOW}, "").body]
     assert not any("Page:" in body for body in bodies)

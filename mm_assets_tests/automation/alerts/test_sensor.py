@@ -25,5 +25,5 @@ def test_a_tick_says_what_it_did(instance: dg.DagsterInstance, hook: Webhook, tm
     repository = toy.definitions(str(tmp_path), str(tmp_path)).get_repository_def()
     context = dg.build_sensor_context(instance=instance, repository_def=repository)
     said = alerts_sensor(Settings(alerts=(hook.url(),)))(context)
-    assert said == dg.SkipReason("0 open problem(s); 0 message(s) delivered, 0 waiting")
+    assert said == dg.SkipReason("0 open problems; 0 messages delivered, 0 waiting")
     assert alerts_sensor(Settings())(context) == dg.SkipReason("MM_ALERTS names no target")

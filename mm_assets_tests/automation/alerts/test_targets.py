@@ -77,7 +77,7 @@ def test_why_a_message_was_not_delivered_names_no_secret(
         ]
     logging.getLogger().removeHandler(everywhere)
     assert reasons[:2] == ["it answered 503", "it answered 403"]
-    assert reasons[5:] == ["no URL that Apprise knows", "no URL that Apprise knows"]
+    assert reasons[5:] == ["no URL that Apprise knows; see MM_ALERTS"] * 2
     assert all(reasons)
     shown = " ".join([*map(str, reasons), *capfd.readouterr()])
     assert not any(secret in shown for secret in SECRETS), shown

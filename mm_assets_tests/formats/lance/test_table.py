@@ -13,6 +13,7 @@ import lance
 import pyarrow as pa
 import pytest
 
+from mm_assets.formats.lance import snapshot
 from mm_assets.formats.lance.fragments import FragmentSet, removal
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.table import LanceTable
@@ -223,6 +224,23 @@ def test_facts_name_no_fragments_that_hold_only_a_part(table: LanceTable) -> Non
     assert {n: len(f.fragment_ids) for n, f in table.partitions().items()} == {"a": 0, "b": 1}
     table.dataset().optimize.compact_files()
     assert [f.fragment_ids for f in table.partitions().values()] == [(), ()]
+
+
+@pytest.mark.parametrize("ids_per_query", [1, 5, 20_000])
+def test_of_compacted_partitions_it_is_known_which_have_all_their_rows(
+    table: LanceTable, ids_per_query: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_IDS_PER_QUERY", ids_per_query)
+    partitions = [f"p{number}" for number in range(6)]
+    table.commit([write(table.uri, name) for name in partitions])
+    table.dataset().optimize.compact_files()
+    table.commit([write(table.uri, "later")])
+    table.dataset().delete("sample_id = 'p2/1' AND position = 0")
+    found = table.partitions()
+    assert {name: stats.is_whole for name, stats in found.items()} == {
+        name: name != "p2" for name in [*partitions, "later"]
+    }
+    assert [name for name, stats in found.items() if stats.fragment_ids] == ["later"]
 
 
 def test_the_whole_compacted_fragment_can_go(table: LanceTable) -> None:

@@ -1,0 +1,13 @@
+"""Numbers of things in words."""
+
+from __future__ import annotations
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """Return a number with what is counted, such as ``1 shard`` and ``2 shards``.
+
+    Args:
+        one: the words after 1.
+        many: those after any other number; None: ``one`` with an s.
+    """
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
