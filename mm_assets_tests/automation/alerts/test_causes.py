@@ -118,9 +118,8 @@ def test_a_check_that_a_sensor_evaluates(alerts: Alerts) -> None:
 def test_a_partition_that_is_deleted_fails_no_longer(alerts: Alerts) -> None:
     writer, keys = alerts.writer(), alerts.shards(2)
     run = writer.begin_run()
-    for key in keys:
-        writer.planned(run, "curated", key)
-        writer.evaluated(run, "curated", "not_empty", key, False)
+    writer.planned(run, "curated", keys[0])
+    writer.evaluated(run, "curated", "not_empty", keys[1], False)
     writer.end_run(run, False)
     assert len(alerts.tick()) == 2
     for key in keys:
