@@ -17,6 +17,7 @@ import lance
 import pyarrow.parquet as pq
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.accounting.sealed_json import unseal
@@ -215,7 +216,10 @@ def test_what_may_still_write_stops_the_command(fresh: Deployment, home: Path, u
             name = f"backfill {launch_backfill(instance, graph, asset, ['a'], 'title', 'test')}"
         else:
             job = definitions.resolve_job_def("all_assets")
-            name = f"run {instance.create_run_for_job(job, status=dg.DagsterRunStatus.QUEUED).run_id}"
+            location = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("location"), "repository")
+            origin = location.get_job_origin(job.name)
+            queued = dg.DagsterRunStatus.QUEUED
+            name = f"run {instance.create_run_for_job(job, status=queued, remote_job_origin=origin).run_id}"
     Path(fresh.raw, "a.tar").unlink()
     before = _files(fresh.storage)
     done = run(fresh, "retire", DAGSTER_HOME=str(home))
