@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.accounting.sealed_json import unseal
@@ -191,13 +193,24 @@ def _is_derived(name: str) -> bool:
     """Whether a file is made from others, or called as it happens, and so may have further contents on the
     way to the other version.
     """
-    return name.endswith(".json") or name.startswith(("webdataset/README", "webdataset/.nv-meta", CACHES))
+    return (
+        name.endswith(".json")
+        or name.startswith(("webdataset/README", "webdataset/.nv-meta", CACHES))
+        or _is_table_of_proofs(name)
+    )
+
+
+def _is_table_of_proofs(name: str) -> bool:
+    return name.startswith("proof/") and name.endswith(".parquet")
 
 
 def _timeless(name: str, data: bytes) -> bytes:
-    """A record or proof without time stamps, and without the count of quarantine records that the very run
-    has closed.
+    """A record, a proof or a table of proofs without time stamps, and without the count of quarantine records
+    that the very run has closed.
     """
+    if _is_table_of_proofs(name):
+        table = pq.read_table(pa.BufferReader(data)).drop_columns(["examined_at"])
+        return json.dumps(table.to_pylist()).encode()
     if not name.endswith(".json") or not name.startswith(("ledger/", "proof/")):
         return data
     values = unseal(data)
