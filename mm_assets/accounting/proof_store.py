@@ -89,17 +89,17 @@ class ProofStore:
         """
         total = self._updated(asset, examined)
         previous = self._summary()
-        totals = previous["assets"] if previous else {name: self._updated(name) for name in self._assets()}
         keys = {proof.partition for proof in examined}
         still_unmade = [key for key in previous.get("unmade", {}).get(asset, ()) if key not in keys]
-        summary = _summary(
-            {**totals, asset: total},
-            {**previous.get("unmade", {}), asset: still_unmade if unmade is None else unmade},
-            previous.get("unknown_files", {}) | ({} if unknown is None else {asset: unknown}),
-        )
-        if summary != previous:
+        all_unmade = {**previous.get("unmade", {}), asset: still_unmade if unmade is None else unmade}
+        all_unknown = previous.get("unknown_files", {}) | ({} if unknown is None else {asset: unknown})
+        while True:
+            # Those of other assets from their tables: another run may be bringing them up to date.
+            summary = _summary({**self._totals(), asset: total}, all_unmade, all_unknown)
+            if summary == previous:
+                return summary
             self._publish_summary(summary)
-        return summary
+            previous = summary
 
     def _summary(self) -> dict[str, Any]:
         data = self._bytes(join(self._folder, SUMMARY))
@@ -116,15 +116,28 @@ class ProofStore:
 
         If it does not cover every shard that has a proof, it is made again from all proofs.
         """
-        uri, names = join(self._folder, f"{partition_filename(asset)}.parquet"), self._names(asset)
+        uri, names = self._table_uri(asset), self._names(asset)
         data = self._bytes(uri)
         table = None if data is None else proof_table.from_bytes(data)
         if table is not None:
             table = proof_table.merged(proof_table.without(table, gone), examined)
         if table is None or table.num_rows != len(names):
             table = self._rebuilt(asset, names)
-        self._publish(uri, proof_table.to_bytes(table))
+        if (updated := proof_table.to_bytes(table)) != data:
+            self._publish(uri, updated)
         return proof_table.totals(table)
+
+    def _totals(self) -> dict[str, dict[str, Any]]:
+        """Return the sums of each asset that has proofs, as its published table states them."""
+        found = {}
+        for asset in self._assets():
+            data = self._bytes(self._table_uri(asset))
+            stated = None if data is None else proof_table.stated_totals(data)
+            found[asset] = self._updated(asset) if stated is None else stated
+        return found
+
+    def _table_uri(self, asset: str) -> str:
+        return join(self._folder, f"{partition_filename(asset)}.parquet")
 
     def _rebuilt(self, asset: str, names: Sequence[str]) -> pa.Table:
         folder = f"{self._path}/{partition_filename(asset)}"

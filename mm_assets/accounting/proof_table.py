@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.parquet_file import UNREADABLE
 
@@ -19,6 +20,7 @@ _MODULUS = 1 << 128
 _COUNTS = ("rows", "samples", "images", "texts", "lost_rows")
 _DIGESTS = ("digest", "lost_digest")
 _NAMED = ("reader", "config")
+_TOTALS = b"mm_assets:totals"  # key in the Parquet metadata
 
 SCHEMA = pa.schema(
     [
@@ -51,9 +53,10 @@ def without(table: pa.Table, partitions: Collection[str]) -> pa.Table:
 
 
 def to_bytes(table: pa.Table) -> bytes:
-    """Return the table as a Parquet file with checksums; equal tables give equal bytes."""
+    """Return the table and its sums as a Parquet file with checksums; equal tables give equal bytes."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    stated = table.replace_schema_metadata({_TOTALS: seal(totals(table))})
+    pq.write_table(stated, sink, compression="zstd", write_page_checksum=True)
     return sink.getvalue().to_pybytes()
 
 
@@ -63,7 +66,15 @@ def from_bytes(data: bytes) -> pa.Table | None:
         table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
     except UNREADABLE:
         return None
-    return table if table.schema.equals(SCHEMA) else None
+    return table.replace_schema_metadata(None) if table.schema.equals(SCHEMA) else None
+
+
+def stated_totals(data: bytes) -> dict[str, Any] | None:
+    """Return the sums that a file states, without reading its rows; None as `from_bytes`."""
+    try:
+        return unseal(pq.read_schema(pa.BufferReader(data)).metadata[_TOTALS])
+    except UNREADABLE:
+        return None
 
 
 def totals(table: pa.Table) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.storage import StorageOptions, filesystem
+
+_THREADS = 16  # object stores answer in ~50 ms
 
 
 def stated_partitions(folder: str, suffix: str, options: StorageOptions | None = None) -> list[str]:
@@ -33,11 +36,19 @@ def stated_partitions(folder: str, suffix: str, options: StorageOptions | None =
         for file, name in names.items()
         if name.endswith(suffix) and not name.startswith(".")
     }
-    # File names longer than 80 characters are digests: only the content tells the shard's name.
-    return [
-        _stated(fs.cat_file(file), suffix) or stem if stem.startswith("=") else unquote(stem)
-        for file, stem in stems.items()
-    ]
+
+    def partition(file: str) -> str | None:
+        stem = stems[file]
+        if not stem.startswith("="):
+            return unquote(stem)
+        # File names longer than 80 characters are digests: only the content tells the shard's name.
+        try:
+            return _stated(fs.cat_file(file), suffix) or stem
+        except FileNotFoundError:  # removed since the listing
+            return None
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [name for name in threads.map(partition, stems) if name is not None]
 
 
 def _stated(data: bytes, suffix: str) -> str | None:

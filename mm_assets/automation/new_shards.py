@@ -28,7 +28,8 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
 
     Shards that were never observed are observed by the run that reads them first.
     """
-    fail_lost_runs(context.instance, is_code_server=True)
+    location = context.code_location_origin
+    fail_lost_runs(context.instance, None if location is None else location.location_name)
     known = set(context.instance.get_dynamic_partitions(str(SHARDS.name)))
     try:
         listed = raw.listing()

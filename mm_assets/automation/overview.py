@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import dagster as dg
 
@@ -23,6 +25,11 @@ _UNFINISHED = [
 ]
 # While a long backfill is going on. Reading 10,000 shards takes seconds.
 _SECONDS_BETWEEN = 600
+# Of the events of all shards only this is kept in memory, and pictures only of some shards.
+_COUNTED = frozenset({"samples", "texts", "images", "filtered", "quarantined", events.URI})
+_PICTURES = frozenset({"preview", "preview_dropped"})
+_CANDIDATES = 25  # shards for each strip of pictures: not every one has any
+_AT_ONCE = 1000
 
 
 @dg.sensor(
@@ -58,30 +65,43 @@ def overview_event(instance: dg.DagsterInstance, root: str) -> dg.AssetMateriali
     Args:
         root: storage root, with scores and ledger.
     """
-    from mm_assets.overview.figures import Figures
+    from mm_assets.overview.figures import Figures, evenly_spread
     from mm_assets.overview.measures import measure
     from mm_assets.overview.page import STRIPS, description, metadata
 
     keys = instance.get_dynamic_partitions(str(SHARDS.name))
-    curated, scores, filtered = (events.latest_materializations(instance, asset, keys) for asset in _SHOWN)
+    pictured = set(evenly_spread(keys, STRIPS * _CANDIDATES))
+    curated, scores, filtered = (_shown(instance, asset, keys, pictured) for asset in _SHOWN)
     if not filtered:
         return None
-    figures = Figures.of(
-        {key: latest.metadata for key, latest in curated.items()},
-        {key: latest.metadata for key, latest in filtered.items()},
-        STRIPS,
-        raw_shards=len(keys),
-    )
+    figures = Figures.of(curated, filtered, STRIPS, raw_shards=len(keys))
     measures = measure(
         root,
-        {key: latest.uri for key, latest in scores.items() if key in filtered and latest.uri},
-        {key: int(latest.metadata["samples"]) for key, latest in curated.items()},
+        {
+            key: str(told[events.URI])
+            for key, told in scores.items()
+            if key in filtered and events.URI in told
+        },
+        {key: int(told["samples"]) for key, told in curated.items()},
     )
     return dg.AssetMaterialization(
         OVERVIEW,
         description=description(figures),
         metadata=metadata_values(metadata(figures, measures)),
     )
+
+
+def _shown(
+    instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Sequence[str], pictured: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Return of the latest event of each shard what the overview is made from, with pictures of some."""
+    found: dict[str, dict[str, Any]] = {}
+    for start in range(0, len(keys), _AT_ONCE):
+        batch = keys[start : start + _AT_ONCE]
+        for key, latest in events.latest_materializations(instance, asset, batch).items():
+            names = _COUNTED | _PICTURES if key in pictured else _COUNTED
+            found[key] = {name: value for name, value in latest.metadata.items() if name in names}
+    return found
 
 
 def _state(instance: dg.DagsterInstance) -> list[int]:

@@ -93,6 +93,9 @@ def _is_running(pid: int, start: str) -> bool | None:
     return None if _UNKNOWN in (start, started) else started == start
 
 
+_CLOCK_SECONDS = 300.0  # by which the clock may have been set since
+
+
 def was_running(pid: int, moment: float) -> bool:
     """Return whether a process of this container runs that was there at a moment.
 
@@ -105,7 +108,7 @@ def was_running(pid: int, moment: float) -> bool:
     if started == _UNKNOWN:
         return True
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")
-    return time.time() - age < moment + 1
+    return time.time() - age < moment + _CLOCK_SECONDS
 
 
 def _stat_of(pid: int) -> tuple[str, str]:

@@ -57,9 +57,10 @@ class RunSummary:
 
     Args:
         keys: the partitions that were to be made, or proven, by asset.
+        max_loss: share of a shard's members and items that may be lost.
     """
 
-    def __init__(self, keys: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, keys: Mapping[str, Collection[str]], max_loss: float = 1) -> None:
         self._expected = {each.asset: set(keys[each.asset]) for each in OUTPUTS if each.asset in keys}
         self._keys = list(dict.fromkeys(key for asset in self._expected for key in keys[asset]))
         self._problems: list[str] = []
@@ -68,6 +69,10 @@ class RunSummary:
         self._failed: dict[str, str] = {}
         self._failed_checks = 0
         self._lost = self._of = 0.0
+        self._max_loss = max_loss
+        # Shards that were published and lost more: one that loses more now fails, but an unchanged one was
+        # made when more was allowed.
+        self.lossy: dict[str, float] = {}
         self.has_succeeded = True
 
     @property
@@ -113,8 +118,11 @@ class RunSummary:
         if uri := values.get(URI):
             line.places.add(_folder(str(uri)))
         if materialization.asset_key.to_user_string() == CURATED.asset and LOSS_SHARE_OF in values:
-            self._lost += float(str(values[LOSS_SHARE])) * float(str(values[LOSS_SHARE_OF]))
-            self._of += float(str(values[LOSS_SHARE_OF]))
+            share, of = float(str(values[LOSS_SHARE])), float(str(values[LOSS_SHARE_OF]))
+            self._lost += share * of
+            self._of += of
+            if share > self._max_loss:
+                self.lossy[materialization.partition or ""] = share
 
     def print(self, locations: str) -> None:
         """Print problems, the table, the proof, and what failed or was lost.
@@ -131,6 +139,10 @@ class RunSummary:
         bad = len(self._failed)
         lost = f"members and items lost{' of the others' if bad else ''}: {self.loss_share:.0%}"
         print(f"raw shards: {locations}; shards failed: {bad}; {lost}; checks failed: {self._failed_checks}")
+        if self.lossy:
+            named = ", ".join(f"{key} {share:.0%}" for key, share in list(self.lossy.items())[:_NAMED])
+            more = f" and {len(self.lossy) - _NAMED} more" if len(self.lossy) > _NAMED else ""
+            print(f"lost more than MM_MAX_LOSS allows, {self._max_loss:.0%}: {named}{more}")
 
     def print_proof(self) -> None:
         """Print what is wrong, a table, and of how many shards every item was found."""

@@ -64,18 +64,20 @@ def unfinished_runs(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
     return _runs(instance, _UNFINISHED)
 
 
-def fail_lost_runs(instance: dg.DagsterInstance, is_code_server: bool = False) -> list[str]:
+def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = None) -> list[str]:
     """Report runs as failed whose process is dead, and return their ids.
 
     Args:
-        is_code_server: whether this process starts the runs of the daemon. Then those are found, too, that
-            died before they were watched, or that need no workers and are not watched at all.
+        code_location: name of the one whose server this process is, and so starts its runs for the daemon.
+            Then those are found, too, that died before they were watched, or that need no workers and are not
+            watched at all.
     """
     lost = []
     for run in _runs(instance, _BEGUN):
         name = run.tags.get(PROCESS, "")
         if not is_temporary(name) or _has_tag_of_parent(instance, run):
-            if is_code_server and _has_lost_process(instance, run):
+            is_ours = code_location is not None and _location_of(run) == code_location
+            if is_ours and _has_lost_process(instance, run):
                 instance.report_run_failed(run, _DEAD)
                 lost.append(run.run_id)
             continue
@@ -90,6 +92,10 @@ def fail_lost_runs(instance: dg.DagsterInstance, is_code_server: bool = False) -
 
 def _runs(instance: dg.DagsterInstance, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.DagsterRun]:
     return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(statuses))))
+
+
+def _location_of(run: dg.DagsterRun) -> str | None:
+    return None if run.remote_job_origin is None else run.remote_job_origin.location_name
 
 
 def _has_lost_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

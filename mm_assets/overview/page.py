@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.overview.figures import Figures
 from mm_assets.overview.measures import IMAGES, SIDES, SIZES, Histogram, Measures
 from mm_assets.overview.plots import DROPPED, KEPT, columns, rows, share
@@ -57,9 +58,9 @@ def summary(figures: Figures) -> str:
         else "No images"
     )
     return (
-        f"{kept}, in {figures.documents:,} documents of {figures.shards:,} shards. "
-        f"{figures.images_dropped:,} images dropped by filters, "
-        f"{figures.items_quarantined:,} items in quarantine."
+        f"{kept}, in {counted(figures.documents, 'document')} of {counted(figures.shards, 'shard')}. "
+        f"{counted(figures.images_dropped, 'image')} dropped by filters, "
+        f"{counted(figures.items_quarantined, 'item')} in quarantine."
     )
 
 

@@ -168,3 +168,30 @@ def test_retired_shards_leave_tables_and_sums(tmp_path: Path) -> None:
     assert {asset: total["rows"] for asset, total in told["assets"].items()} == {"a": 6, "b": 6}
     assert told["unmade"] == {"b": ["z"]}
     assert [shards(tmp_path, asset) for asset in "ab"] == [["p", "r"], ["p", "r"]]
+
+
+def test_what_another_run_has_proven_meanwhile_is_not_lost(tmp_path: Path) -> None:
+    """Two runs at once: the one that publishes last must not bring back the other's earlier sums."""
+    slow = written(tmp_path, proof("x"), proof("y"))
+    publish = slow._publish_summary
+
+    def publish_late(told: dict[str, Any]) -> None:
+        if not (tmp_path / "proof" / "x" / "damaged.json").exists():
+            written(tmp_path, proof("x", "damaged", problems=("gone",)))
+        publish(told)
+
+    slow._publish_summary = publish_late  # type: ignore[method-assign,assignment]
+    new = proof("y", "new")
+    slow.write(new)
+    slow.roll_up("y", [new])
+    told = summary(tmp_path)
+    assert told["is_equal"] is False
+    assert told["assets"]["x"]["problems"] == {"damaged": ["gone"]}
+
+
+def test_an_unchanged_table_is_not_written_again(tmp_path: Path) -> None:
+    proofs = written(tmp_path, proof(partition="p"))
+    table = tmp_path / "proof" / "a.parquet"
+    before = table.stat().st_ino
+    proofs.roll_up("a", [proof(partition="p")])
+    assert table.stat().st_ino == before

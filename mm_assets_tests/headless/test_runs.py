@@ -15,6 +15,7 @@ import pytest
 from mm_assets.headless import request
 from mm_assets.partitions import chunks
 from mm_assets_tests.cli.commands import REPOSITORY, STILLBORN, environment, fine, only_line
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.headless.conftest import ASSETS, Project
 
@@ -57,6 +58,19 @@ def test_the_exit_code_is_that_of_the_loss_policy(project: Project) -> None:
     done = project.run(*only, MM_MAX_LOSS="0.5")
     assert (done.returncode, done.stderr) == (0, "")
     assert "members and items lost: 20%" in done.stdout, "one member of five members and items"
+
+
+def test_a_shard_that_was_made_when_more_was_allowed_has_lost_too_much(project: Project) -> None:
+    """Images that cannot be decoded are found when they are read, and it is not read again."""
+    document = {"texts": ["x", None], "images": [None, "s.png"]}
+    png = picture(0)[1]
+    cut = ("s.png", png[: len(png) // 2])
+    make_tar(project.raw / "a.tar", [("s.json", document), cut, ("t.json", {"texts": ["y"]})])
+    only = ("--assets", "curated_parquet")
+    assert project.run(*only, MM_MAX_LOSS="0.9").returncode == 0
+    done = project.run(*only, MM_MAX_LOSS="0.1")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "lost more than MM_MAX_LOSS allows, 10%: a " in done.stdout.splitlines()[-2]
 
 
 def test_prove(project: Project) -> None:

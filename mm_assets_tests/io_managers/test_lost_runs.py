@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster._core.events import EngineEventData
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepositoryOrigin
 from dagster._core.storage.tags import GRPC_INFO_TAG
 
 from mm_assets.formats.temporary_files import was_running
@@ -25,8 +26,14 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def run(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str]) -> None:
-    instance.add_run(dg.DagsterRun("all_assets", run_id=run_id, status=STARTED, tags=tags))
+def run(instance: dg.DagsterInstance, run_id: str, tags: dict[str, str], location: str | None = None) -> None:
+    origin = None
+    if location is not None:
+        repository = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(location), "repository")
+        origin = repository.get_job_origin("all_assets")
+    instance.add_run(
+        dg.DagsterRun("all_assets", run_id=run_id, status=STARTED, tags=tags, remote_job_origin=origin)
+    )
 
 
 def status(instance: dg.DagsterInstance, run_id: str) -> str:
@@ -40,16 +47,18 @@ def test_runs_that_died_before_they_were_watched_are_found_where_they_were_start
 ) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    runs = {"1" * 36: os.getpid(), "2" * 36: process.pid, "3" * 36: process.pid, "4" * 36: None}
+    gone = process.pid
+    runs = {"1" * 36: os.getpid(), "2" * 36: gone, "3" * 36: gone, "4" * 36: None, "5" * 36: gone}
     for run_id, pid in runs.items():
-        run(instance, run_id, {} if run_id[0] == "3" else {GRPC_INFO_TAG: "{}"})
+        location = "another" if run_id[0] == "5" else "ours"
+        run(instance, run_id, {} if run_id[0] == "3" else {GRPC_INFO_TAG: "{}"}, location)
         if pid is not None:
             data = EngineEventData.in_process(pid)
             instance.report_engine_event("started", instance.get_run_by_id(run_id), data)
     assert fail_lost_runs(instance) == []
-    assert fail_lost_runs(instance, is_code_server=True) == ["2" * 36]
+    assert fail_lost_runs(instance, "ours") == ["2" * 36]
     assert status(instance, "2" * 36) == "FAILURE"
-    assert fail_lost_runs(instance, is_code_server=True) == []
+    assert fail_lost_runs(instance, "ours") == []
 
 
 def test_a_process_that_has_the_number_of_another_is_another() -> None:

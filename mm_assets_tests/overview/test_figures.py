@@ -30,7 +30,7 @@ def test_counts_of_all_shards_are_summed_up() -> None:
 def test_without_images_no_share_is_told() -> None:
     empty = figures(images=0)
     assert empty.share_kept is None
-    assert summary(empty).startswith("No images, in 2 documents of 1 shards.")
+    assert summary(empty).startswith("No images, in 2 documents of 1 shard.")
     assert "share of images kept" not in metadata(empty, Measures())
 
 

@@ -98,6 +98,7 @@ def opened(raw: bytes, kind: str, max_pixels: int) -> ImageFile:
 
     Raises:
         DecompressionBomb: It would be too expensive to decode.
+        ImageError: The sides of a tile are not numbers.
     """
     image = _opened(raw, kind)
     # Checked again: Pillow enlarges the screen of a GIF to its first frame.
@@ -168,4 +169,7 @@ def _load_frames(image: TiffImageFile, max_pixels: int) -> bool:
 def _refuse_tile(image: TiffImageFile, max_pixels: int) -> None:
     """Refuse a TIFF whose frame has a tile of too many pixels: libtiff allocates a whole one."""
     width, height = (image.tag_v2.get(tag, 0) for tag in _TILE_SIDES)
+    # A tag may be of any type: a text times a number would be as long as the file's author likes.
+    if type(width) is not int or type(height) is not int:
+        raise ImageError("the sides of a tile are not numbers")
     refuse_bomb(width, height, max_pixels)

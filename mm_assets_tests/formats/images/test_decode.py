@@ -6,12 +6,14 @@ import io
 import struct
 import warnings
 import zlib
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from PIL import Image, ImageFile, TiffImagePlugin
 
 from mm_assets.formats.images.completeness import looks_whole
-from mm_assets.formats.images.decode import decode, refuse_bomb
+from mm_assets.formats.images.decode import decode, opened, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.images.probe import probe
 from mm_assets_tests.formats.hostile.pictures import photograph
@@ -195,6 +197,17 @@ def test_bombs_are_not_decoded(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         warnings.simplefilter("error")
         decode(data, kind_of(name), LIMIT)
     assert set(loaded) <= {(9, 9)}  # the small frame in front
+
+
+@pytest.mark.parametrize("tag", [322, 323])
+def test_sides_of_a_tile_that_are_no_numbers_are_not_multiplied(tag: int) -> None:
+    """A text times the other side would be as long as the file's author likes."""
+    sides: dict[int, tuple[Any, ...]] = {322: (4, 4_000_000_000), 323: (4, 4_000_000_000)}
+    sides[tag] = (2, b"AAAAAAAA\0")
+    page = grey_page(9, 9, bytes(81))
+    data = write_tiff([replace(page, tags={**page.tags, **sides})])
+    with pytest.raises(ImageError, match="not numbers"):
+        opened(data, "tiff", LIMIT)
 
 
 def test_what_is_no_bomb() -> None:
