@@ -110,10 +110,10 @@ def _dagster() -> Iterator[Any]:
     if find_spec("dagster") is None or not home.is_dir():
         yield None
         return
-    import dagster as dg
+    from mm_assets.headless.instance import open_instance
 
     os.environ["DAGSTER_HOME"] = str(home)
-    with dg.DagsterInstance.get() as instance:
+    with open_instance(home) as instance:
         yield instance
 
 

@@ -30,6 +30,7 @@ def run(options: argparse.Namespace) -> NoReturn:
 
     from mm_assets.formats.raw_shards import RawLocations
     from mm_assets.headless.home import prepare_home
+    from mm_assets.headless.instance import open_instance
     from mm_assets.settings import Settings
 
     settings = Settings.load()
@@ -39,8 +40,9 @@ def run(options: argparse.Namespace) -> NoReturn:
         sys.exit(USAGE)
     address = settings.ui_url or f"http://{_HOST}:{options.port}"
     os.environ["MM_UI_URL"] = address  # alerts link to it
+    with open_instance(prepare_home()):
+        pass  # what is wrong with it is told in one line
     print(f"the UI: {address}", flush=True)
-    prepare_home()
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
     # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
     command = [

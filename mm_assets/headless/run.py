@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from uuid import uuid4
@@ -14,10 +13,10 @@ import dagster as dg
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
-from mm_assets.formats.error_places import located
 from mm_assets.formats.output_folder import refuse_unwritable
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.headless.home import prepare_home
+from mm_assets.headless.instance import open_instance
 from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
@@ -153,10 +152,7 @@ def _range(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _instance() -> AbstractContextManager[dg.DagsterInstance]:
-    home = prepare_home()
-    warnings.simplefilter("ignore", dg.BetaWarning)
-    with located(f"DAGSTER_HOME {home}"):
-        return dg.DagsterInstance.get()
+    return open_instance(prepare_home())
 
 
 def _assets_of(request: MakeRequest) -> str:

@@ -7,6 +7,7 @@ import yaml
 
 from mm_assets.headless.home import CONFIGURATION, prepare_home
 from mm_assets.settings_file import FILE
+from mm_assets_tests.cli.commands import only_line, run
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +66,15 @@ def test_the_file_at_the_top_is_that_of_the_package() -> None:
     top = Path(__file__).parents[2] / "dagster.yaml"
     assert top.is_symlink()
     assert top.resolve() == CONFIGURATION
+
+
+def test_a_variable_of_the_configuration_that_is_not_set_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "dagster.yaml").write_text(
+        "local_artifact_storage:\n  module: dagster._core.storage.root\n"
+        "  class: LocalArtifactStorage\n  config: {base_dir: {env: NOWHERE_SET}}\n"
+    )
+    raw = tmp_path / "a.tar"
+    raw.touch()
+    for command in (["run", "--dry-run"], ["prove"], ["retire"]):
+        told = only_line(run(*command, DAGSTER_HOME=str(tmp_path), MM_RAW_SHARDS=str(raw)))
+        assert told == f"{tmp_path}/dagster.yaml: not set in the environment: NOWHERE_SET"

@@ -17,6 +17,8 @@ from mm_assets.automation.alerts.cause import Cause, Kind, Origin
 from mm_assets.automation.alerts.run_errors import first_line, run_error
 from mm_assets.automation.alerts.view import View
 from mm_assets.io_managers import instance_queries
+from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.proof_resource import ZERO_LOSS
 
 _KEPT = 50  # failures that are remembered, the latest
 _LOOKED_AT = 20  # later runs that may have mended one
@@ -81,6 +83,8 @@ def failed_runs(
         retried = run.tags.get("dagster/will_retry") == "true"
         if run.status != dg.DagsterRunStatus.FAILURE or run.run_id in explained or retried:
             continue
+        if _has_only_failed_checks(view, run.run_id):
+            continue  # what they found is told, or was told of an earlier attempt
         origin = view.origin(run)
         if origin.id in found:
             found[origin.id] = replace(found[origin.id], runs=found[origin.id].runs + 1)
@@ -135,6 +139,16 @@ def _has_runs_that_ended_badly(view: View, backfill_id: str) -> bool:
     return bool(
         view.instance.get_runs(dg.RunsFilter(tags={"dagster/backfill": backfill_id}, statuses=ended), limit=1)
     )
+
+
+def _has_only_failed_checks(view: View, run_id: str) -> bool:
+    """Return whether no step has failed but those of checks that fail their run on purpose."""
+    failed = [
+        step.step_key
+        for step in view.instance.get_run_step_stats(run_id)
+        if step.status is not None and step.status.value == "FAILURE"
+    ]
+    return bool(failed) and all(key.endswith((f"_{LANDED}", f"_{ZERO_LOSS}")) for key in failed)
 
 
 def _is_mended(view: View, failure: FailedRun) -> bool:

@@ -107,7 +107,10 @@ class Incidents:
         return any(
             other in causes
             and other.rpartition("|")[0] == same
-            and (incident.begun > gone.begun or gone.origin in incident.repeats)
+            and (
+                gone.origin in incident.repeats
+                or (incident.begun > gone.begun and _may_share(incident, gone))
+            )
             for other, incident in self.open.items()
         )
 
@@ -133,6 +136,8 @@ class Incidents:
                 continue
             before = self._told_before(cause)
             new = telling.new_part(cause, before) if before else cause
+            whole = _incident(cause, telling.now, is_told=True)
+            before = {origin: each for origin, each in before.items() if _may_share(whole, each)} or before
             if new is None:
                 first = min(before.values(), key=lambda incident: incident.begun)
                 entered[cause.key] = replace(
@@ -205,6 +210,12 @@ def _incident(cause: Cause, begun: float, is_told: bool) -> Incident:
     origin = cause.origin.id if cause.origin else ""
     names = list(cause.names)
     return Incident(headline(cause), cause.severity, origin, cause.shards, names, begun, is_told=is_told)
+
+
+def _may_share(one: Incident, other: Incident) -> bool:
+    """Return whether two incidents may have a shard in common: of many shards only the first are known."""
+    are_known = one.shards <= len(one.names) and other.shards <= len(other.names)
+    return not are_known or not set(one.names).isdisjoint(other.names)
 
 
 def _urgency(cause: Cause) -> tuple[bool, int, str]:

@@ -47,6 +47,19 @@ def test_shards_that_fail_in_a_real_run_and_are_mended(
     assert alerts.tick() == []
 
 
+def test_an_earlier_attempt_on_a_shard_that_failed_again_is_no_run_that_crashed(
+    alerts: Alerts, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    toy = Toy(tmp_path, instance)
+    toy.shards(2)
+    toy.shard("k02", "RAISE")
+    with warm_workers():
+        assert not toy.run("all", "k02", "k02").success
+        assert not toy.run("all", "k01", "k02").success
+    (missing,) = alerts.tick()
+    assert "1 of 2 shards did not land: curated in run " in missing["title"]
+
+
 def test_warnings_are_told_only_if_wanted(alerts: Alerts) -> None:
     writer, keys = alerts.writer(), alerts.shards(2)
     run = writer.begin_run()

@@ -157,6 +157,16 @@ def test_all_clear_of_what_failed_again_names_what_was_told() -> None:
     assert message.body.splitlines()[1].endswith(" in backfill b1 (first seen: 1970-01-01T00:00Z)")
 
 
+def test_each_problem_is_cleared_under_its_own_name_when_only_one_goes_on() -> None:
+    incidents = Incidents({})
+    first, second, third = (replace(ENDED, id=name) for name in ("b1", "b2", "b3"))
+    assert len(titles(incidents, of("g", first), of("dz", second))) == 2
+    failed = "all clear: Check a of curated failed:"
+    (message,) = update(incidents, of("g", third), repeated={"b1": "g"})
+    assert message.title == f"mm_assets: {failed} 2 shards in backfill b2"
+    assert titles(incidents) == [f"{failed} 1 shard in backfill b1"]
+
+
 def test_growth_of_a_backfill_in_which_some_fail_again_counts_the_new_ones() -> None:
     incidents = Incidents({})
     titles(incidents, of("xyz", replace(ENDED, id="b1")))
