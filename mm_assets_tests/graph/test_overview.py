@@ -77,7 +77,7 @@ def test_figures_are_those_of_the_ledger(filtered: Deployment) -> None:
     assert shown["summary"] == (
         f"{images} of {images + dropped} images kept ({images / (images + dropped):.1%}), in "
         f"{shown['documents']} documents of 3 shards. {dropped} images dropped by filters, "
-        f"{quarantined} items in quarantine."
+        f"{quarantined} item in quarantine."
     )
 
 
