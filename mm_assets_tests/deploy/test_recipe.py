@@ -132,6 +132,20 @@ def test_services_find_each_other() -> None:
         assert services[name]["command"][-2:] == ["-w", "/opt/dagster/workspace.yaml"]
 
 
+def test_the_documentation_has_the_commands_of_the_services() -> None:
+    documented = re.findall(
+        r"^\| (?:code server|web server|daemon) \| `(dagster[^`]+)` \|$",
+        (ROOT / "docs" / "deploying.md").read_text(),
+        re.MULTILINE,
+    )
+    commands = [" ".join(compose()["services"][name]["command"]) for name in OURS]
+    # without Docker they listen on this machine only, and the folder is where one wants it
+    assert documented == [
+        command.replace("0.0.0.0", "127.0.0.1").replace("/opt/dagster", "$DAGSTER_HOME")
+        for command in commands
+    ]
+
+
 @pytest.mark.parametrize("path", [COMPOSE, DAGSTER_YAML, WORKSPACE], ids=lambda path: path.name)
 def test_no_key_is_there_twice(path: Path) -> None:
     """YAML would take the last one and say nothing."""

@@ -22,23 +22,23 @@ def screenshot(
     texts: Sequence[str] = (),
     *,
     clicks: Sequence[str] = (),
-    tabs: Sequence[str] = (),
+    inner_tabs: Sequence[str] = (),
     images: Sequence[str] = (),
     seconds: float = 60,
     size: tuple[int, int] = (1600, 1000),
 ) -> None:
-    """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``tabs`` (the innermost of
-    a name), wait until every one of ``texts`` is visible, and for each of ``images`` a picture whose address
-    begins with it and that can be drawn, then write ``png``. Raises PageError, with what the page does show,
-    when they do not come."""
+    """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``inner_tabs`` (of two
+    tabs of that name, the one inside the other's page), wait until every one of ``texts`` is visible, and
+    for each of ``images`` a picture whose address begins with it and that can be drawn, then write ``png``.
+    Raises PageError, with what the page does show, when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
     if not CHROMIUM.exists():
         raise PageError(f"{CHROMIUM} is missing: apt-get install --no-install-recommends chromium")
     command = [CLIENTS_PYTHON, __file__, url, png, f"--seconds={seconds}", "--size", *size]
     command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
-    command += [f"--tab={text}" for text in tabs] + [f"--image={start}" for start in images]
-    limit = seconds * (1 + len(texts) + len(clicks) + len(tabs) + len(images)) + 60
+    command += [f"--inner-tab={text}" for text in inner_tabs] + [f"--image={start}" for start in images]
+    limit = seconds * (1 + len(texts) + len(clicks) + len(inner_tabs) + len(images)) + 60
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False
     )
@@ -54,7 +54,7 @@ def _main() -> None:
     parser.add_argument("png", type=Path)
     parser.add_argument("--text", action="append", default=[])
     parser.add_argument("--click", action="append", default=[])
-    parser.add_argument("--tab", action="append", default=[])
+    parser.add_argument("--inner-tab", action="append", default=[])
     parser.add_argument("--image", action="append", default=[])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--size", type=int, nargs=2, default=(1600, 1000))
@@ -72,11 +72,9 @@ def _main() -> None:
             for text in options.click:
                 waiting_for = f"the element to click {text!r}"
                 page.get_by_text(text).first.click()
-            for text in options.tab:
-                waiting_for = f"the tab {text!r}"
-                page.get_by_role("tab", name=text, exact=True).last.wait_for(state="visible")
-                page.wait_for_timeout(500)  # the page's own tabs come before those inside it
-                page.get_by_role("tab", name=text, exact=True).last.click()
+            for text in options.inner_tab:
+                waiting_for = f"the inner tab {text!r}"
+                page.get_by_role("tab", name=text, exact=True).nth(1).click()
             for text in options.text:
                 waiting_for = f"the text {text!r}"
                 # Pages keep hidden copies of a text (tooltips, menus): any visible one counts.

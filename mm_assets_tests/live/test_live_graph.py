@@ -251,8 +251,8 @@ def test_damage_is_red_in_the_page_and_only_there(live: Live, failed_backfill: s
     missing = f"Missing ({len(set(live.registered()) - set(everything))})"
     red = ["Failed (1)", missing, f"Passed ({len(everything) - 1})"]
     green = ["Failed (0)", missing, f"Passed ({len(everything)})"]
-    screenshot(f"{page}=zero_loss", tmp_path / "zero_loss.png", red, tabs=["Partitions"])
-    screenshot(f"{page}=ledger_balance", tmp_path / "ledger_balance.png", green, tabs=["Partitions"])
+    screenshot(f"{page}=zero_loss", tmp_path / "zero_loss.png", red, inner_tabs=["Partitions"])
+    screenshot(f"{page}=ledger_balance", tmp_path / "ledger_balance.png", green, inner_tabs=["Partitions"])
     if keep := os.environ.get("KEEP_SCREENSHOTS"):
         shutil.copytree(tmp_path, keep, dirs_exist_ok=True)
     tar.write_bytes(bytes(content[:700]) + bytes([content[700] ^ 1]) + bytes(content[701:]))
