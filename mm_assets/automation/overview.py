@@ -10,19 +10,13 @@ import dagster as dg
 from mm_assets.accounting.outputs import CURATED, FILTERED
 from mm_assets.assets.overview import OVERVIEW
 from mm_assets.io_managers import events
+from mm_assets.io_managers.instance_queries import unfinished_runs
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.maintained_storage import MaintainedStorage
 
 _SCORES = "image_scores"
 _SHOWN = [dg.AssetKey(name) for name in (CURATED.asset, _SCORES, FILTERED.asset)]
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
 # While a long backfill is going on. Reading 10,000 shards takes seconds.
 _SECONDS_BETWEEN = 600
 # Of the events of all shards only this is kept in memory, and pictures only of some shards.
@@ -47,7 +41,7 @@ def overview_sensor(
     if state == seen.get("state"):
         return dg.SkipReason("nothing was made since the last overview")
     waits = time.time() < seen.get("time", 0) + _SECONDS_BETWEEN
-    if waits and context.instance.get_runs_count(dg.RunsFilter(statuses=_UNFINISHED)):
+    if waits and unfinished_runs(context.instance, limit=1):
         return dg.SkipReason("runs are going on; the overview is renewed when they have ended")
     cursor = json.dumps({"state": state, "time": time.time()})
     made = overview_event(context.instance, maintained.root)

@@ -39,6 +39,10 @@ _EVALUATED = (AssetCheckExecutionRecordStatus.SUCCEEDED.value, AssetCheckExecuti
 _IS_ERROR = _Checks.evaluation_event.like('%"AssetCheckSeverity.ERROR"%')
 _Events = SqlEventLogStorageTable.c
 
+# Statuses of runs that work, and of all that have been launched and have not ended.
+WORKING = (dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING)
+UNFINISHED = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *WORKING)
+
 
 def open_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str, str]:
     """Return the partitions whose latest attempt has no materialization, with the run of the attempt.
@@ -48,6 +52,13 @@ def open_attempts(instance: dg.DagsterInstance, asset: dg.AssetKey) -> dict[str,
     log = instance.event_log_storage
     found = log.get_latest_asset_partition_materialization_attempts_without_materializations(asset)
     return {key: run_id for key, (run_id, _) in found.items()}
+
+
+def unfinished_runs(
+    instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None, limit: int | None = None
+) -> Sequence[dg.DagsterRun]:
+    """Return the latest runs, all or those with these tags, that have been launched and have not ended."""
+    return instance.get_runs(dg.RunsFilter(statuses=UNFINISHED, tags=tags), limit=limit)
 
 
 def backfills(

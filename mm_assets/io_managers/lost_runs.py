@@ -6,7 +6,7 @@ They would block the run queue, and their shards would count as in progress.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,18 +20,12 @@ from mm_assets.formats.temporary_files import (
     temporary_name,
     was_running,
 )
+from mm_assets.io_managers.instance_queries import unfinished_runs
 
 # Tag of a run: the file beside Dagster's databases that the process of the run keeps locked.
 PROCESS = "mm_assets/process"
 
 _DEAD = "the process of this run has died"
-_BEGUN = (
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
-_UNFINISHED = (dg.DagsterRunStatus.QUEUED, *_BEGUN)
 
 
 @contextmanager
@@ -59,11 +53,6 @@ def watched(instance: dg.DagsterInstance, run: dg.DagsterRun) -> Iterator[None]:
         yield
 
 
-def unfinished_runs(instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
-    """Return the runs that have been launched and have not ended."""
-    return _runs(instance, _UNFINISHED)
-
-
 def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = None) -> list[str]:
     """Report runs as failed whose process is dead, and return their ids.
 
@@ -73,7 +62,9 @@ def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = Non
             watched at all.
     """
     lost = []
-    for run in _runs(instance, _BEGUN):
+    for run in unfinished_runs(instance):
+        if run.status == dg.DagsterRunStatus.QUEUED:  # it has no process yet
+            continue
         name = run.tags.get(PROCESS, "")
         if not is_temporary(name) or _has_tag_of_parent(instance, run):
             is_ours = code_location is not None and _location_of(run) == code_location
@@ -88,10 +79,6 @@ def fail_lost_runs(instance: dg.DagsterInstance, code_location: str | None = Non
             with suppress(OSError):
                 path.unlink(missing_ok=True)
     return lost
-
-
-def _runs(instance: dg.DagsterInstance, statuses: Sequence[dg.DagsterRunStatus]) -> list[dg.DagsterRun]:
-    return list(instance.get_runs(filters=dg.RunsFilter(statuses=list(statuses))))
 
 
 def _location_of(run: dg.DagsterRun) -> str | None:

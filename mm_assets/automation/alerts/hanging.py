@@ -12,17 +12,13 @@ from mm_assets.io_managers import instance_queries
 SILENT = 3600.0
 
 _ASKED = 100  # runs, and backfills, of which the last event is looked up
-_BEGUN = (
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-)
-_WAITING = (dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED, *_BEGUN)
 
 
 def runs_in_progress(view: View) -> list[dg.RunRecord]:
-    """Return the runs that have begun and not ended."""
-    records = list(view.instance.get_run_records(dg.RunsFilter(statuses=list(_BEGUN)), limit=_ASKED))
+    """Return the runs that work."""
+    records = list(
+        view.instance.get_run_records(dg.RunsFilter(statuses=instance_queries.WORKING), limit=_ASKED)
+    )
     view.add(record.dagster_run for record in records)
     return records
 
@@ -43,7 +39,7 @@ def hanging(view: View, in_progress: list[dg.RunRecord]) -> list[Cause]:
         if view.now - backfill.backfill_timestamp < SILENT:
             continue
         tags = {"dagster/backfill": backfill.backfill_id}
-        if view.instance.get_runs(dg.RunsFilter(tags=tags, statuses=list(_WAITING)), limit=1):
+        if instance_queries.unfinished_runs(view.instance, tags, limit=1):
             continue
         runs = view.instance.get_run_records(
             dg.RunsFilter(tags=tags), limit=1, order_by="update_timestamp", ascending=False
