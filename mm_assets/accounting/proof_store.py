@@ -27,10 +27,8 @@ from mm_assets.formats.storage import (
     filesystem,
     is_remote,
     join,
-    local_bytes,
-    local_path,
-    replace_file,
-    staged,
+    publish_bytes,
+    read_bytes,
 )
 
 SUMMARY = "proof.json"
@@ -172,24 +170,12 @@ class ProofStore:
         self._publish(join(self._folder, SUMMARY), seal(summary))
 
     def _bytes(self, uri: str) -> bytes | None:
-        if not is_remote(uri):
-            return local_bytes(local_path(uri))
-        fs, path = filesystem(uri, self._options)
-        try:
-            return bytes(fs.cat_file(path))
-        except FileNotFoundError:
-            return None
+        return read_bytes(uri, self._options)
 
     def _publish(self, uri: str, data: bytes) -> None:
-        if not is_remote(uri):
-            if local_bytes(local_path(uri)) != data:
-                # Not synced to disk: an empty proof counts as none, and the shard is examined again.
-                replace_file(local_path(uri), data)
-            return
-        with staged(uri, self._options) as file:
-            with open(file.path, "wb") as stream:
-                stream.write(data)
-            file.publish()
+        # Not synced to disk: an empty proof counts as none, and the shard is examined again.
+        if is_remote(uri) or self._bytes(uri) != data:
+            publish_bytes(uri, data, self._options)
 
 
 def damaged_shards(

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
 
 _LEAST_IDS = 1 << 16  # fewer ids are not looked up at once
@@ -28,7 +29,8 @@ def duplicates(
 
     A partition whose output has the id keeps it, unless the run makes that output again from a raw shard
     without it. Otherwise the partition with the smallest key keeps it, where sound samples come before faulty
-    ones. Files are read a few at a time: memory only grows with the ids of the run.
+    ones. Only files that may have one of the ids are read, a few at a time: memory grows with the ids of the
+    run.
 
     Args:
         store: surveys and published ids.
@@ -54,7 +56,10 @@ def duplicates(
             candidate = (not is_kept, not is_kept and sample_id in weak.get(partition, ()), partition)
             best[sample_id] = min(best.get(sample_id, candidate), candidate)
 
-    for partition, shared_ids in _shared(store.published_ids(landed), ids):
+    index = SurveyIndex(store)
+    holders = index.published_sharing(landed, ids.to_pylist())
+    surveyed = index.surveys_sharing(set(known) - set(run), ids.to_pylist())
+    for partition, shared_ids in _shared(store.published_ids(holders), ids):
         if partition in run_ids and partition not in stuck and shared_ids:
             ids_left = set(
                 run_ids[partition]
@@ -63,7 +68,7 @@ def duplicates(
             )
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
-    for partition, shared_ids in _shared(store.sample_ids(set(known) - set(run)), ids):
+    for partition, shared_ids in _shared(store.sample_ids(surveyed), ids):
         add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())

@@ -66,6 +66,14 @@ class ShardColumns:
     declared: pa.Schema = field(default_factory=lambda: pa.schema([]))
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
 
+    def rounded(self) -> ShardColumns:
+        """Return columns that require the same types, and tell nothing else of the values."""
+        return ShardColumns(
+            {name: tally.rounded() for name, tally in self.tallies.items()},
+            self.declared,
+            {name: tally.rounded() for name, tally in self.declared_ints.items()},
+        )
+
     def required_types(self) -> dict[str, RequiredType]:
         """Return the type that each column requires."""
         found = {}

@@ -83,6 +83,28 @@ def read_columns(partition: str, data: bytes) -> ShardColumns:
     return _columns_from_json(_open(partition, data)[1])
 
 
+def columns_to_text(columns: ShardColumns) -> str:
+    """Return columns as text that is the same for all shards that require the same types."""
+    return json.dumps(_columns_to_json(columns.rounded()), sort_keys=True)
+
+
+def columns_from_text(text: str) -> ShardColumns:
+    """Return columns that require the same types as those that `columns_to_text` was given."""
+    return _columns_from_json(json.loads(text))
+
+
+def published_to_text(published: Published) -> str:
+    """Return what an output was made with as text, as `columns_to_text`."""
+    schema = schema_to_text(pa.schema(passthrough(published.schema)))
+    return json.dumps({"schema": schema, "columns": columns_to_text(published.columns)}, sort_keys=True)
+
+
+def published_from_text(text: str) -> Published:
+    """Return what `published_to_text` was given, with columns as of `columns_from_text`."""
+    values = json.loads(text)
+    return Published(schema_from_text(values["schema"]), columns_from_text(values["columns"]))
+
+
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
     """Read only the sample ids of a survey. Raises as `read_survey`."""
     return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column(

@@ -8,11 +8,9 @@ ledger/sample_ids/<partition>.parquet         sample ids of that output
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
-from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -21,6 +19,8 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.published_outputs import PublishedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
+from mm_assets.accounting.stated_partitions import stated_partitions
+from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UNREADABLE
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, join, staged
@@ -44,8 +44,9 @@ class SurveyStore:
     def __init__(
         self, root: str, options: StorageOptions | None = None, asset: str = "curated_parquet"
     ) -> None:
+        self.root = root
+        self.options = options
         self._folder = join(root, "ledger", "raw_shards")
-        self._options = options
         self._ids_folder = join(root, "ledger", "sample_ids")
         self._fs, self._path = filesystem(self._folder, options)
         self._ids_path = filesystem(self._ids_folder, options)[1]
@@ -53,7 +54,7 @@ class SurveyStore:
 
     def write(self, partition: str, survey: ShardSurvey) -> None:
         """Publish a survey in one step; a local file with the same bytes is not rewritten."""
-        with staged(self._uri(partition, _SURVEY), self._options) as file:
+        with staged(self._uri(partition, _SURVEY), self.options) as file:
             survey_codec.write_survey(file.path, partition, survey)
             file.publish()
 
@@ -76,29 +77,15 @@ class SurveyStore:
 
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
-        self._fs.invalidate_cache()
-        try:
-            names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
-        except FileNotFoundError:
-            return []
-        stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
-        # The partition keys of hashed names are only inside the files.
-        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}
-        stated = self._parsed(hashed, lambda _, data: survey_codec.stated_partition(data))
-        return sorted(
-            [
-                *(unquote(stem) for stem in stems if not stem.startswith("=")),
-                *(partition for _, partition in stated),
-            ]
-        )
+        return sorted(stated_partitions(self._folder, _SURVEY, self.options, survey_codec.stated_partition))
 
     def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
         """Note schema and sample ids of an output when it is published; return the locations of the notes."""
         ids_uri, published_uri, _ = self.uris(partition)
-        with staged(ids_uri, self._options) as file:
+        with staged(ids_uri, self.options) as file:
             survey_codec.write_published_ids(file.path, partition, sample_ids)
             file.publish()
-        with staged(published_uri, self._options) as file:
+        with staged(published_uri, self.options) as file:
             survey_codec.write_published(file.path, partition, published)
             file.publish()
         return [ids_uri, published_uri]
@@ -111,17 +98,48 @@ class SurveyStore:
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
         """Return what the outputs of ``landed`` (published) partitions were made with."""
         landed = set(landed)
-        noted = dict(self._read(landed, _PUBLISHED, survey_codec.read_published))
-        return noted | dict(self._outputs.published(landed - noted.keys()))
+        noted = dict(self.read_notes(landed))
+        return noted | dict(self.read_outputs(landed - noted.keys()))
+
+    def read_notes(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
+        """Yield what `published` returns for those of the partitions that have notes."""
+        return self._read(partitions, _PUBLISHED, survey_codec.read_published)
+
+    def read_outputs(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
+        """Yield what `published` returns, from the outputs themselves."""
+        return self._outputs.published(landed)
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the sample ids in the outputs of ``landed`` partitions, a few shards in memory at a time."""
         missing = set(landed)
-        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in sorted(missing)}
-        for key, ids in self._parsed(paths, survey_codec.read_published_ids):
+        for key, ids in self.read_noted_ids(sorted(missing)):
             missing.remove(key)
             yield key, ids
         yield from self._outputs.sample_ids(missing)
+
+    def read_noted_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
+        """Yield what `published_ids` does for those of the partitions that have notes."""
+        paths = {f"{self._ids_path}/{partition_filename(key)}{_SURVEY}": key for key in partitions}
+        return self._parsed(paths, survey_codec.read_published_ids)
+
+    def survey_stamps(self) -> dict[str, str]:
+        """Return a text for each survey that changes when it is replaced, by its name without suffix."""
+        return self._stamps(self._folder, _SURVEY)
+
+    def note_stamps(self) -> dict[str, str]:
+        """Return the same of the notes on schemas."""
+        return self._stamps(self._folder, _PUBLISHED)
+
+    def id_stamps(self) -> dict[str, str]:
+        """Return the same of the notes on sample ids."""
+        return self._stamps(self._ids_folder, _SURVEY)
+
+    def _stamps(self, folder: str, suffix: str) -> dict[str, str]:
+        return {
+            name.removesuffix(suffix): file.stamp
+            for name, file in files_in(folder, self.options).items()
+            if name.endswith(suffix) and not name.startswith(".")
+        }
 
     def _uri(self, partition: str, suffix: str) -> str:
         return join(self._folder, partition_filename(partition) + suffix)

@@ -50,12 +50,13 @@ def partition_name(file: str, root: str) -> str:
     to the next.
     """
     relative = file[len(root) :].lstrip("/") if root and file.startswith(root) else posixpath.basename(file)
-    for suffix in SUFFIXES:
-        if relative.lower().endswith(suffix):
-            name = relative[: -len(suffix)] or "part"
-            found = format_by_suffix(file)
-            return _unescaped(name) if "%" in name and found and found.is_named_by_us(file) else name
-    return relative
+    lower = relative.lower()
+    suffix = next((suffix for suffix in SUFFIXES if lower.endswith(suffix)), None)
+    if suffix is None:
+        return relative
+    name = relative[: -len(suffix)] or "part"
+    is_ours = "%" in name and (found := format_by_suffix(file)) is not None and found.is_named_by_us(file)
+    return _unescaped(name) if is_ours else name
 
 
 def _unescaped(path: str) -> str:

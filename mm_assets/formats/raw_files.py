@@ -25,7 +25,7 @@ def tars_first(files: Sequence[str]) -> tuple[list[str], list[str]]:
     if not any(file.lower().endswith(TAR_SUFFIXES) for file in files):
         return list(files), []
     passed_over = [file for file in files if is_parquet(file)]
-    return [file for file in files if file not in set(passed_over)], passed_over
+    return [file for file in files if not is_parquet(file)], passed_over
 
 
 def passed_over_line(location: str, files: Sequence[str]) -> str:

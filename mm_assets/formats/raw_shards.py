@@ -120,6 +120,7 @@ class RawLocations:
             ValueError: an unmatched quotation mark, or modalities mixed with other locations.
         """
         self._options = options
+        self._real_folders: dict[str, str] = {}  # of this listing: asking the file system is slow
         self._excluded = (
             excluded if is_remote(excluded) else os.path.realpath(local_path(excluded)) if excluded else ""
         )
@@ -152,6 +153,7 @@ class RawLocations:
         """
         if self._paired is not None:
             self._paired.names()  # raises, naming the folder, where one is missing
+        self._real_folders.clear()
         is_named = self._elements()
         named = [element for element, is_file in is_named.items() if is_file]
         stamps = remote_stamps([file for file in named if is_remote(file)], self._options)
@@ -160,9 +162,9 @@ class RawLocations:
             for file in named
             if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))
         ]
-        files, unmatched = self._files(is_named)
+        files, excluded, unmatched = self._files(is_named)
         unmatched += self._paired.passed_over() if self._paired is not None else []
-        included = [file for file in files if not self._is_excluded(file)]
+        included = [file for file in files if file not in excluded]
         if not set(included).difference(absent):
             first_absent = [self._absent_line(file) for file in absent[:_MAX_REASONS]]
             reasons = [*first_absent, *absent[_MAX_REASONS:], *unmatched]
@@ -216,13 +218,16 @@ class RawLocations:
             return [item]
         return [item] if exists(item, self._options) else expand_braces(item)
 
-    def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], list[str]]:
-        """Return all files in the order of the locations, and a line for each location with unread files."""
+    def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], set[str], list[str]]:
+        """Return all files in the order of the locations, those of them that are no raw shards, but outputs,
+        and a line for each location with unread files."""
         files: list[str] = []
+        excluded: set[str] = set()
         unmatched: list[str] = []
         for location in is_named:
             if is_named[location]:
                 files.append(location)
+                excluded.update([location] if self._is_excluded(location) else ())
                 continue
             try:
                 found = expand(location, RAW_SUFFIXES, self._options)
@@ -237,12 +242,13 @@ class RawLocations:
                 unmatched.append(
                     f"{location}: no raw shard: the name of one ends in {', '.join(RAW_SUFFIXES)}"
                 )
-            chosen, passed_over = tars_first([file for file in shards if not self._is_excluded(file)])
+            excluded.update(file for file in shards if self._is_excluded(file))
+            chosen, passed_over = tars_first([file for file in shards if file not in excluded])
             files += chosen or shards
             if passed_over:
                 unmatched.append(passed_over_line(location, passed_over))
         unmatched += [not_utf8(file) for file in files if not _is_text(file)]
-        return list(dict.fromkeys(file for file in files if _is_text(file))), unmatched
+        return list(dict.fromkeys(file for file in files if _is_text(file))), excluded, unmatched
 
     def _absent_line(self, file: str) -> str:
         try:
@@ -257,8 +263,16 @@ class RawLocations:
     def _is_excluded(self, file: str) -> bool:
         if not self._excluded or is_remote(file) != is_remote(self._excluded):
             return False
-        real = file if is_remote(file) else os.path.realpath(file)  # a link may lead into the outputs
+        real = file if is_remote(file) else self._real_path(file)  # a link may lead into the outputs
         return real.startswith(self._excluded.rstrip("/") + "/")
+
+    def _real_path(self, file: str) -> str:
+        if os.path.islink(file):
+            return os.path.realpath(file)
+        folder, name = os.path.split(file)
+        if folder not in self._real_folders:
+            self._real_folders[folder] = os.path.realpath(folder)
+        return os.path.join(self._real_folders[folder], name)
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root
@@ -266,7 +280,11 @@ class RawLocations:
 
 def _is_text(name: str) -> bool:
     """Return whether a name can be a partition's: it has no bytes that are not UTF-8."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:

@@ -23,7 +23,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
-from mm_assets.formats.temporary_files import create_locked, is_stale, temporary_name
+from mm_assets.formats.temporary_files import create_locked, is_stale, is_temporary, temporary_name
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.extras import MissingExtra, explained
 
@@ -257,6 +257,27 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
+def read_bytes(uri: str, options: StorageOptions | None = None) -> bytes | None:
+    """Return the content of a file; None if it does not exist."""
+    if not is_remote(uri):
+        return local_bytes(local_path(uri))
+    fs, path = filesystem(uri, options)
+    try:
+        return bytes(fs.cat_file(path))
+    except FileNotFoundError:
+        return None
+
+
+def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) -> None:
+    """Give a file this content in one step, as `replace_file`."""
+    if not is_remote(uri):
+        replace_file(local_path(uri), data)
+        return
+    fs, path = filesystem(uri, options)
+    with located(uri):
+        fs.pipe_file(path, data)
+
+
 def remove(uri: str, options: StorageOptions | None = None) -> None:
     """Remove a file if it exists."""
     if not is_remote(uri):
@@ -271,10 +292,12 @@ def sweep(folder: str) -> list[str]:
     removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return removed
-    for entry in os.scandir(local_path(folder)):
-        if is_stale(Path(entry.path)):
-            Path(entry.path).unlink(missing_ok=True)
-            removed.append(entry.path)
+    with os.scandir(local_path(folder)) as entries:
+        temporary = [entry.path for entry in entries if is_temporary(entry.name)]
+    for path in temporary:
+        if is_stale(Path(path)):
+            Path(path).unlink(missing_ok=True)
+            removed.append(path)
     return removed
 
 

@@ -82,6 +82,14 @@ class FieldTally:
         """True if every integer seen is exact as float64."""
         return self._largest_int <= EXACT_FLOAT_INT
 
+    def rounded(self) -> FieldTally:
+        """Return a tally with the same fields, and the largest integer only as far as it decides on them."""
+        tally = FieldTally()
+        tally._kinds = set(self._kinds)
+        limits = (EXACT_FLOAT_INT + 1, _BEYOND_INT64)
+        tally._largest_int = max((limit for limit in limits if limit <= self._largest_int), default=0)
+        return tally
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FieldTally) and self.to_json() == other.to_json()
 

@@ -12,6 +12,7 @@ from mm_assets.accounting.loss_share import LossShare
 from mm_assets.accounting.records import ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_survey import ShardSurvey, findings
+from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
@@ -119,8 +120,9 @@ class RawGate(dg.ConfigurableResource[Any]):
         landed = ShardRecords(self.root).named(self.asset)
         listed = self.raw.listing()
         known = {*listed, *landed, *surveys}
-        published = store.published(landed)
-        columns = store.columns(known)
+        index = SurveyIndex(store)
+        published = index.published(landed)
+        columns = index.columns(known)
         contract = SchemaContract.derive(columns, published, widen=self.schema_changes == "widen")
         decisions = {key: contract.admit(key, survey.columns) for key, survey in surveys.items()}
         for key in [key for key, decision in decisions.items() if decision.refused and key in published]:
