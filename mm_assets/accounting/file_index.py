@@ -104,10 +104,12 @@ class FileIndex:
             stamps: of all files there are: rows of others are left out of segments that are rewritten.
         """
         table = _table(facts, stamps)
+        stored = len(_to_bytes(table))
         merged: list[str] = []
         for name, size in self._sizes():
-            room = _MAX_SEGMENT_BYTES - table.nbytes
-            if size < room and (name in self._outdated or size <= _MERGED_UP_TO * table.nbytes):
+            is_small = size <= _MERGED_UP_TO * stored
+            if stored + size <= _MAX_SEGMENT_BYTES and (is_small or name in self._outdated):
+                stored += size
                 segment = self._read(name, SCHEMA.names)
                 merged.append(name)
                 if segment is not None:

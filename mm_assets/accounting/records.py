@@ -19,6 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.stated_partitions import stated_partitions
+from mm_assets.formats.file_stamps import mark_of
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import local_bytes, replace_file
 
@@ -151,6 +152,7 @@ def account_folders(root: str, asset: str) -> list[str]:
     """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
     below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
+    below += ["index/surveys", "index/published", "index/sample_ids"]
     return [
         *(os.path.join(ledger, folder) for folder in below),
         os.path.join(root, "proof"),
@@ -217,8 +219,4 @@ def _remote_stat(uri: str) -> dict[str, Any] | None:
 
 
 def _mark(info: Mapping[str, Any]) -> dict[str, Any]:
-    mark = next(
-        (info[k] for k in ("ETag", "etag", "generation", "LastModified", "mtime", "created") if info.get(k)),
-        None,
-    )
-    return {"size": info.get("size"), "mark": str(mark)}
+    return {"size": info.get("size"), "mark": str(mark_of(info))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,11 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
 
 MISSING = "missing"
+
+
+# What listings call the version of a file's content: one that differs for any two contents, and a time.
+_DIGESTS = ("ETag", "etag")
+_TIMES = ("generation", "LastModified", "mtime", "created")
 
 
 class StampedFile(NamedTuple):
@@ -33,7 +39,8 @@ def files_in(folder: str, options: StorageOptions | None = None) -> dict[str, St
     """Return the files of a folder by name, from one listing; none if there is no folder.
 
     They are told apart by inode and times, or etag, without being opened. That is enough for files that are
-    only ever replaced by a rename or a put, as our own; `local_stamp` is for those that others write.
+    only ever replaced by a rename or a put, as our own; `local_stamp` is for those that others write. Of a
+    store that tells neither, each listing has other stamps.
     """
     if not is_remote(folder):
         try:
@@ -46,7 +53,9 @@ def files_in(folder: str, options: StorageOptions | None = None) -> dict[str, St
     with located(folder):
         listed = _listed(fs, path) or {}
     return {
-        name.rpartition("/")[2]: StampedFile(int(info["size"]), _stamp_of(info))
+        name.rpartition("/")[2]: StampedFile(
+            int(info["size"]), _stamp_of(info) if mark_of(info) is not None else uuid.uuid4().hex
+        )
         for name, info in listed.items()
         if info.get("type") == "file"
     }
@@ -119,9 +128,12 @@ def _info(fs: fsspec.AbstractFileSystem, path: str) -> Mapping[str, Any] | None:
         return None
 
 
+def mark_of(info: Mapping[str, Any]) -> str | None:
+    """Return what a file system tells of a file's content without reading it; None if it is nothing."""
+    found = next((info[name] for name in (*_DIGESTS, *_TIMES) if info.get(name)), None)
+    return None if found is None else str(found)
+
+
 def _stamp_of(info: Mapping[str, Any]) -> str:
-    return str(
-        info.get("ETag")
-        or info.get("etag")
-        or f"{info['size']}:{info.get('LastModified') or info.get('mtime')}"
-    )
+    is_enough = any(info.get(name) for name in _DIGESTS)
+    return str(mark_of(info)) if is_enough else f"{info['size']}:{mark_of(info)}"

@@ -70,6 +70,9 @@ def test_items() -> None:
         ("Ledger: balance", 0, "ledger/balance/*/*.parquet"),
         ("Surveys of raw shards", 0, "ledger/raw_shards/*.parquet"),
         ("Surveys of raw shards", 2, "ledger/sample_ids/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/surveys/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/published/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/sample_ids/*.parquet"),
     ],
 )
 def test_tables_of_a_run(heading: str, at: int, pattern: str, storage: Path) -> None:

@@ -123,6 +123,28 @@ def test_what_is_no_tally_is_refused(values: dict[str, Any]) -> None:
         FieldTally.from_json(values)
 
 
+@given(st.lists(json_values, max_size=5), st.lists(json_values, max_size=5))
+@example([2**53], [2**53 + 1])
+@example([2**63 - 1], [0.5])
+@example([2**63], [1])
+def test_a_rounded_tally_decides_the_same(first: list[Any], second: list[Any]) -> None:
+    tally, other = tally_of(*first), tally_of(*second)
+    rounded = tally.rounded()
+    for one, same in ((tally, rounded), (rounded, rounded.rounded())):
+        assert same.field("f").equals(one.field("f"), check_metadata=True)
+        assert same.ints_fit_float == one.ints_fit_float
+    tally.merge(other)
+    rounded.merge(other.rounded())
+    assert rounded.field("f").equals(tally.field("f"), check_metadata=True)
+    assert rounded == tally.rounded()
+
+
+@pytest.mark.parametrize("values", [(1,), (2**53,), (None, "a", -5)], ids=str)
+def test_rounded_tallies_of_like_values_are_equal(values: tuple[Any, ...]) -> None:
+    like = [value + 1 if type(value) is int and value < 2**53 else value for value in values]
+    assert tally_of(*values).rounded() == tally_of(*like).rounded()
+
+
 def test_json_text_is_compact_and_unescaped() -> None:
     tally = FieldTally()
     tally.observe({"é": [1, None]})

@@ -1,0 +1,140 @@
+"""Index of surveys and notes: the answers of the files themselves, without opening each."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mm_assets.accounting import survey_index
+from mm_assets.accounting.contract import Published, SchemaContract
+from mm_assets.accounting.records import account_folders
+from mm_assets.accounting.sample_ids import duplicates
+from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.accounting.shard_survey import merge_files
+from mm_assets.accounting.survey_index import FOLDERS, SurveyIndex
+from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
+from mm_assets.formats.temporary_files import temporary_name
+from mm_assets.interleaved.json_values import FieldTally
+from mm_assets_tests.accounting.stores import store_of
+
+
+@pytest.fixture(params=["local", "remote"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://index-{uuid.uuid4().hex}"
+
+
+def tally(*values: object) -> FieldTally:
+    found = FieldTally()
+    for value in values:
+        found.observe(value)
+    return found
+
+
+def write(store: SurveyStore, partition: str, ids: str = "", **columns: FieldTally) -> None:
+    samples = tuple(SurveyedSample(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
+    survey = FileSurvey(samples=samples, tallies=columns)
+    store.write(partition, merge_files([(f"{partition}.tar", survey)], "v1", "layout"))
+
+
+class CountedStore(SurveyStore):
+    """Counts the files that are opened."""
+
+    opened = 0
+
+    def _bytes(self, path: str) -> bytes | None:
+        self.opened += 1
+        return super()._bytes(path)
+
+
+def test_answers_are_those_of_the_files(root: str) -> None:
+    store = SurveyStore(root)
+    write(store, "train/a", "xy", n=tally(1), t=tally("a"))
+    write(store, "b", "yz", n=tally(7), t=tally("b"))
+    write(store, "c", "", n=tally(2**60))
+    schema = pa.schema([("n", pa.int64())])
+    store.write_published("b", Published(schema, ShardColumns({"n": tally(7)})), "z")
+    for _ in range(2):
+        index = SurveyIndex(store)
+        columns = index.columns(["train/a", "b", "c", "d"])
+        assert columns.keys() == {"train/a", "b", "c"}
+        assert columns["train/a"] is columns["b"]  # what is the same is kept once
+        for key, exact in store.columns(columns).items():
+            assert columns[key].required_types() == exact.required_types()
+        published = index.published(["b"])["b"]
+        assert published.schema.equals(schema, check_metadata=True)
+        assert published.columns.required_types() == {
+            "n": ShardColumns({"n": tally(7)}).required_types()["n"]
+        }
+        assert index.surveys_sharing(["train/a", "b", "c", "d"], "y") == {"train/a", "b"}
+        assert index.surveys_sharing(["train/a"], "xyz") == {"train/a"}
+        assert index.published_sharing(["b"], "z") == {"b"}
+        assert index.published_sharing(["b"], "y") == set()
+
+
+def test_a_shard_without_notes_may_share_any_id(tmp_path: Path) -> None:
+    index = SurveyIndex(store_of(tmp_path, {"a": "x", "b": "y"}, {"a": "x"}))
+    assert index.published_sharing(["a", "b"], "q") == {"b"}
+
+
+def test_files_are_opened_once_and_again_when_they_are_replaced(root: str) -> None:
+    store = CountedStore(root)
+    for number in range(30):
+        write(store, f"s{number}", "x", n=tally(1))
+        store.write_published(f"s{number}", Published(pa.schema([])), "x")
+    keys = [f"s{number}" for number in range(30)]
+
+    def ask() -> tuple[set[str], set[str]]:
+        index = SurveyIndex(store)
+        assert index.columns(keys).keys() == index.published(keys).keys() == set(keys)
+        return index.surveys_sharing(keys, "x"), index.published_sharing(keys, "x")
+
+    assert ask() == (set(keys), set(keys))
+    store.opened = 0
+    assert ask() == (set(keys), set(keys))
+    assert store.opened == 0
+    write(store, "s7", "y", n=tally("text"))
+    store.write_published("s7", Published(pa.schema([])), "y")
+    assert ask() == (set(keys) - {"s7"}, set(keys) - {"s7"})
+    assert 0 < store.opened <= 6
+    contract = SchemaContract.derive(SurveyIndex(store).columns(keys), {})
+    assert [len(contract.columns), contract.columns["n"].shards] == [1, 30]
+    assert contract.columns["n"].required_type.field.type == pa.string()
+
+
+def test_a_damaged_survey_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_of(tmp_path, {"a": "x", "b": "x"})
+    index = SurveyIndex(store)
+    assert index.surveys_sharing(["a", "b"], "x") == {"a", "b"}
+    path = tmp_path / "ledger" / "raw_shards" / "a.parquet"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"?")  # the same size
+    assert index.surveys_sharing(["a", "b"], "x") == {"b"}
+    assert index.columns(["a", "b"]).keys() == {"b"}
+    assert "a.parquet is unreadable" in caplog.text
+
+
+def test_a_lost_index_changes_no_answer(tmp_path: Path) -> None:
+    store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "z"}, {"b": "yz"})
+    before = duplicates(store, "ac", "b", "abc")
+    assert before == {"a": {"y": "b"}, "c": {"z": "b"}}
+    for path in (tmp_path / "ledger" / "index").rglob("*.parquet"):
+        path.unlink()
+    assert duplicates(store, "ac", "b", "abc") == before
+
+
+def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_index, "hashes_of", lambda ids: np.zeros(len(list(ids)), np.uint64))
+    store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "q"}, {"b": "yz", "c": "q"})
+    assert duplicates(store, "a", "bc", "abc") == {"a": {"y": "b"}}
+
+
+def test_temporary_files_of_the_index_are_swept(tmp_path: Path) -> None:
+    swept = account_folders(str(tmp_path), "curated_parquet")
+    for name in FOLDERS:
+        temporary = tmp_path / "ledger" / "index" / name / temporary_name("x")
+        assert str(temporary.parent) in swept
