@@ -9,7 +9,7 @@ text if the user says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -94,9 +94,13 @@ class ContractColumn:
     _surveyed: dict[tuple[Any, ...], _Group] = field(default_factory=dict)
 
     def add(
-        self, partition: str, required_type: RequiredType, is_published: bool, again: bool = False
+        self,
+        partitions: Sequence[str],
+        required_type: RequiredType,
+        is_published: bool,
+        again: bool = False,
     ) -> None:
-        """Add what a shard requires, published or surveyed; ``again``: the shard is counted already."""
+        """Add what shards (sorted) require, published or surveyed; ``again``: they are counted already."""
         groups = self._published if is_published else self._surveyed
         key = (
             required_type.field.type,
@@ -104,10 +108,10 @@ class ContractColumn:
             is_json(required_type.field),
             required_type.is_exact,
         )
-        groups.setdefault(key, _Group(required_type, partition)).count += 1
+        groups.setdefault(key, _Group(required_type, partitions[0])).count += len(partitions)
         if not again:
-            self.shards += 1
-            self.first = sorted([*self.first, partition])[:_SHARDS_NAMED]
+            self.shards += len(partitions)
+            self.first = sorted([*self.first, *partitions[:_SHARDS_NAMED]])[:_SHARDS_NAMED]
 
     def resolve_type(self, widen: bool) -> None:
         """Find the column's type, once all shards are known."""
@@ -168,24 +172,27 @@ class SchemaContract:
     ) -> SchemaContract:
         """Derive the contract over all surveyed and all published shards; their order does not matter.
 
+        The cost is that of different objects: shards that share theirs are taken together.
+
         Args:
             shards: columns of surveyed shards, by partition.
             published: published shards, by partition.
             widen: a column that would refuse a shard becomes JSON text instead.
         """
         columns: dict[str, ContractColumn] = {}
-        for partition in sorted(published):
-            required = published[partition].columns.required_types()
-            for column in passthrough(published[partition].schema):
+        for same in _alike(published, lambda partition: id(published[partition])):
+            made = published[same[0]]
+            required = made.columns.required_types()
+            for column in passthrough(made.schema):
                 required_type = replace(required.get(column.name, RequiredType(column)), field=column)
                 columns.setdefault(column.name, ContractColumn(column.name)).add(
-                    partition, required_type, is_published=True
+                    same, required_type, is_published=True
                 )
-        for partition in sorted(shards):
-            published_columns = published[partition].schema.names if partition in published else ()
-            for name, required_type in shards[partition].required_types().items():
+        for same in _alike(shards, lambda partition: (id(shards[partition]), id(published.get(partition)))):
+            published_columns = published[same[0]].schema.names if same[0] in published else ()
+            for name, required_type in shards[same[0]].required_types().items():
                 columns.setdefault(name, ContractColumn(name)).add(
-                    partition, required_type, is_published=False, again=name in published_columns
+                    same, required_type, is_published=False, again=name in published_columns
                 )
         for contract in columns.values():
             contract.resolve_type(widen)
@@ -243,3 +250,11 @@ class SchemaContract:
             }
             for column in self.columns.values()
         ]
+
+
+def _alike(partitions: Iterable[str], object_of: Callable[[str], Hashable]) -> list[list[str]]:
+    """Return the partitions in groups of the same object; groups and partitions by key."""
+    groups: dict[Hashable, list[str]] = {}
+    for partition in sorted(partitions):
+        groups.setdefault(object_of(partition), []).append(partition)
+    return list(groups.values())

@@ -147,8 +147,8 @@ class FileIndex:
         """Return names and stored bytes of the segments, the smallest first."""
         found = [
             (name, file.size)
-            for name, file in files_in(self._folder, self._options).items()
-            if name.endswith(_SUFFIX) and not name.startswith(".")
+            for name, file in files_in(self._folder, self._options, _SUFFIX).items()
+            if not name.startswith(".")
         ]
         return sorted(found, key=lambda entry: (entry[1], entry[0]))
 

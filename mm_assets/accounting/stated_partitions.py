@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
 
 from mm_assets.formats.parquet_file import UNREADABLE
 from mm_assets.formats.storage import StorageOptions, filesystem
@@ -47,20 +48,28 @@ def stated_partitions(
         if name.endswith(suffix) and not name.startswith(".")
     }
 
-    def partition(file: str) -> str | None:
-        stem = stems[file]
-        if not stem.startswith("="):
-            return unquote(stem)
-        # File names longer than 80 characters are digests: only the content tells the shard's name.
-        try:
-            return read(fs.cat_file(file))
-        except FileNotFoundError:  # removed since the listing
-            return None
-        except UNREADABLE:
-            return stem
-
+    # File names longer than 80 characters are digests: only the content tells the shard's name.
+    digests = [file for file, stem in stems.items() if stem.startswith("=")]
     with ThreadPoolExecutor(_THREADS) as threads:
-        return [name for name in threads.map(partition, stems) if name is not None]
+        contents = dict(zip(digests, threads.map(lambda file: _content(fs, file), digests), strict=True))
+    found = []
+    for file, stem in stems.items():
+        if file not in contents:
+            found.append(unquote(stem))
+        elif (data := contents[file]) is not None:
+            try:
+                found.append(read(data))
+            except UNREADABLE:
+                found.append(stem)
+    return found
+
+
+def _content(fs: AbstractFileSystem, file: str) -> bytes | None:
+    """Return the content of a file; None if it was removed since the listing."""
+    try:
+        return bytes(fs.cat_file(file))
+    except FileNotFoundError:
+        return None
 
 
 def _in_table(data: bytes) -> str:

@@ -137,8 +137,8 @@ class SurveyStore:
     def _stamps(self, folder: str, suffix: str) -> dict[str, str]:
         return {
             name.removesuffix(suffix): file.stamp
-            for name, file in files_in(folder, self.options).items()
-            if name.endswith(suffix) and not name.startswith(".")
+            for name, file in files_in(folder, self.options, suffix).items()
+            if not name.startswith(".")
         }
 
     def _uri(self, partition: str, suffix: str) -> str:

@@ -35,8 +35,8 @@ class StampedFile(NamedTuple):
 _END_BYTES = 64 << 10
 
 
-def files_in(folder: str, options: StorageOptions | None = None) -> dict[str, StampedFile]:
-    """Return the files of a folder by name, from one listing; none if there is no folder.
+def files_in(folder: str, options: StorageOptions | None = None, suffix: str = "") -> dict[str, StampedFile]:
+    """Return the files of a folder with this suffix by name, from one listing; none if there is no folder.
 
     They are told apart by inode and times, or etag, without being opened. That is enough for files that are
     only ever replaced by a rename or a put, as our own; `local_stamp` is for those that others write. Of a
@@ -45,19 +45,27 @@ def files_in(folder: str, options: StorageOptions | None = None) -> dict[str, St
     if not is_remote(folder):
         try:
             with os.scandir(local_path(folder)) as entries:
-                return {entry.name: _stamped(entry.stat()) for entry in entries if entry.is_file()}
+                return {
+                    entry.name: _stamped(entry.stat())
+                    for entry in entries
+                    if entry.name.endswith(suffix) and entry.is_file()
+                }
         except FileNotFoundError:
             return {}
     fs, path = filesystem(folder, options)
     fs.invalidate_cache(path)
     with located(folder):
-        listed = _listed(fs, path) or {}
+        return files_listed(fs, path, suffix)
+
+
+def files_listed(fs: fsspec.AbstractFileSystem, path: str, suffix: str = "") -> dict[str, StampedFile]:
+    """Return `files_in` of a file system's path."""
     return {
         name.rpartition("/")[2]: StampedFile(
             int(info["size"]), _stamp_of(info) if mark_of(info) is not None else uuid.uuid4().hex
         )
-        for name, info in listed.items()
-        if info.get("type") == "file"
+        for name, info in (_listed(fs, path) or {}).items()
+        if name.endswith(suffix) and info.get("type") == "file"
     }
 
 
