@@ -55,9 +55,10 @@ def _tag(root: str, name: str) -> int:
 def _list(root: str) -> int:
     from mm_assets.versions.manifest import Manifest, tag_names
 
-    for header in sorted(
-        (Manifest(root, name).header for name in tag_names(root)), key=lambda header: str(header["created"])
-    ):
+    headers = [Manifest(root, name).header for name in tag_names(root)]
+    if not headers:
+        print(f"no tags in {root}")
+    for header in sorted(headers, key=lambda header: str(header["created"])):
         shards = max((sums["shards"] for sums in header["assets"].values()), default=0)
         table = "" if header["lance_version"] is None else f", version {header['lance_version']} of the table"
         print(f"{header['tag']}: {header['created'][:19]}, {counted(shards, 'shard')}{table}")

@@ -45,7 +45,6 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
     settings = Settings.load()
     raw = resources_from_environment()["raw"]
     if not is_dry:
-        print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         refuse_unwritable(settings.storage)
     listing = raw.listing()
     for line in listing.unmatched:
@@ -67,6 +66,7 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         if not selection.keys:
             print("nothing to do")
             return 0
+        print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
         return _make(instance, job, selection, raw.locations, settings.max_loss)
 

@@ -136,9 +136,11 @@ class RunSummary:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])
         if self._expected:
             print(self._proof_line())
-        bad = len(self._failed)
-        lost = f"members and items lost{' of the others' if bad else ''}: {self.loss_share:.0%}"
-        print(f"raw shards: {locations}; shards failed: {bad}; {lost}; checks failed: {self._failed_checks}")
+        figures = [f"raw shards: {locations}", f"shards failed: {len(self._failed)}"]
+        if self._of or not self._failed:  # else there is nothing of which anything could be lost
+            others = " of the others" if self._failed else ""
+            figures.append(f"members and items lost{others}: {self.loss_share:.0%}")
+        print("; ".join([*figures, f"checks failed: {self._failed_checks}"]))
         if self.lossy:
             named = ", ".join(f"{key} {share:.0%}" for key, share in list(self.lossy.items())[:_NAMED])
             more = f" and {len(self.lossy) - _NAMED} more" if len(self.lossy) > _NAMED else ""
