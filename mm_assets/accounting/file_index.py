@@ -23,6 +23,7 @@ from mm_assets.formats.storage import StorageOptions, join, publish_bytes, read_
 
 _SUFFIX = ".parquet"
 _MAX_SEGMENT_BYTES = 64 << 20  # one is in memory at a time
+_OVERHEAD_BYTES = 4096  # of any segment
 _MERGED_UP_TO = 2  # times the size of what is added: each row is rewritten a logarithmic number of times
 _FILTER_BITS = 22
 
@@ -77,10 +78,14 @@ class FileIndex:
         return found
 
     def sharing(self, stamps: Mapping[str, str], id_hashes: Hashes) -> set[str]:
-        """Return the names whose files, indexed with these stamps, have one of the hashes."""
-        found: set[str] = set()
+        """Return the names of files that may have one of the hashes: those that have, or are not indexed.
+
+        Another process may be merging the segment of a file that was found before.
+        """
         if not len(id_hashes):
-            return found
+            return set()
+        found: set[str] = set()
+        indexed: set[str] = set()
         wanted = np.unique(id_hashes)
         shift = np.uint64(64 - _FILTER_BITS)
         may_be_wanted = np.zeros(1 << _FILTER_BITS, np.bool_)  # by the first bits of a hash: most are not
@@ -93,8 +98,10 @@ class FileIndex:
             at = at[wanted[np.minimum(places, len(wanted) - 1)] == hashes[at]]
             ends = np.cumsum(pc.list_value_length(lists).to_numpy())
             rows = set(np.searchsorted(ends, at, side="right").tolist())
-            found.update(name for name, row in _current(table, stamps).items() if row in rows)
-        return found
+            current = _current(table, stamps)
+            indexed.update(current)
+            found.update(name for name, row in current.items() if row in rows)
+        return found.union(stamps.keys() - indexed)
 
     def add(self, facts: Mapping[str, FileFacts], stamps: Mapping[str, str]) -> None:
         """Add files to the index.
@@ -104,12 +111,13 @@ class FileIndex:
             stamps: of all files there are: rows of others are left out of segments that are rewritten.
         """
         table = _table(facts, stamps)
-        stored = len(_to_bytes(table))
+        size = table.nbytes + _OVERHEAD_BYTES
         merged: list[str] = []
-        for name, size in self._sizes():
-            is_small = size <= _MERGED_UP_TO * stored
-            if stored + size <= _MAX_SEGMENT_BYTES and (is_small or name in self._outdated):
-                stored += size
+        for name, stored in self._sizes():
+            has_room = size + stored <= _MAX_SEGMENT_BYTES
+            is_outdated = name in self._outdated and (has_room or not merged)
+            if is_outdated or (has_room and stored <= _MERGED_UP_TO * size):
+                size += stored
                 segment = self._read(name, SCHEMA.names)
                 merged.append(name)
                 if segment is not None:

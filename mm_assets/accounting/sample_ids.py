@@ -30,7 +30,7 @@ def duplicates(
     A partition whose output has the id keeps it, unless the run makes that output again from a raw shard
     without it. Otherwise the partition with the smallest key keeps it, where sound samples come before faulty
     ones. Only files that may have one of the ids are read, a few at a time: memory grows with the ids of the
-    run.
+    run, and by one segment of the index.
 
     Args:
         store: surveys and published ids.

@@ -84,8 +84,8 @@ def read_columns(partition: str, data: bytes) -> ShardColumns:
 
 
 def columns_to_text(columns: ShardColumns) -> str:
-    """Return columns as text that is the same for all shards that require the same types."""
-    return json.dumps(_columns_to_json(columns.rounded()), sort_keys=True)
+    """Return columns as text; it is the same for shards that require the same types in the same order."""
+    return json.dumps(_columns_to_json(columns.rounded()))
 
 
 def columns_from_text(text: str) -> ShardColumns:
@@ -96,7 +96,7 @@ def columns_from_text(text: str) -> ShardColumns:
 def published_to_text(published: Published) -> str:
     """Return what an output was made with as text, as `columns_to_text`."""
     schema = schema_to_text(pa.schema(passthrough(published.schema)))
-    return json.dumps({"schema": schema, "columns": columns_to_text(published.columns)}, sort_keys=True)
+    return json.dumps({"schema": schema, "columns": columns_to_text(published.columns)})
 
 
 def published_from_text(text: str) -> Published:
@@ -107,9 +107,13 @@ def published_from_text(text: str) -> Published:
 
 def read_sample_ids(partition: str, data: bytes) -> pa.ChunkedArray:
     """Read only the sample ids of a survey. Raises as `read_survey`."""
-    return _read(_open(partition, data)[0], pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column(
-        "sample_id"
-    )
+    return _sample_ids(_open(partition, data)[0])
+
+
+def read_columns_and_ids(partition: str, data: bytes) -> tuple[ShardColumns, pa.ChunkedArray]:
+    """Read columns and sample ids of a survey. Raises as `read_survey`."""
+    file, rest = _open(partition, data)
+    return _columns_from_json(rest), _sample_ids(file)
 
 
 def stated_partition(data: bytes) -> str:
@@ -161,6 +165,10 @@ def read_published_ids(partition: str, data: bytes) -> pa.ChunkedArray:
 def _open(partition: str | None, data: bytes) -> tuple[pq.ParquetFile, dict[str, Any]]:
     file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
     return file, _checked(partition, file.metadata.metadata[SURVEY_KEY])
+
+
+def _sample_ids(file: pq.ParquetFile) -> pa.ChunkedArray:
+    return _read(file, pa.schema([SAMPLES_SCHEMA.field("sample_id")])).column("sample_id")
 
 
 def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:

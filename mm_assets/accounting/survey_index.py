@@ -10,7 +10,7 @@ A run opens the files of its own shards, and those that are new since the last r
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -21,14 +21,25 @@ from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import join
+from mm_assets.formats.storage import is_remote, join
 
 T = TypeVar("T")
 
 FOLDERS = ("surveys", "published", "sample_ids")
 
-_AT_ONCE = 2000  # files whose facts are in memory before they are written
+# What is in memory before it is written.
+_FILES_AT_ONCE = 2000
+_HASHES_AT_ONCE = 1 << 20
 _NO_HASHES = np.empty(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of files: its index, the stamps of all, and what is kept of some."""
+
+    index: FileIndex
+    stamps: Callable[[], dict[str, str]]
+    facts_of: Callable[[Collection[str]], Iterator[tuple[str, FileFacts]]]
 
 
 class SurveyIndex:
@@ -37,22 +48,23 @@ class SurveyIndex:
     def __init__(self, store: SurveyStore) -> None:
         self._store = store
         folder = join(store.root, "ledger", "index")
-        self._surveys, self._published, self._ids = (
-            FileIndex(join(folder, name), store.options) for name in FOLDERS
-        )
+        surveys, published, ids = (FileIndex(join(folder, name), store.options) for name in FOLDERS)
+        self._surveys = _Kind(surveys, store.survey_stamps, self._facts_of_surveys)
+        self._published = _Kind(published, store.note_stamps, self._facts_of_notes)
+        self._ids = _Kind(ids, store.id_stamps, self._facts_of_ids)
 
     def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
         """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`.
 
         Integers are told only as far as they decide about types. Shards of the same columns share an object.
         """
-        texts = self._texts(self._surveys, self._store.survey_stamps(), partitions, self._facts_of_surveys)
+        texts, _ = self._texts(self._surveys, partitions)
         return _parsed(texts, survey_codec.columns_from_text)
 
     def published(self, landed: Iterable[str]) -> dict[str, Published]:
         """Return what the outputs of ``landed`` (published) partitions were made with, as `columns` does."""
         landed = set(landed)
-        texts = self._texts(self._published, self._store.note_stamps(), landed, self._facts_of_notes)
+        texts, _ = self._texts(self._published, landed)
         found = _parsed(texts, survey_codec.published_from_text)
         return found | dict(self._store.read_outputs(landed - found.keys()))
 
@@ -61,41 +73,38 @@ class SurveyIndex:
 
         Those that have one are among them, and so are those without notes on their ids.
         """
-        stamps = self._store.id_stamps()
-        noted = self._texts(self._ids, stamps, landed, self._facts_of_ids).keys()
-        return _sharing(self._ids, stamps, noted, sample_ids).union(set(landed) - noted)
+        noted, stamps = self._texts(self._ids, landed)
+        return _sharing(self._ids.index, stamps, noted, sample_ids).union(set(landed) - noted.keys())
 
     def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
         """Return the partitions whose surveys may have one of these ids.
 
         Those that have one are among them.
         """
-        stamps = self._store.survey_stamps()
-        surveyed = self._texts(self._surveys, stamps, partitions, self._facts_of_surveys).keys()
-        return _sharing(self._surveys, stamps, surveyed, sample_ids)
+        surveyed, stamps = self._texts(self._surveys, partitions)
+        return _sharing(self._surveys.index, stamps, surveyed, sample_ids)
 
-    def _texts(
-        self,
-        index: FileIndex,
-        stamps: Mapping[str, str],
-        partitions: Iterable[str],
-        facts_of: Callable[[Collection[str]], Iterable[tuple[str, FileFacts]]],
-    ) -> dict[str, str]:
-        """Return the indexed texts of the partitions that have a readable file; index those that are new."""
+    def _texts(self, kind: _Kind, partitions: Iterable[str]) -> tuple[dict[str, str], Mapping[str, str]]:
+        """Return the indexed texts of the partitions that have a readable file, and all stamps.
+
+        What is new is indexed.
+        """
         names = {partition: partition_filename(partition) for partition in partitions}
-        indexed = index.texts(stamps)
+        stamps = kind.stamps()
+        indexed = kind.index.texts(stamps)
         texts = {partition: indexed[name] for partition, name in names.items() if name in indexed}
-        missing = iter([key for key, name in names.items() if name in stamps and name not in indexed])
-        while some := list(islice(missing, _AT_ONCE)):
-            facts = dict(facts_of(some))
-            index.add({names[key]: found for key, found in facts.items()}, stamps)
-            texts |= {key: found.text for key, found in facts.items()}
-        return texts
+        missing = [key for key, name in names.items() if name in stamps and name not in indexed]
+        for some in _batches(kind.facts_of(missing)):
+            # What was replaced meanwhile, and put back, has an etag that does not tell what was read.
+            latest = kind.stamps() if is_remote(self._store.root) else stamps
+            facts = {names[key]: found for key, found in some if latest.get(names[key]) == stamps[names[key]]}
+            kind.index.add(facts, stamps)
+            texts |= {key: found.text for key, found in some}
+        return texts, stamps
 
     def _facts_of_surveys(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
-        hashes = {key: hashes_of(ids.to_pylist()) for key, ids in self._store.sample_ids(partitions)}
-        for key, columns in self._store.columns(hashes).items():
-            yield key, FileFacts(survey_codec.columns_to_text(columns), hashes[key])
+        for key, (columns, ids) in self._store.columns_and_ids(partitions):
+            yield key, FileFacts(survey_codec.columns_to_text(columns), hashes_of(ids.to_pylist()))
 
     def _facts_of_notes(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
         for key, published in self._store.read_notes(partitions):
@@ -104,6 +113,20 @@ class SurveyIndex:
     def _facts_of_ids(self, partitions: Collection[str]) -> Iterator[tuple[str, FileFacts]]:
         for key, ids in self._store.read_noted_ids(partitions):
             yield key, FileFacts("", hashes_of(ids.to_pylist()))
+
+
+def _batches(facts: Iterable[tuple[str, FileFacts]]) -> Iterator[list[tuple[str, FileFacts]]]:
+    """Yield facts, so many at a time as one segment takes."""
+    batch: list[tuple[str, FileFacts]] = []
+    hashes = 0
+    for entry in facts:
+        batch.append(entry)
+        hashes += len(entry[1].id_hashes)
+        if hashes >= _HASHES_AT_ONCE or len(batch) >= _FILES_AT_ONCE:
+            yield batch
+            batch, hashes = [], 0
+    if batch:
+        yield batch
 
 
 def _sharing(

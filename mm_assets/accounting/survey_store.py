@@ -8,9 +8,11 @@ ledger/sample_ids/<partition>.parquet         sample ids of that output
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -19,7 +21,6 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.published_outputs import PublishedOutputs
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import ShardSurvey
-from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.parquet_file import UNREADABLE
@@ -71,13 +72,33 @@ class SurveyStore:
         """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
         return dict(self._read(partitions, _SURVEY, survey_codec.read_columns))
 
+    def columns_and_ids(
+        self, partitions: Iterable[str]
+    ) -> Iterator[tuple[str, tuple[ShardColumns, pa.ChunkedArray]]]:
+        """Yield both of each surveyed shard, from one reading of its file."""
+        return self._read(partitions, _SURVEY, survey_codec.read_columns_and_ids)
+
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
         """Yield the readable samples' ids of each surveyed shard, a few shards in memory at a time."""
         return self._read(partitions, _SURVEY, survey_codec.read_sample_ids)
 
     def partitions(self) -> list[str]:
         """Return the partitions that have a survey, sorted; their raw shards may no longer exist."""
-        return sorted(stated_partitions(self._folder, _SURVEY, self.options, survey_codec.stated_partition))
+        self._fs.invalidate_cache()
+        try:
+            names = [os.path.basename(path) for path in self._fs.ls(self._path, detail=False)]
+        except FileNotFoundError:
+            return []
+        stems = [name.removesuffix(_SURVEY) for name in names if name.endswith(_SURVEY)]
+        # The partition keys of hashed names are only inside the files.
+        hashed = {f"{self._path}/{stem}{_SURVEY}": stem for stem in stems if stem.startswith("=")}
+        stated = self._parsed(hashed, lambda _, data: survey_codec.stated_partition(data))
+        return sorted(
+            [
+                *(unquote(stem) for stem in stems if not stem.startswith("=")),
+                *(partition for _, partition in stated),
+            ]
+        )
 
     def write_published(self, partition: str, published: Published, sample_ids: Iterable[str]) -> list[str]:
         """Note schema and sample ids of an output when it is published; return the locations of the notes."""

@@ -34,7 +34,6 @@ class BatchedEventLog(SqlEventLogStorage):
     def _start_batching(self) -> None:
         self._tables: set[str] = set()
         self._migrations: set[str] = set()
-        self._partition_changes = 0  # by this object
         self._buffer = WriteBuffer(self._write)
 
     def flush(self) -> None:
@@ -62,32 +61,6 @@ class BatchedEventLog(SqlEventLogStorage):
         """Write what waits, then close all connections."""
         self.flush()
         super().dispose()
-
-    def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """Return all keys in the order in which they were added.
-
-        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
-        """
-        with self.index_connection() as connection:
-            cached = connection.info.setdefault("mm_assets:dynamic_partitions", {})
-            state = (self._partition_changes, self._partitions_state(connection, partitions_def_name))
-            if partitions_def_name not in cached or cached[partitions_def_name][0] != state:
-                cached[partitions_def_name] = (state, super().get_dynamic_partitions(partitions_def_name))
-            return list(cached[partitions_def_name][1])
-
-    def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
-        """Add keys that are not there yet."""
-        super().add_dynamic_partitions(partitions_def_name, partition_keys)
-        self._partition_changes += 1
-
-    def delete_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> None:
-        """Delete a key, if it is there."""
-        super().delete_dynamic_partition(partitions_def_name, partition_key)
-        self._partition_changes += 1
-
-    @abstractmethod
-    def _partitions_state(self, connection: Connection, partitions_def_name: str) -> Any:
-        """Return what changes when another process, or connection, has added or deleted keys."""
 
     def has_table(self, table_name: str) -> bool:
         """Return whether a table exists; what has been found once is not looked for again."""

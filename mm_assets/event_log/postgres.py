@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as db
 from dagster._core.storage.event_log import SqlEventLogStorageTable
-from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, DynamicPartitionsTable
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster_postgres.event_log import PostgresEventLogStorage
@@ -117,14 +117,6 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
             return status
         time.sleep(_PAUSE_SECONDS)
         return status.with_sleep_interval(0.0)
-
-    def _partitions_state(self, connection: Connection, partitions_def_name: str) -> Any:
-        # No id is given twice: what was added is larger than all, what was deleted lowers the number.
-        columns = DynamicPartitionsTable.c
-        query = db.select(db.func.count(), db.func.max(columns.id)).where(
-            columns.partitions_def_name == partitions_def_name
-        )
-        return tuple(connection.execute(query).one())
 
     def _insert_or_ignore(self) -> Any:
         return postgresql.insert(AssetCheckExecutionsTable).on_conflict_do_nothing()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,6 +38,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         self._engines = Engines(self._open)
         self._init_lock = threading.Lock()
         self._asset_columns: set[str] = set()
+        self._partition_changes = 0  # by this object
         self._inst_data = inst_data
         self._is_ready = False
         if base_dir is not None:
@@ -126,9 +127,34 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         last = connection.execute(db.select(db.func.max(SqlEventLogStorageTable.c.id))).scalar() or 0
         return list(range(last + 1, last + 1 + count))
 
-    def _partitions_state(self, connection: Connection, partitions_def_name: str) -> Any:
-        # Changes with each commit of another connection. Ids tell less: that of a deleted row is used again.
-        return connection.exec_driver_sql("PRAGMA data_version").scalar()
+    def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
+        """Return all keys in the order in which they were added.
+
+        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
+        """
+        with self.index_connection() as connection:
+            cached = connection.info.setdefault("mm_assets:dynamic_partitions", {})
+            # Changes with each commit of another connection. Ids tell less: that of a deleted row is used
+            # again.
+            version = connection.exec_driver_sql("PRAGMA data_version").scalar()
+        state = (self._partition_changes, version)
+        if partitions_def_name not in cached or cached[partitions_def_name][0] != state:
+            cached[partitions_def_name] = (state, super().get_dynamic_partitions(partitions_def_name))
+        return list(cached[partitions_def_name][1])
+
+    def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
+        """Add keys that are not there yet."""
+        try:
+            super().add_dynamic_partitions(partitions_def_name, partition_keys)
+        finally:
+            self._partition_changes += 1
+
+    def delete_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> None:
+        """Delete a key, if it is there."""
+        try:
+            super().delete_dynamic_partition(partitions_def_name, partition_key)
+        finally:
+            self._partition_changes += 1
 
     def _insert_or_ignore(self) -> Any:
         return AssetCheckExecutionsTable.insert().prefix_with("OR IGNORE")

@@ -6,6 +6,7 @@ import os
 import stat
 import uuid
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import fsspec
@@ -17,7 +18,7 @@ from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, loc
 MISSING = "missing"
 
 
-# What listings call the version of a file's content: one that differs for any two contents, and a time.
+# What listings call the version of a content: what tells any two apart, and what changes with each put.
 _DIGESTS = ("ETag", "etag")
 _TIMES = ("generation", "LastModified", "mtime", "created")
 
@@ -43,30 +44,34 @@ def files_in(folder: str, options: StorageOptions | None = None, suffix: str = "
     store that tells neither, each listing has other stamps.
     """
     if not is_remote(folder):
-        try:
-            with os.scandir(local_path(folder)) as entries:
-                return {
-                    entry.name: _stamped(entry.stat())
-                    for entry in entries
-                    if entry.name.endswith(suffix) and entry.is_file()
-                }
-        except FileNotFoundError:
-            return {}
+        return _local_files_in(local_path(folder), suffix)
     fs, path = filesystem(folder, options)
     fs.invalidate_cache(path)
     with located(folder):
-        return files_listed(fs, path, suffix)
-
-
-def files_listed(fs: fsspec.AbstractFileSystem, path: str, suffix: str = "") -> dict[str, StampedFile]:
-    """Return `files_in` of a file system's path."""
+        try:
+            listed = fs.ls(path, detail=True)
+        except FileNotFoundError:
+            return {}
     return {
-        name.rpartition("/")[2]: StampedFile(
+        str(info["name"]).rpartition("/")[2]: StampedFile(
             int(info["size"]), _stamp_of(info) if mark_of(info) is not None else uuid.uuid4().hex
         )
-        for name, info in (_listed(fs, path) or {}).items()
-        if name.endswith(suffix) and info.get("type") == "file"
+        for info in listed
+        if str(info["name"]).endswith(suffix) and info.get("type") == "file"
     }
+
+
+def _local_files_in(folder: str, suffix: str) -> dict[str, StampedFile]:
+    try:
+        with os.scandir(folder) as entries:
+            listed = [entry for entry in entries if entry.name.endswith(suffix) and entry.is_file()]
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for entry in listed:
+        with suppress(FileNotFoundError):  # removed since the listing; the others are there
+            found[entry.name] = _stamped(entry.stat())
+    return found
 
 
 def local_stamp(file: str) -> str:

@@ -14,7 +14,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -273,9 +273,9 @@ def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) 
     if not is_remote(uri):
         replace_file(local_path(uri), data)
         return
-    fs, path = filesystem(uri, options)
-    with located(uri):
-        fs.pipe_file(path, data)
+    with staged(uri, options) as file:
+        Path(file.path).write_bytes(data)
+        file.publish()
 
 
 def remove(uri: str, options: StorageOptions | None = None) -> None:
@@ -284,7 +284,8 @@ def remove(uri: str, options: StorageOptions | None = None) -> None:
         Path(local_path(uri)).unlink(missing_ok=True)
     elif exists(uri, options):
         fs, path = filesystem(uri, options)
-        fs.rm_file(path)
+        with suppress(FileNotFoundError):  # another process was faster
+            fs.rm_file(path)
 
 
 def sweep(folder: str) -> list[str]:

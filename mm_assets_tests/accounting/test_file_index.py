@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mm_assets.accounting import file_index
 from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
 
 
@@ -42,7 +45,8 @@ def test_a_replaced_file_is_not_indexed_until_it_is_added_again(tmp_path: Path) 
     index = index_of(tmp_path)
     stamps = {**ALL, "a": "2"}
     assert index.texts(stamps) == {"b": "B", "c": "A"}
-    assert index.sharing(stamps, hashes_of(["x", "y"])) == {"c"}
+    assert index.sharing(stamps, hashes_of(["x", "y"])) == {"a", "c"}  # nobody knows what a has now
+    assert index.sharing(stamps, hashes_of(["z"])) == {"a"}
     index.add({"a": facts("new", "z")}, stamps)
     assert index.texts(stamps) == {"a": "new", "b": "B", "c": "A"}
     assert index.sharing(stamps, hashes_of(["x", "z"])) == {"a"}
@@ -57,7 +61,7 @@ def test_a_damaged_segment_counts_as_lost_and_is_replaced(tmp_path: Path, at: in
     data[at] ^= 1
     segment.write_bytes(data)
     assert index.texts(ALL) == {}
-    assert index.sharing(ALL, hashes_of(["x"])) == set()
+    assert index.sharing(ALL, hashes_of(["z"])) == set(ALL)
     index.add({"a": facts("A", "x")}, ALL)
     assert index.texts(ALL) == {"a": "A"}
     assert len(list(tmp_path.iterdir())) == 1
@@ -129,7 +133,44 @@ def test_any_history_is_found_as_it_last_was(
 def test_hashes_at_the_ends_of_their_range_are_found(tmp_path: Path) -> None:
     index = FileIndex(str(tmp_path))
     ends = np.array([0, 2**64 - 1], np.uint64)
-    index.add({"a": FileFacts("", ends[:1]), "b": FileFacts("", ends[1:])}, ALL)
-    assert index.sharing(ALL, ends[:1]) == {"a"}
-    assert index.sharing(ALL, ends[1:]) == {"b"}
-    assert index.sharing(ALL, np.array([1, 2**63], np.uint64)) == set()
+    stamps = {"a": "1", "b": "1"}
+    index.add({"a": FileFacts("", ends[:1]), "b": FileFacts("", ends[1:])}, stamps)
+    assert index.sharing(stamps, ends[:1]) == {"a"}
+    assert index.sharing(stamps, ends[1:]) == {"b"}
+    assert index.sharing(stamps, np.array([1, 2**63], np.uint64)) == set()
+
+
+def test_a_segment_that_is_merged_meanwhile_hides_nothing(tmp_path: Path) -> None:
+    """Between listing and reading another process replaces the segments."""
+    index = index_of(tmp_path)
+
+    class Overtaken(FileIndex):
+        merged = ""
+
+        def _read(self, name: str, columns: Sequence[str]) -> pa.Table | None:
+            return None if name == self.merged else super()._read(name, columns)
+
+    for name in sorted(path.name for path in tmp_path.iterdir()):
+        overtaken = Overtaken(str(tmp_path))
+        overtaken.merged = name
+        assert overtaken.sharing(ALL, hashes_of(["y"])) >= {"a", "c"}
+        assert overtaken.texts(ALL).items() <= index.texts(ALL).items()
+
+
+def test_segments_have_a_limit_and_outdated_ones_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_index, "_MAX_SEGMENT_BYTES", 40_000)
+    index = FileIndex(str(tmp_path))
+    for stamp in "123":
+        stamps = {f"{name}{number}": stamp for name in "abcd" for number in range(10)}
+        for name in "abcd":
+            some = {f"{name}{number}": facts("", *(f"{name}{n}" for n in range(200))) for number in range(10)}
+            index.texts(stamps)
+            index.add(some, stamps)
+        assert index.texts(stamps).keys() == stamps.keys()
+        assert max(path.stat().st_size for path in tmp_path.iterdir()) <= 40_000
+    for _ in range(12):
+        index.texts(stamps)
+        index.add({"a0": facts("", "x")}, stamps)
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 40 * 200 * 8

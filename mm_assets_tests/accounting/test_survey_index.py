@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import merge_files
 from mm_assets.accounting.survey_index import FOLDERS, SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.temporary_files import temporary_name
 from mm_assets.interleaved.json_values import FieldTally
@@ -131,6 +134,67 @@ def test_ids_of_one_hash_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(survey_index, "hashes_of", lambda ids: np.zeros(len(list(ids)), np.uint64))
     store = store_of(tmp_path, {"a": "xy", "b": "yz", "c": "q"}, {"b": "yz", "c": "q"})
     assert duplicates(store, "a", "bc", "abc") == {"a": {"y": "b"}}
+
+
+def test_columns_keep_the_order_of_their_shard(root: str) -> None:
+    store = SurveyStore(root)
+    write(store, "a", "x", zeta=tally(1), url=tally("u"), alpha=tally(2))
+    for _ in range(2):
+        contract = SchemaContract.derive(SurveyIndex(store).columns(["a"]), {})
+        assert list(contract.columns) == ["zeta", "url", "alpha"]
+
+
+def test_a_survey_that_is_replaced_and_put_back_while_it_is_read_is_not_indexed(tmp_path: Path) -> None:
+    """Of an object store the etag tells the content only: it is the same before and after."""
+    root = f"memory://index-{uuid.uuid4().hex}"
+    sample = "x"
+
+    class Replaced(SurveyStore):
+        def survey_stamps(self) -> dict[str, str]:
+            found = super().survey_stamps()
+            write(SurveyStore(root), "a", "q")
+            return found
+
+    write(SurveyStore(root), "a", sample)
+    assert SurveyIndex(Replaced(root)).surveys_sharing(["a"], "z") == {"a"}  # it may have any id
+    assert SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], "q") == {"a"}
+    write(SurveyStore(root), "a", sample)
+    assert SurveyIndex(SurveyStore(root)).surveys_sharing(["a"], "q") == set()
+
+
+def test_a_store_that_refuses_to_list_is_no_empty_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = f"memory://index-{uuid.uuid4().hex}"
+    store = SurveyStore(root)
+    write(store, "a", "x")
+
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(f"{root}: access denied")
+
+    monkeypatch.setattr(type(store._fs), "ls", refused)
+    with pytest.raises(PermissionError):
+        SurveyIndex(store).surveys_sharing(["a"], "x")
+
+
+def test_files_that_vanish_during_a_listing_take_no_other_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    listed = os.scandir(tmp_path)
+
+    class Vanished:
+        def __enter__(self) -> Vanished:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            listed.close()
+
+        def __iter__(self) -> Iterator[os.DirEntry[str]]:
+            return listed
+
+    monkeypatch.setattr(os, "scandir", lambda _: Vanished())
+    (tmp_path / "b").unlink()
+    assert files_in(str(tmp_path)).keys() == {"a", "c"}
 
 
 def test_temporary_files_of_the_index_are_swept(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_assets.formats.file_stamps import files_in, files_listed
 from mm_assets.formats.storage import sweep
 from mm_assets.formats.temporary_files import is_temporary, temporary_name
 
@@ -92,14 +91,6 @@ class Location:
         except FileNotFoundError:
             return []
         return sorted(name for name in found if name and not is_temporary(name))
-
-    def stamps(self, folder: str) -> dict[str, str]:
-        """Return the `names` in a folder, each with a text that changes whenever the file is replaced."""
-        if self._root is not None:
-            found = files_in(str(self._root / folder))
-        else:
-            found = files_listed(self._fs, f"{self.uri}/{folder}")
-        return {name: found[name].stamp for name in sorted(found) if name and not is_temporary(name)}
 
     def exists(self, path: str) -> bool:
         if self._root is not None:

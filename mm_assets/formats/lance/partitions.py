@@ -128,11 +128,6 @@ class PartitionRecord:
             raise ValueError(f"damaged partition record {name}: {error}") from error
 
 
-# Records as this process has read them, with the stamps of their files, by table and file name: a run asks
-# for all of them several times.
-_read_before: dict[str, dict[str, tuple[str, PartitionRecord]]] = {}
-
-
 class PartitionRecords:
     """The record files of one table."""
 
@@ -141,17 +136,12 @@ class PartitionRecords:
 
     def all(self) -> dict[str, list[PartitionRecord]]:
         """Return every record, by partition."""
-        stamps = self._stamps()
-        known = _read_before.get(self._location.uri, {})
-        # those of files that are gone are forgotten
-        _read_before[self._location.uri] = {name: known[name] for name in stamps if name in known}
-        return self._read(stamps)
+        return self._read(self._location.names(FOLDER))
 
     def of(self, partitions: Collection[str]) -> dict[str, list[PartitionRecord]]:
         """Return the records of these partitions; each is a key, with an empty list when it has none."""
         keys = {_file_key(partition) for partition in partitions}
-        stamps = self._stamps().items()
-        found = self._read({name: stamp for name, stamp in stamps if name.rpartition("@")[0] in keys})
+        found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
         return {partition: found.get(partition, []) for partition in partitions}
 
     def named(self, partitions: Iterable[str]) -> set[str]:
@@ -175,33 +165,20 @@ class PartitionRecords:
         Their rows become orphan rows, and are replaced.
         """
         keys = {_file_key(partition) for partition in partitions}
-        for name, stamp in self._stamps().items():
+        for name in self._location.names(FOLDER):
             if name.rpartition("@")[0] in keys:
                 try:
-                    self._read({name: stamp})
+                    self._read([name])
                 except ValueError as error:
                     warn_user(f"{error}: its partition is written again")
                     self._location.delete(f"{FOLDER}/{name}")
 
-    def _stamps(self) -> dict[str, str]:
-        return {
-            name: stamp for name, stamp in self._location.stamps(FOLDER).items() if name.endswith(_SUFFIX)
-        }
-
-    def _read(self, stamps: Mapping[str, str]) -> dict[str, list[PartitionRecord]]:
-        known = _read_before.setdefault(self._location.uri, {})
-        missing = [name for name, stamp in stamps.items() if name not in known or known[name][0] != stamp]
-        read = each(lambda name: self._location.read(f"{FOLDER}/{name}"), missing)
-        for name, data in zip(missing, read, strict=True):
-            if data is None:  # pruned by another committer since the listing
-                known.pop(name, None)
-            else:
-                where = f"{self._location.uri}/{FOLDER}/{name}"
-                known[name] = (stamps[name], PartitionRecord.from_bytes(data, where))
+    def _read(self, names: Iterable[str]) -> dict[str, list[PartitionRecord]]:
+        paths = [f"{FOLDER}/{name}" for name in names if name.endswith(_SUFFIX)]
         found: dict[str, list[PartitionRecord]] = {}
-        for name in stamps:
-            if name in known:
-                record = known[name][1]
+        for path, data in zip(paths, each(self._location.read, paths), strict=True):
+            if data is not None:  # else pruned by another committer since the listing
+                record = PartitionRecord.from_bytes(data, f"{self._location.uri}/{path}")
                 found.setdefault(record.partition, []).append(record)
         return found
 
