@@ -176,7 +176,7 @@ class PartitionRecords:
     def _read(self, names: Iterable[str]) -> dict[str, list[PartitionRecord]]:
         paths = [f"{FOLDER}/{name}" for name in names if name.endswith(_SUFFIX)]
         found: dict[str, list[PartitionRecord]] = {}
-        for path, data in zip(paths, each(self._location.read, paths), strict=True):
+        for path, data in zip(paths, self._location.read_all(paths), strict=True):
             if data is not None:  # else pruned by another committer since the listing
                 record = PartitionRecord.from_bytes(data, f"{self._location.uri}/{path}")
                 found.setdefault(record.partition, []).append(record)
