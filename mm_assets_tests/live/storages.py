@@ -10,13 +10,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mm_assets.accounting import survey_codec
 from mm_assets.accounting.canonical import derive
+from mm_assets.accounting.file_index import hashes_of
 from mm_assets.accounting.sealed_json import unseal
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
@@ -24,6 +28,7 @@ from mm_assets_tests.live.raw_versions import write_version
 from mm_assets_tests.live.watching import Event, Watch
 
 CACHES = "arrow_cache/"
+INDEX = "ledger/index/"
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,9 @@ class State:
 
     @classmethod
     def of(cls, storage: Path) -> State:
-        outside = [name for name in _files(storage) if not name.startswith((f"{TABLE}/", CACHES))]
-        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside} | _caches(
-            storage
-        )
+        outside = [name for name in _files(storage) if not name.startswith((f"{TABLE}/", CACHES, INDEX))]
+        files = {name: digest(_timeless(name, (storage / name).read_bytes())) for name in outside}
+        files |= _caches(storage) | _wrong_rows_of_index(storage)
         if not (storage / TABLE).exists():
             return cls(files)
         rows = {name: facts.rows for name, facts in LanceTable(storage / TABLE).partitions().items()}
@@ -187,6 +191,41 @@ def _caches(storage: Path) -> dict[str, str]:
             del found[str(path.relative_to(storage))]
         found[str(folder.relative_to(storage))] = digest(json.dumps(told).encode())
     return found
+
+
+def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
+    """Rows of the index that count, and say something else than their file: there are none in any storage.
+
+    Its files are called and cut as it happens, and have inodes and times of the files that they are about.
+    """
+    store = SurveyStore(str(storage))
+    stamps = {
+        "surveys": store.survey_stamps(),
+        "published": store.note_stamps(),
+        "sample_ids": store.id_stamps(),
+    }
+    wrong = {}
+    for path in sorted(storage.glob(f"{INDEX}*/*.parquet")):
+        kind = path.parent.name
+        for row in pq.read_table(path).to_pylist():
+            if stamps[kind].get(row["name"]) != row["stamp"]:
+                continue
+            said = (row["text"], row["id_hashes"])
+            if said != _of_file(store, kind, unquote(row["name"])):
+                wrong[f"{INDEX}{kind}/{row['name']}"] = repr(said)
+    return wrong
+
+
+def _of_file(store: SurveyStore, kind: str, partition: str) -> tuple[str, list[int]]:
+    """What the index has to say of a file."""
+    if kind == "published":
+        ((_, published),) = store.read_notes([partition])
+        return survey_codec.published_to_text(published), []
+    if kind == "surveys":
+        ((_, (columns, ids)),) = store.columns_and_ids([partition])
+        return survey_codec.columns_to_text(columns), hashes_of(ids.to_pylist()).tolist()
+    ((_, ids),) = store.read_noted_ids([partition])
+    return "", hashes_of(ids.to_pylist()).tolist()
 
 
 def _is_derived(name: str) -> bool:
