@@ -47,7 +47,7 @@ class ProofStore:
 
     def read(self, asset: str, partition: str) -> ShardProof | None:
         """Return the last proof of a shard; None without one, or with an unreadable one."""
-        data = self._bytes(self.uri(asset, partition))
+        data = read_bytes(self.uri(asset, partition), self._options)
         proof = None if data is None else ShardProof.from_bytes(data)
         return proof if proof is not None and (proof.asset, proof.partition) == (asset, partition) else None
 
@@ -100,7 +100,7 @@ class ProofStore:
             previous = summary
 
     def _summary(self) -> dict[str, Any]:
-        data = self._bytes(join(self._folder, SUMMARY))
+        data = read_bytes(join(self._folder, SUMMARY), self._options)
         try:
             summary = unseal(data) if data is not None else {}
         except ValueError:  # torn or changed: rebuilt from the proofs
@@ -115,7 +115,7 @@ class ProofStore:
         If it does not cover every shard that has a proof, it is made again from all proofs.
         """
         uri, names = self._table_uri(asset), self._names(asset)
-        data = self._bytes(uri)
+        data = read_bytes(uri, self._options)
         table = None if data is None else proof_table.from_bytes(data)
         if table is not None:
             table = proof_table.merged(proof_table.without(table, gone), examined)
@@ -129,7 +129,7 @@ class ProofStore:
         """Return the sums of each asset that has proofs, as its published table states them."""
         found = {}
         for asset in self._assets():
-            data = self._bytes(self._table_uri(asset))
+            data = read_bytes(self._table_uri(asset), self._options)
             stated = None if data is None else proof_table.stated_totals(data)
             found[asset] = self._updated(asset) if stated is None else stated
         return found
@@ -169,12 +169,9 @@ class ProofStore:
     def _publish_summary(self, summary: Mapping[str, Any]) -> None:
         self._publish(join(self._folder, SUMMARY), seal(summary))
 
-    def _bytes(self, uri: str) -> bytes | None:
-        return read_bytes(uri, self._options)
-
     def _publish(self, uri: str, data: bytes) -> None:
         # Not synced to disk: an empty proof counts as none, and the shard is examined again.
-        if is_remote(uri) or self._bytes(uri) != data:
+        if is_remote(uri) or read_bytes(uri, self._options) != data:
             publish_bytes(uri, data, self._options)
 
 

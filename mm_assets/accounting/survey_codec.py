@@ -78,11 +78,6 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
     )
 
 
-def read_columns(partition: str, data: bytes) -> ShardColumns:
-    """Read only the columns of a survey. Raises as `read_survey`."""
-    return _columns_from_json(_open(partition, data)[1])
-
-
 def columns_to_text(columns: ShardColumns) -> str:
     """Return columns as text; it is the same for shards that require the same types in the same order."""
     return json.dumps(_columns_to_json(columns.rounded()))

@@ -68,14 +68,10 @@ class SurveyStore:
                 return survey
         return None
 
-    def columns(self, partitions: Iterable[str]) -> dict[str, ShardColumns]:
-        """Return the columns of each surveyed shard among ``partitions``, for `SchemaContract.derive`."""
-        return dict(self._read(partitions, _SURVEY, survey_codec.read_columns))
-
     def columns_and_ids(
         self, partitions: Iterable[str]
     ) -> Iterator[tuple[str, tuple[ShardColumns, pa.ChunkedArray]]]:
-        """Yield both of each surveyed shard, from one reading of its file."""
+        """Yield the columns of each surveyed shard, and the ids of its readable samples."""
         return self._read(partitions, _SURVEY, survey_codec.read_columns_and_ids)
 
     def sample_ids(self, partitions: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:
@@ -116,18 +112,12 @@ class SurveyStore:
         ids_uri = join(self._ids_folder, partition_filename(partition) + _SURVEY)
         return [ids_uri, self._uri(partition, _PUBLISHED), self._uri(partition, _SURVEY)]
 
-    def published(self, landed: Iterable[str]) -> dict[str, Published]:
-        """Return what the outputs of ``landed`` (published) partitions were made with."""
-        landed = set(landed)
-        noted = dict(self.read_notes(landed))
-        return noted | dict(self.read_outputs(landed - noted.keys()))
-
     def read_notes(self, partitions: Iterable[str]) -> Iterator[tuple[str, Published]]:
-        """Yield what `published` returns for those of the partitions that have notes."""
+        """Yield what outputs were made with, of those of the partitions that have notes."""
         return self._read(partitions, _PUBLISHED, survey_codec.read_published)
 
     def read_outputs(self, landed: Iterable[str]) -> Iterator[tuple[str, Published]]:
-        """Yield what `published` returns, from the outputs themselves."""
+        """Yield what ``landed`` (published) outputs were made with, from the outputs themselves."""
         return self._outputs.published(landed)
 
     def published_ids(self, landed: Iterable[str]) -> Iterator[tuple[str, pa.ChunkedArray]]:

@@ -12,6 +12,7 @@ from mm_assets.accounting.contract import SchemaContract
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_columns import RequiredType
+from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
@@ -75,7 +76,7 @@ def test_an_output_that_tells_nothing_keeps_nothing(
 
 def test_the_contract_holds_without_any_note(tmp_path: Path) -> None:
     land(tmp_path, "z", "yz")
-    published = SurveyStore(str(tmp_path)).published(["z", "unknown"])
+    published = SurveyIndex(SurveyStore(str(tmp_path))).published(["z", "unknown"])
     assert list(published) == ["z"]
     assert published["z"].schema.equals(table_of([], FIELDS).schema, check_metadata=True)
     contract = SchemaContract.derive({}, published)

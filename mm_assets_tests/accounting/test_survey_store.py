@@ -306,8 +306,9 @@ def test_what_was_written_is_read(root: str, key: str, survey: ShardSurvey) -> N
     store = SurveyStore(root)
     store.write(key, survey)
     assert SurveyStore(root).read(key) == survey
-    assert store.columns([key, "other"]) == {key: survey.columns}
-    assert store.columns([key])[key].declared.equals(survey.columns.declared, check_metadata=True)
+    ((name, (columns, sample_ids)),) = store.columns_and_ids([key, "other"])
+    assert (name, columns, sample_ids.to_pylist()) == (key, survey.columns, survey.sample_ids.to_pylist())
+    assert columns.declared.equals(survey.columns.declared, check_metadata=True)
     assert [(name, ids.to_pylist()) for name, ids in store.sample_ids([key])] == [
         (key, survey.sample_ids.to_pylist())
     ]
@@ -316,12 +317,10 @@ def test_what_was_written_is_read(root: str, key: str, survey: ShardSurvey) -> N
 
 def test_nothing_written_yet(root: str) -> None:
     store = SurveyStore(root)
-    assert (store.read("a"), store.partitions(), store.columns(["a"]), store.published(["a"])) == (
-        None,
-        [],
-        {},
-        {},
-    )
+    assert (store.read("a"), store.partitions()) == (None, [])
+    for read in (store.columns_and_ids, store.read_notes, store.read_outputs, store.published_ids):
+        assert list(read(["a"])) == []
+    assert (store.survey_stamps(), store.note_stamps(), store.id_stamps()) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -408,7 +407,7 @@ def test_a_damaged_survey_counts_as_absent_and_is_told(
     fs.pipe_file(path, _damages(fs.cat_file(path))[which])
     with caplog.at_level(logging.WARNING):
         assert store.read("a") is None
-        assert list(store.columns(["a", "b"])) == ["b"]
+        assert [partition for partition, _ in store.columns_and_ids(["a", "b"])] == ["b"]
         assert [partition for partition, _ in store.sample_ids(["a", "b"])] == ["b"]
     assert caplog.text.count("a.parquet is unreadable") == 3
 
@@ -434,7 +433,7 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
     noted = Published(schema, SURVEY.columns)
     store.write_published("train/a", noted, ["a", "ü"])
     store.write_published("b", noted, [])
-    found = store.published(["train/a", "b", "c"])
+    found = dict(store.read_notes(["train/a", "b", "c"]))
     assert found.keys() == {"train/a", "b"}
     assert found["train/a"].schema.equals(
         pa.schema([json_field("tags"), ("n", pa.int64())]), check_metadata=True
@@ -447,7 +446,7 @@ def test_publications_are_kept_beside_the_surveys(root: str, caplog: pytest.LogC
     assert store.partitions() == []
     fs, path = fsspec.core.url_to_fs(f"{root}/ledger/raw_shards/b.published.json")
     fs.pipe_file(path, b"{}")
-    assert store.published(["train/a", "b"]).keys() == {"train/a"}
+    assert dict(store.read_notes(["train/a", "b"])).keys() == {"train/a"}
     assert "b.published.json is unreadable" in caplog.text
 
 
@@ -531,7 +530,7 @@ def test_no_flipped_byte_is_believed(tmp_path: Path, kind: str, caplog: pytest.L
         if kind == "survey":
             return store.read("p")
         return (
-            store.published(["p"])
+            dict(store.read_notes(["p"]))
             if kind == "published"
             else {key: ids.to_pylist() for key, ids in store.published_ids(["p"])}
         )
