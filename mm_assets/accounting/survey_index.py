@@ -76,6 +76,11 @@ class SurveyIndex:
         noted, stamps = self._texts(self._ids, landed)
         return _sharing(self._ids.index, stamps, noted, sample_ids).union(set(landed) - noted.keys())
 
+    def add_published(self, partitions: Collection[str]) -> None:
+        """Index the notes on outputs that were just published."""
+        self._texts(self._published, partitions)
+        self._texts(self._ids, partitions)
+
     def surveys_sharing(self, partitions: Iterable[str], sample_ids: Iterable[str]) -> set[str]:
         """Return the partitions whose surveys may have one of these ids.
 

@@ -18,9 +18,8 @@ from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, loc
 MISSING = "missing"
 
 
-# What listings call the version of a content: what tells any two apart, and what changes with each put.
-_DIGESTS = ("ETag", "etag")
-_TIMES = ("generation", "LastModified", "mtime", "created")
+# What listings tell of a content's version, the most exact first.
+_MARKS = ("ETag", "etag", "generation", "LastModified", "mtime", "created")
 
 
 class StampedFile(NamedTuple):
@@ -54,7 +53,7 @@ def files_in(folder: str, options: StorageOptions | None = None, suffix: str = "
             return {}
     return {
         str(info["name"]).rpartition("/")[2]: StampedFile(
-            int(info["size"]), _stamp_of(info) if mark_of(info) is not None else uuid.uuid4().hex
+            int(info["size"]), f"{info['size']}:{mark_of(info) or uuid.uuid4().hex}"
         )
         for info in listed
         if str(info["name"]).endswith(suffix) and info.get("type") == "file"
@@ -143,10 +142,13 @@ def _info(fs: fsspec.AbstractFileSystem, path: str) -> Mapping[str, Any] | None:
 
 def mark_of(info: Mapping[str, Any]) -> str | None:
     """Return what a file system tells of a file's content without reading it; None if it is nothing."""
-    found = next((info[name] for name in (*_DIGESTS, *_TIMES) if info.get(name)), None)
+    found = next((info[name] for name in _MARKS if info.get(name)), None)
     return None if found is None else str(found)
 
 
 def _stamp_of(info: Mapping[str, Any]) -> str:
-    is_enough = any(info.get(name) for name in _DIGESTS)
-    return str(mark_of(info)) if is_enough else f"{info['size']}:{mark_of(info)}"
+    return str(
+        info.get("ETag")
+        or info.get("etag")
+        or f"{info['size']}:{info.get('LastModified') or info.get('mtime')}"
+    )

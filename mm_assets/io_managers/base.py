@@ -70,6 +70,7 @@ class ShardIOManager(ShardHooks):
             job = planned[key]
             reports.landed(recorded_result(record), job.parents, unchanged=True)
         stale = {key: job for key, job in planned.items() if key not in unchanged}
+        made: list[str] = []
         # Closed even when an interrupt strikes while we log: that ends the workers.
         with closing(self._results(stale)) as work:
             for results in work:
@@ -78,8 +79,11 @@ class ShardIOManager(ShardHooks):
                 ):
                     if result.ok:
                         reports.landed(result, stale[result.key].parents)
+                        made.append(result.key)
                     else:
                         reports.failure(result)
+        if made:
+            self.after_jobs(made)
         reports.finish()
         # The check `landed` may not be part of this run: then nothing else would fail it.
         fails = run.assets_def.tags_by_key[context.asset_key].get(SHARDED_TAG) != LENIENT

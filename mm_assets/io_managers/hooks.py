@@ -6,7 +6,7 @@ No `from __future__ import annotations` in modules with a `ResourceDependency`: 
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -37,6 +37,7 @@ class ShardHooks(dg.ConfigurableIOManager):
     `prepare_chunk`      the last change to the remaining jobs, together
     `run_job`            in a worker, for each shard: read, transform, check, publish in one step
     `publish_chunk`      only for formats that publish all shards of a chunk in one commit
+    `after_jobs`         what is derived from the published shards of the run
     ===================  ===================================================================================
     """
 
@@ -130,3 +131,9 @@ class ShardHooks(dg.ConfigurableIOManager):
             The results with final `uri`, `version` and `metadata`.
         """
         raise NotImplementedError
+
+    def after_jobs(self, made: Collection[str]) -> None:
+        """Derive what is derived from shards that were made in this run; their events are logged by then.
+
+        Not called after a crash, so the next run must do without it.
+        """

@@ -1,6 +1,6 @@
 """IO managers of Parquet: raw shards or Parquet in, interleaved Parquet out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import dagster as dg
@@ -9,6 +9,8 @@ from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.survey_index import SurveyIndex
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.raw_shards import relative_root
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -28,7 +30,6 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     """
     from mm_assets.accounting.contract import Published
     from mm_assets.accounting.file_digests import FILES, digest_files
-    from mm_assets.accounting.survey_store import SurveyStore
     from mm_assets.formats.parquet import InterleavedParquetWriter
     from mm_assets.formats.raw_reader import RawReader
     from mm_assets.interleaved.faults import DUPLICATE_ID
@@ -156,6 +157,13 @@ class IngestIOManager(RawInput, _ParquetOutput):
                 log.add(key, checks)
         log.finish()
         self._verdicts, self._refused = {}, set()
+
+    def after_jobs(self, made: Collection[str]) -> None:
+        """Index the notes on what was published, so that a run which changes nothing writes nothing."""
+        try:
+            SurveyIndex(SurveyStore(self.root)).add_published(made)
+        except (OSError, ValueError) as error:  # the notes are there; the next run indexes them
+            dg.get_dagster_logger().warning("the index of published shards stays as it is: %s", error)
 
 
 def _refusal_of(inspection: ShardInspection | str, is_strict: bool) -> str | None:

@@ -72,6 +72,8 @@ def test_items() -> None:
         ("Surveys of raw shards", 0, "ledger/raw_shards/*.parquet"),
         ("Surveys of raw shards", 2, "ledger/sample_ids/*.parquet"),
         ("Surveys of raw shards", 4, "ledger/index/surveys/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/published/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/sample_ids/*.parquet"),
     ],
 )
 def test_tables_of_a_run(heading: str, at: int, pattern: str, storage: Path) -> None:
@@ -136,7 +138,7 @@ def test_records_of_what_has_no_rows(asset: str, storage: Path) -> None:
 
 def test_the_rest_of_a_survey(storage: Path) -> None:
     _, rest, _, published, index = tables("Surveys of raw shards")
-    assert index == columns(INDEX_SCHEMA)  # of all three kinds; notes are indexed by the next run
+    assert index == columns(INDEX_SCHEMA)
     sealed = json.loads(
         pq.read_metadata(some(storage, "ledger/raw_shards/*.parquet")).metadata[b"mm_assets:survey"]
     )
