@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from mm_assets.formats.error_lines import error_line
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, failure_of
-from mm_assets.worker_process import start as _start
+from mm_assets.worker_start import start as _start
 
 __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
 
@@ -46,7 +46,7 @@ def available_cores() -> int:
 
 
 class WorkerPool:
-    """Pool of spawned workers, started when there is work and kept between `map` calls.
+    """Pool of worker processes, started when there is work and kept between `map` calls.
 
     Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
 
@@ -81,7 +81,7 @@ class WorkerPool:
             worker.process.kill()
         for worker in workers:
             worker.process.join()
-            worker.close()
+            worker.pipe.close()
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
@@ -183,7 +183,7 @@ class WorkerPool:
         while True:
             if ready := connection.wait(list(by_pipe), timeout=1.0):
                 return [by_pipe[pipe] for pipe in ready]
-            if dead := [w for w in busy if not w.process.is_alive()]:
+            if dead := [w for w in busy if not w.is_alive()]:
                 return dead
 
     def _bury(self, worker: Worker) -> str:
@@ -193,7 +193,7 @@ class WorkerPool:
         worker.process.kill()
         worker.process.join()
         startup_output = "" if worker.has_started else worker.startup_output()
-        worker.close()
+        worker.pipe.close()
         code = worker.process.exitcode or 0
         if code >= 0 and startup_output:
             return startup_output.splitlines()[-1]  # the last line of a traceback is the error

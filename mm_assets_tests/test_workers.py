@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets import workers
+from mm_assets import worker_start, workers
 from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
 from mm_assets_tests.worker_jobs import RefusesPickling, act
 
@@ -232,11 +233,13 @@ def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureF
 
 
 SCRIPT = """
-import sys
+import sys, threading, time
 from mm_assets.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
 import colorsys  # stands for a heavy import of the main program
 
+if sys.argv[2] == "server":
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 if __name__ == "__main__" or True:  # no guard on purpose: workers must not run this file
     with WorkerPool(2) as pool:
         for job, result in pool.map(act, eval(sys.argv[1])):
@@ -244,7 +247,11 @@ if __name__ == "__main__" or True:  # no guard on purpose: workers must not run 
 """
 
 
-def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str]":
+BOTH_STARTS = pytest.mark.parametrize("start", ["fork", "server"])
+
+
+def script(tmp_path: Path, jobs: list[tuple[str, Any]], start: str) -> "subprocess.Popen[str]":
+    """A program whose pool forks its workers itself, or, as it has a second thread, has a server fork them."""
     file = tmp_path / "main_program.py"
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -254,7 +261,7 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str
         "os.execv(sys.executable, sys.argv[1:])"
     )
     return subprocess.Popen(
-        [sys.executable, "-c", restored, sys.executable, str(file), repr(jobs)],
+        [sys.executable, "-c", restored, sys.executable, str(file), repr(jobs), start],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -262,9 +269,11 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]]) -> "subprocess.Popen[str
     )
 
 
-def test_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
+def test_workers_of_a_program_with_threads_do_not_import_it(tmp_path: Path) -> None:
     program = script(
-        tmp_path, [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")]
+        tmp_path,
+        [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")],
+        "server",
     )
     out, _ = program.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
@@ -274,13 +283,72 @@ def test_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
     ]
 
 
+def test_workers_of_a_program_of_one_thread_are_forked_from_it(tmp_path: Path) -> None:
+    out, _ = script(tmp_path, [("modules", "colorsys")], "fork").communicate(timeout=60)
+    assert out == "('modules', 'colorsys') ['colorsys']\n"
+
+
+def test_the_server_has_imported_what_jobs_need_and_has_no_threads(tmp_path: Path) -> None:
+    jobs = [("modules", name) for name in worker_start.PRELOADED]
+    out, _ = script(tmp_path, [*jobs, ("threads of the parent", 0)], "server").communicate(timeout=60)
+    answers = dict(line.rsplit(") ", 1) for line in out.splitlines())
+    assert len(answers.pop("('threads of the parent', 0").replace("'jemalloc_bg_thd', ", "").split(",")) == 1
+    assert all(name in answers[str(("modules", name))[:-1]] for name in worker_start.PRELOADED)
+
+
+@BOTH_STARTS
+def test_workers_have_the_environment_and_folder_of_now(
+    tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+import os, sys, threading, time
+from mm_assets.workers import WorkerPool
+from mm_assets_tests.worker_jobs import act
+if {start == "server"}:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+for folder in {[str(tmp_path / name) for name in "ab"]}:
+    os.mkdir(folder)
+    os.chdir(folder)
+    os.environ["MM_ASSETS_TEST"] = folder
+    with WorkerPool(1) as pool:
+        print(*(result for _, result in pool.map(act, [("environment", "MM_ASSETS_TEST"), ("folder", 0)])))
+"""
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [f"{tmp_path / name} {tmp_path / name}" for name in "ab"], done.stderr
+
+
+@BOTH_STARTS
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.Signals, start: str) -> None:
     notes = [tmp_path / "a", tmp_path / "b"]
-    program = script(tmp_path, [("touch then sleep", (str(note), 120)) for note in notes])
+    program = script(tmp_path, [("touch then sleep", (str(note), 120)) for note in notes], start)
     wait_until(lambda: all(note.exists() and note.read_text() for note in notes))
     pids = [int(note.read_text()) for note in notes]
     assert all(map(is_running, pids))
     os.kill(program.pid, number)
     assert program.wait(timeout=15) == -number
     wait_until(lambda: not any(map(is_running, pids)), seconds=5)
+
+
+@pytest.fixture
+def second_thread() -> Iterator[None]:
+    """Something that forbids the test's own process to fork."""
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+
+
+def test_a_killed_server_costs_no_job_and_is_started_again(second_thread: None) -> None:
+    with WorkerPool(2) as two:
+        jobs: list[tuple[str, Any]] = [("sleep", (3, "slow")), ("parent", 0)]
+        running = two.map(act, jobs)
+        _, server = next(running)
+        assert server != os.getpid()
+        os.kill(server, signal.SIGKILL)
+        assert [result for _, result in running] == ["slow"]
+    with WorkerPool(1) as one:
+        assert results(one, [("echo", 1)]) == {("echo", 1): 1}

@@ -47,6 +47,15 @@ def act(order: tuple[str, Any]) -> Any:
             return os.getpid()
         case ("modules", prefix):
             return sorted(name for name in sys.modules if name.startswith(prefix))
+        case ("threads of the parent", _):
+            tasks = Path(f"/proc/{os.getppid()}/task")
+            return sorted((task / "comm").read_text().strip() for task in tasks.iterdir())
+        case ("parent", _):
+            return os.getppid()
+        case ("environment", name):
+            return os.environ.get(name)
+        case ("folder", _):
+            return os.getcwd()
         case ("sigint", _):
             return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         case ("touch then sleep", (path, seconds)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -36,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    # By default numpy starts a thread per core. No command multiplies matrices, and with threads it could not
+    # fork its workers (mm_assets/worker_start.py).
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     options = _parser().parse_args(arguments)
     _refuse_unknown_settings()
     return int(options.run(options))

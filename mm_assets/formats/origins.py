@@ -55,7 +55,9 @@ class Origin:
 
 def parallel_map(ask: Callable[[Item], Result], items: Iterable[Item], where: str) -> list[Result]:
     """Return ``ask`` of every item, in order; in several threads where answers come over a network."""
-    with ThreadPoolExecutor(_THREADS if is_remote(where) else 1) as threads:
+    if not is_remote(where):
+        return [ask(item) for item in items]
+    with ThreadPoolExecutor(_THREADS) as threads:
         return list(threads.map(ask, items))
 
 

@@ -172,9 +172,11 @@ def refused(*arguments: object, code: int = 1) -> str:
     return lines[0]
 
 
-# What a worker does before its own code runs.
+# What the process that forks workers does before its own code runs; a thread of the program makes it start one.
 STILLBORN = """
-import os, sys
-if "--multiprocessing-fork" in sys.orig_argv:
+import os, sys, threading, time
+if "from multiprocessing.forkserver" in sys.orig_argv[-1]:
     {}
+elif "from multiprocessing" not in sys.orig_argv[-1]:
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 """
