@@ -5,6 +5,7 @@ They raise ``ValueError`` in one line, which begins with "must" where the settin
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 from mm_assets.formats.partitions import parse_bytes
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9]+://.")
 
 
 @dataclass(frozen=True)
@@ -33,16 +35,23 @@ def one_of(*names: str) -> OneOf:
     return OneOf(names)
 
 
-def number(kind: Callable[[str], Any], most: float = float("inf")) -> Callable[[str], Any]:
-    """Return a parser of numbers from 0 to ``most``."""
+def number(
+    kind: Callable[[str], Any], most: float = float("inf"), above: float | None = None
+) -> Callable[[str], Any]:
+    """Return a parser of numbers from 0, or from ``above`` without that itself, to ``most``."""
 
     def parse(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError as error:
-            raise ValueError(f"must be a number, not {text!r}") from error
-        if not value >= 0:
+            what = "a whole number" if kind is int else "a number"
+            raise ValueError(f"must be {what}, not {text!r}") from error
+        if math.isnan(value):
+            raise ValueError(f"must be a number, not {text!r}")
+        if value < 0:
             raise ValueError(f"must not be negative: {text}")
+        if above is not None and value <= above:
+            raise ValueError(f"must be more than {above:g}, not {text}")
         if value > most:
             raise ValueError(f"must be at most {most:g}, not {text}")
         return value
@@ -58,9 +67,8 @@ def byte_size(text: str) -> str:
 
 def cron(text: str) -> str:
     """Check a cron expression: five fields, or a name such as ``@daily``."""
-    refused = f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}"
     if len(text.split()) != 5 and not text.startswith("@"):
-        raise ValueError(refused)
+        raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
     try:
         import dagster as dg
     except ImportError:  # without Dagster there is no schedule
@@ -68,7 +76,9 @@ def cron(text: str) -> str:
     try:
         dg.ScheduleDefinition(name="checked", job_name="checked", cron_schedule=text)
     except dg.DagsterInvalidDefinitionError as error:
-        raise ValueError(refused) from error
+        raise ValueError(
+            f"must be a cron expression of a time that comes, such as '0 2 * * *', not {text!r}"
+        ) from error
     return text
 
 
@@ -94,9 +104,14 @@ def duration(text: str) -> float:
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Return words as a shell would."""
-    return tuple(shlex.split(text))
+def alert_targets(text: str) -> tuple[str, ...]:
+    """Return words as a shell would; each begins like a URL, which may be a secret and is not repeated."""
+    found = tuple(shlex.split(text))
+    for place, url in enumerate(found, start=1):
+        if not _URL.match(url):
+            number = f"number {place} of them" if len(found) > 1 else "this"
+            raise ValueError(f"must be Apprise URLs, such as json://host:8080/path; {number} is none")
+    return found
 
 
 def web_address(text: str) -> str:

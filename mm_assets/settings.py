@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.filters.registry import FILTERS, known_filters, settings_of
-from mm_assets.filters.score_filter import ScoreFilter
+from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
 from mm_assets.formats.paired.raw.address import MISSING_KEY_POLICIES
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
@@ -25,6 +25,7 @@ from mm_assets.interleaved.policies import POLICIES
 from mm_assets.plugins import load_plugins
 from mm_assets.setting_parsers import (
     OneOf,
+    alert_targets,
     byte_size,
     cron,
     duration,
@@ -33,7 +34,6 @@ from mm_assets.setting_parsers import (
     one_of,
     owners,
     web_address,
-    words,
 )
 from mm_assets.settings_file import PREFIX, SPACED, given_settings
 
@@ -62,12 +62,16 @@ _PARSERS: Mapping[type, Callable[[str], Any]] = {
 }
 
 
+def _parser(known: FilterSetting) -> Callable[[str], Any]:
+    return number(known.kind, above=0) if known.is_upper_bound else _PARSERS[known.kind]
+
+
 def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[S]], type[S]]:
     """The settings of filters as further fields of a class of settings; all are unset by default."""
 
     def decorate(cls: type[S]) -> type[S]:
         added = [
-            (known.name, Any, _setting(None, _PARSERS[known.kind], known.meaning, "" if index else "filters"))
+            (known.name, Any, _setting(None, _parser(known), known.meaning, "" if index else "filters"))
             for index, known in enumerate(settings_of(filters))
         ]
         taken = {f.name for f in fields(cls)}
@@ -127,7 +131,7 @@ class Settings:
         0.01, number(float, 1), "share of the images that is decoded to the last pixel", "limits and checks"
     )
     max_image_pixels: int = _setting(
-        MAX_PIXELS, number(int), "an image of more pixels is a decompression bomb"
+        MAX_PIXELS, number(int, above=0), "an image of more pixels is a decompression bomb"
     )
     max_member_bytes: str = _setting(
         "1GiB", byte_size, "a larger member of a tar, or image in Parquet, is not read"
@@ -149,7 +153,7 @@ class Settings:
         None, cron, "when the table is compacted, and old versions, logs and temporary files are removed"
     )
     alerts: tuple[str, ...] = _setting(
-        (), words, "where alerts go: Apprise URLs, separated by whitespace", is_secret=True
+        (), alert_targets, "where alerts go: Apprise URLs, separated by whitespace", is_secret=True
     )
     alert_on: str = _setting("error", one_of("error", "warn"), "least severity of failed checks that is told")
     ui_url: str | None = _setting(None, web_address, "address of the UI, for the links in alerts")
@@ -180,9 +184,11 @@ class Settings:
         known = {variable(f.name): f for f in fields(cls)}
         for name in given:
             if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0)[0]
-                nearest = near.removeprefix(PREFIX).lower() if name in given.of_file else near
-                raise ValueError(f"{given.place(name)}: no such setting; the nearest is {nearest}")
+                nearest = "".join(
+                    f"; the nearest is {near.removeprefix(PREFIX).lower() if name in given.of_file else near}"
+                    for near in get_close_matches(name, known, n=1, cutoff=0.6)
+                )
+                raise ValueError(f"{given.place(name)}: no such setting{nearest}")
         values = {}
         for name, setting in known.items():
             if text := given.get(name):

@@ -71,13 +71,25 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsFileError(f"{path}: {error}; write text in quotation marks") from error
+        raise SettingsFileError(f"{path}: {_toml_problem(text, str(error))}") from error
     for key in values:
         name = key.lower().removeprefix(PREFIX.lower())
         if key != name:
             what = "without MM_ and in lower case" if key.upper().startswith(PREFIX) else "in lower case"
             raise SettingsFileError(f"{path}: {key}: settings are written {what}: {name}")
     return values
+
+
+def _toml_problem(text: str, error: str) -> str:
+    """Return what tomllib says, with the key that is given twice, or what usually helps."""
+    if error.startswith("Cannot overwrite a value"):
+        seen: set[str] = set()
+        for number, line in enumerate(text.splitlines(), start=1):
+            key = line.partition("=")[0].strip()
+            if key in seen and "=" in line:
+                return f"{key} is given twice, the second time in line {number}"
+            seen.add(key)
+    return f"{error}; write text in quotation marks"
 
 
 def _text(path: Path, key: str, value: Any) -> str:

@@ -53,7 +53,7 @@ def _no_output() -> str:
 class Worker:
     """A started process, its pipe, and the jobs sent to it.
 
-    `startup_output` returns what was said on stderr before its own code ran: a traceback if it got no further.
+    `startup_output` returns what it said on stderr before its own code ran: a traceback if it got no further.
     """
 
     process: BaseProcess

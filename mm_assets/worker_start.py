@@ -1,8 +1,8 @@
 """Start of worker processes, at the cost of a fork instead of an interpreter with all its imports.
 
-A process of one thread, as most commands are, forks its workers itself. Threads do not survive a fork, and what
-they hold stays locked for ever; so a process with threads, as a run of Dagster's is, has a server that forks for
-it: a fresh interpreter that has imported what jobs need and runs nothing else.
+A process of one thread, as most commands are, forks its workers itself. Threads do not survive a fork, and
+what they hold stays locked for ever; so a process with threads, as a run of Dagster's is, has a server that
+forks for it: a fresh interpreter that has imported what jobs need and runs nothing else.
 """
 
 import os
@@ -33,11 +33,11 @@ _STDERR = 2
 # By default numpy starts a spinning thread per core in each process, and no worker multiplies matrices.
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _THREADS = Path("/proc/self/task")  # a folder for each thread of this process; Linux only
-# Arrow's allocator frees memory in a thread of its own; it has handlers that make it whole again after a fork.
+# Arrow's allocator frees memory in a thread of its own; its handlers make it whole again after a fork.
 _SURVIVORS = frozenset({"jemalloc_bg_thd"})
 _UNFORKABLE = frozenset({"lance"})  # it says so, in a warning of its own, also before it has threads
 
-_ENDED = "the process that they are forked from ended at its start, as the kernel makes it when memory runs out"
+_ENDED = "the process that forks them ended at its start, as the kernel makes it when memory runs out"
 _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 
 _started: WeakSet[Worker] = WeakSet()
@@ -55,7 +55,7 @@ def start() -> Worker:
 
 
 def _may_fork() -> bool:
-    """Return whether a fork breaks nothing: no thread of this process is left behind, not even a library's."""
+    """Return whether a fork breaks nothing: no thread is left behind, not even one of a library."""
     if not _UNFORKABLE.isdisjoint(sys.modules):
         return False
     try:
@@ -90,7 +90,7 @@ def _fork_by_server() -> Worker:
     """Let the server fork.
 
     Multiprocessing runs the main module again in every child: under a console script of Dagster that imports
-    all of Dagster (0.75 s CPU per worker). It looks at `__file__` and `__spec__`, which are removed meanwhile.
+    all of Dagster (0.75 s CPU per worker). It looks at `__file__` and `__spec__`; they are removed meanwhile.
     """
     context = get_context("forkserver")
     main = sys.modules["__main__"].__dict__
@@ -122,7 +122,7 @@ def _forked_by_server(pipe: Connection, stderr: int, environment: dict[str, str]
 class _Server:
     """The server that multiprocessing has for this process, and the pipe that is its stderr.
 
-    A worker of it writes there until its own code runs. The pipe never blocks: output that does not fit is lost.
+    A worker of it writes there until its own code runs. The pipe never blocks: what does not fit is lost.
     """
 
     def __init__(self) -> None:

@@ -37,9 +37,9 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
     [
         ("MM_MAX_ASPECT", "2", "MM_MAX_ASPECT: no such setting; the nearest is MM_MAX_ASPECT_RATIO"),
         ("MM_STORGE", "", "MM_STORGE: no such setting; the nearest is MM_STORAGE"),
-        ("MM_WORKERS", "two", "MM_WORKERS must be a number, not 'two'"),
+        ("MM_WORKERS", "two", "MM_WORKERS must be a whole number, not 'two'"),
         ("MM_WORKERS", "-1", "MM_WORKERS must not be negative: -1"),
-        ("MM_WORKERS", "1.5", "MM_WORKERS must be a number, not '1.5'"),
+        ("MM_WORKERS", "1.5", "MM_WORKERS must be a whole number, not '1.5'"),
         ("MM_MAX_LOSS", "1.5", "MM_MAX_LOSS must be at most 1, not 1.5"),
         (
             "MM_FRESH_WITHIN",
@@ -56,7 +56,7 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
         ("MM_UI_URL", "ui:3000", "MM_UI_URL must begin with http:// or https://, not 'ui:3000'"),
         ("MM_ALERT_ON", "info", "MM_ALERT_ON must be one of error, warn, not 'info'"),
         ("MM_ALERTS", "json://s3cret 'x", "MM_ALERTS: No closing quotation"),
-        ("MM_MAX_LOSS", "nan", "MM_MAX_LOSS must not be negative: nan"),
+        ("MM_MAX_LOSS", "nan", "MM_MAX_LOSS must be a number, not 'nan'"),
         ("MM_SAMPLE_ID_PREFIX", "file", "MM_SAMPLE_ID_PREFIX must be one of shard, not 'file'"),
         (
             "MM_ON_MATERIALIZE_ERROR",

@@ -251,7 +251,7 @@ BOTH_STARTS = pytest.mark.parametrize("start", ["fork", "server"])
 
 
 def script(tmp_path: Path, jobs: list[tuple[str, Any]], start: str) -> "subprocess.Popen[str]":
-    """A program whose pool forks its workers itself, or, as it has a second thread, has a server fork them."""
+    """A program that forks its workers itself, or, as it has a second thread, has a server fork them."""
     file = tmp_path / "main_program.py"
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -241,10 +241,11 @@ class DueShardFinder:
         record = self._instance.get_run_record_by_id(plan.run_id)
         if (told is not None and told.run_id == plan.run_id) or record is None:
             return Due(FAILED, f"failed in {run}")
+        is_missing = key not in self._latest[asset]
         if record.dagster_run.status == dg.DagsterRunStatus.CANCELED:
-            return Due(FAILED, f"{run} was canceled")
+            return Due(FAILED, f"{run} was canceled", is_missing=is_missing)
         may_land = time.time() - (record.end_time or 0) > _RETRY_SECONDS
-        return Due(FAILED, f"{run} ended before it was made", may_land, parent)
+        return Due(FAILED, f"{run} ended before it was made", may_land, parent, is_missing)
 
     def _observations_of(self, asset: dg.AssetKey) -> Mapping[str, EventId]:
         """Return the latest observation by partition: a shard that fails for its content has one."""

@@ -19,12 +19,19 @@ class Due:
         may_land: it failed, and may land now: what it is made from, the code or a setting has changed since,
             or its run was lost before it came to the partition.
         parent: the asset whose due partition is the reason; if that is not made, this one is not either.
+        is_missing: it failed with its run, for no fault of its own, and was never made.
     """
 
     kind: str
     reason: str
     may_land: bool = False
     parent: dg.AssetKey | None = None
+    is_missing: bool = False
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """What to ask for to have it made."""
+        return frozenset({self.kind, MISSING} if self.is_missing else {self.kind})
 
 
 @dataclass

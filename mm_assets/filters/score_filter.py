@@ -42,6 +42,10 @@ class FilterSetting:
     meaning: str
     quantity: str | None = None
 
+    @property
+    def is_upper_bound(self) -> bool:
+        return self.quantity is not None and self.name == f"max_{self.quantity}"
+
 
 def setting(name: str, kind: type, default: Any, meaning: str, quantity: str | None = None) -> Any:
     """Declare a field of a filter that users set.

@@ -116,6 +116,9 @@ def select(
     """
     materializable = [spec.key for spec in specs if spec.deps]
     names = {key.to_user_string(): key for key in materializable}
+    for spec in specs:
+        if not spec.deps and spec.key.to_user_string() in request.assets:
+            raise DataError(f"{spec.key.to_user_string()!r}: an asset that is observed, not made")
     assets = [names[known(name, names, "asset")] for name in dict.fromkeys(request.assets)] or materializable
     named = [known(key, listing, "raw shard") for key in dict.fromkeys(request.shards)]
     keys = named or [*listing, *absent]
@@ -124,7 +127,7 @@ def select(
         versions = {key: shard.version for key, shard in listing.items()}
         due = DueShardFinder(instance, specs, versions).find(assets).restricted(set(keys))
     if request.kinds:
-        due = due.where(lambda why: why.kind in request.kinds)
+        due = due.where(lambda why: not why.kinds.isdisjoint(request.kinds))
         keys = due.partitions()
     chosen = keys if request.limit is None else keys[: request.limit]
     if request.kinds:
@@ -142,5 +145,5 @@ def known(name: str, names: Collection[str], what: str) -> str:
     """
     if name in names:
         return name
-    near = get_close_matches(name, names, n=1, cutoff=0)
+    near = get_close_matches(name, names, n=1, cutoff=0.4)
     raise DataError(f"{name!r}: no such {what}" + (f"; the nearest is {near[0]!r}" if near else ""))

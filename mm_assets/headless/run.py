@@ -83,7 +83,11 @@ def prove(shards: Sequence[str] = ()) -> int:
         if not keys:
             print("nothing to prove: no shard was ever made")
             return 0
-        summary = RunSummary(dict.fromkeys(BY_ASSET, keys))
+        made = {asset: instance.get_materialized_partitions(dg.AssetKey([asset])) for asset in BY_ASSET}
+        summary = RunSummary({asset: [key for key in keys if key in found] for asset, found in made.items()})
+        never = [key for key in keys if not any(key in found for found in made.values())]
+        if never:
+            print(f"never made, so nothing of it is to prove: {_some_of(never)}")
         fail_lost_runs(instance)
         job = build_definitions().resolve_job_def("prove")
         with process_tag(instance) as process:
@@ -161,10 +165,13 @@ def _assets_of(request: MakeRequest) -> str:
 
 def _warn_of_removed(keys: Sequence[str]) -> None:
     if keys:
-        named = f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
         gone = counted(len(keys), "raw shard is gone", "raw shards are gone")
-        line = f"{gone}, or not in MM_RAW_SHARDS any more; the outputs stay: {named}"
+        line = f"{gone}, or not in MM_RAW_SHARDS any more; the outputs stay: {_some_of(keys)}"
         print(warning_line(line), file=sys.stderr)
+
+
+def _some_of(keys: Sequence[str]) -> str:
+    return f"{', '.join(keys[:_NAMED])}{' …' if keys[_NAMED:] else ''}"
 
 
 def _print_plan(selection: Selection, listing: Listing, order: Sequence[str]) -> int:

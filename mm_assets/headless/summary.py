@@ -24,6 +24,7 @@ _HEADER = (
     *("filtered", "quarantined", "MB", "seconds", "where"),
 )
 
+_UNUSED = {"unreferenced_members": "member", "unreferenced_frames": "frame"}
 _PROOF_HEADER = ("asset", "partitions", "proven", "changed", "not examined", "where")
 
 
@@ -69,6 +70,7 @@ class RunSummary:
         self._failed: dict[str, str] = {}
         self._failed_checks = 0
         self._lost = self._of = 0.0
+        self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._max_loss = max_loss
         # Shards that were published and lost more: one that loses more now fails, but an unchanged one was
         # made when more was allowed.
@@ -104,6 +106,8 @@ class RunSummary:
             self._failed_checks += not evaluation.passed
             if evaluation.check_name == ZERO_LOSS:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
+                if not evaluation.passed and asset in self._expected:  # also what only the records know of
+                    self._expected[asset].add(evaluation.partition)
 
     def _add_shard(self, materialization: dg.AssetMaterialization) -> None:
         line = self._lines[materialization.asset_key.to_user_string()]
@@ -121,6 +125,8 @@ class RunSummary:
             share, of = float(str(values[LOSS_SHARE])), float(str(values[LOSS_SHARE_OF]))
             self._lost += share * of
             self._of += of
+            if share:
+                self._losses[materialization.partition or ""] = _loss(share, values)
             if share > self._max_loss:
                 self.lossy[materialization.partition or ""] = share
 
@@ -132,6 +138,10 @@ class RunSummary:
         """
         for problem in self._problems:
             print(problem)
+        told = {line.partition(":")[0].partition(" of ")[0] for line in self._problems}
+        for key, loss in sorted(self._losses.items()):
+            if f"shard {key!r}" not in told:
+                print(f"shard {key!r}: {loss}")
         if self._lines:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])
         if self._expected:
@@ -140,7 +150,9 @@ class RunSummary:
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
             figures.append(f"members and items lost{others}: {self.loss_share:.0%}")
-        print("; ".join([*figures, f"checks failed: {self._failed_checks}"]))
+        # Checks of an unchanged shard are those of the run that made it; they are not evaluated again.
+        again = " now" if any(line.unchanged for line in self._lines.values()) else ""
+        print("; ".join([*figures, f"checks failed{again}: {self._failed_checks}"]))
         if self.lossy:
             named = ", ".join(f"{key} {share:.0%}" for key, share in list(self.lossy.items())[:_NAMED])
             more = f" and {len(self.lossy) - _NAMED} more" if len(self.lossy) > _NAMED else ""
@@ -179,7 +191,7 @@ class RunSummary:
     def _unproven(self) -> dict[str, str]:
         """Return for each shard that is not proven to be in every output the reason."""
         unproven: dict[str, str] = {}
-        for key in self._keys:
+        for key in dict.fromkeys([*self._keys, *(key for keys in self._expected.values() for key in keys)]):
             assets = [asset for asset, keys in self._expected.items() if key in keys]
             if changed := [asset for asset in assets if self._proofs.get((key, asset)) is False]:
                 unproven[key] = f"not as written in {', '.join(changed)}; the next run makes it again"
@@ -188,6 +200,19 @@ class RunSummary:
             elif absent := [asset for asset in assets if (key, asset) not in self._proofs]:
                 unproven[key] = f"not examined in {', '.join(absent)}"
         return unproven
+
+
+def _loss(share: float, values: Mapping[str, Any]) -> str:
+    """Return how much a shard lost and of what kind, by the metadata of its materialization."""
+    kinds = [f"{count} {kind.replace('_', ' ')}" for kind, count in (values.get("quarantined") or {}).items()]
+    if damaged := _number(values, "damaged_stretches"):
+        kinds.append(counted(damaged, "damaged stretch", "damaged stretches"))
+    for kind, what in _UNUSED.items():
+        if found := values.get(kind):
+            first = [str(name) for name in found["first"][:_NAMED]]
+            more = " …" if found["count"] > len(first) else ""
+            kinds.append(f"{counted(found['count'], what)} of no sample ({', '.join(first)}{more})")
+    return f"lost {share:.1%} of its members and items" + (f": {'; '.join(kinds)}" if kinds else "")
 
 
 def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
@@ -208,5 +233,5 @@ def _total(values: dict[str, Any], name: str) -> int:
     return sum((values.get(name) or {}).values())
 
 
-def _number(values: dict[str, Any], name: str) -> int:
+def _number(values: Mapping[str, Any], name: str) -> int:
     return int(values.get(name) or 0)

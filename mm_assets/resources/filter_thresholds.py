@@ -43,5 +43,5 @@ def filter_thresholds(filters: tuple[type[ScoreFilter], ...], values: Mapping[st
 def _field(known: FilterSetting) -> tuple[Any, Any]:
     if known.kind not in (float, int):
         return (list[str] if known.kind is tuple else str) | None, Field(None, description=known.meaning)
-    least: dict[str, Any] = {"gt": 0} if known.name == f"max_{known.quantity}" else {"ge": 0}
+    least: dict[str, Any] = {"gt": 0} if known.is_upper_bound else {"ge": 0}
     return known.kind | None, Field(None, description=known.meaning, **least)

@@ -172,7 +172,7 @@ def refused(*arguments: object, code: int = 1) -> str:
     return lines[0]
 
 
-# What the process that forks workers does before its own code runs; a thread of the program makes it start one.
+# What the process that forks workers does before its own code runs; a program with a thread starts one.
 STILLBORN = """
 import os, sys, threading, time
 if "from multiprocessing.forkserver" in sys.orig_argv[-1]:

@@ -355,7 +355,7 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
 
 # --- workers ---
 
-ENDED = "the process that they are forked from ended at its start, as the kernel makes it when memory runs out"
+ENDED = "the process that forks them ended at its start, as the kernel makes it when memory runs out"
 
 
 @pytest.mark.parametrize(

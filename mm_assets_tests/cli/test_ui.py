@@ -13,7 +13,7 @@ from mm_assets_tests.cli.commands import only_line, run_process
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
-        ({"MM_WORKERS": "many"}, "MM_WORKERS must be a number, not 'many'"),
+        ({"MM_WORKERS": "many"}, "MM_WORKERS must be a whole number, not 'many'"),
         ({"MM_STORGE": "x"}, "MM_STORGE: no such setting; the nearest is MM_STORAGE"),
         ({"MM_RAW_SHARDS": "it's"}, 'raw shards "it\'s": No closing quotation'),
         ({"DAGSTER_HOME": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),

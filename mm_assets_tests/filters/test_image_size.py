@@ -23,5 +23,5 @@ def test_settings() -> None:
     settings = Settings.load({"MM_MIN_IMAGE_SIDE": "64"})
     assert filters_of(FILTERS, settings.filter_values()) == (ImageSizeFilter(min_side=64),)
     assert ImageSizeFilter(min_side=64).threshold == "64..inf"
-    with pytest.raises(ValueError, match="^MM_MIN_IMAGE_SIDE must be a number, not '6.5'$"):
+    with pytest.raises(ValueError, match="^MM_MIN_IMAGE_SIDE must be a whole number, not '6.5'$"):
         Settings.load({"MM_MIN_IMAGE_SIDE": "6.5"})

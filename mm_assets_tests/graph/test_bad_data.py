@@ -113,7 +113,7 @@ def test_files_per_partition_loses_no_file(
 @pytest.mark.parametrize(
     ("variable", "value", "complaint"),
     [
-        ("MM_WORKERS", "many", "MM_WORKERS must be a number, not 'many'"),
+        ("MM_WORKERS", "many", "MM_WORKERS must be a whole number, not 'many'"),
         ("MM_WORKERS", "-1", "MM_WORKERS must not be negative"),
         ("MM_MIN_ASPECT_RATIO", "-3", "MM_MIN_ASPECT_RATIO must not be negative: -3"),
         ("MM_MAX_ASPECT", "3", "MM_MAX_ASPECT: no such setting; the nearest is MM_MAX_ASPECT_RATIO"),

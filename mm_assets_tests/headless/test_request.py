@@ -154,8 +154,8 @@ def test_a_raw_shard_that_is_gone_and_a_location_that_cannot_be_reached(project:
     [
         (("web-1",), "'web-1': no such raw shard; the nearest is 'web-0'"),
         (("--assets", "lance"), "'lance': no such asset; the nearest is 'lance_table'"),
-        (("--assets", "raw_shards"), "'raw_shards': no such asset; the nearest is 'final_tars'"),
-        (("--dry-run", "web-0", "x"), "'x': no such raw shard; the nearest is 'web-0'"),
+        (("--assets", "raw_shards"), "'raw_shards': an asset that is observed, not made"),
+        (("--dry-run", "web-0", "x"), "'x': no such raw shard"),
     ],
 )
 def test_names_that_there_are_not(arguments: tuple[str, ...], line: str, project: Project) -> None:

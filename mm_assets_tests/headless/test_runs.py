@@ -87,7 +87,7 @@ def test_prove(project: Project) -> None:
         ["lance_table", "2", "2", "0", "0", "lance/items.lance"],
         ["arrow_cache", "2", "2", "0", "0", "arrow_cache"],
     ]
-    assert only_line(project.command("prove", "c")) == "'c': no such partition; the nearest is 'b'"
+    assert only_line(project.command("prove", "c")) == "'c': no such partition"
     (project.storage / "filtered" / "b.parquet").write_bytes(b"")
     assert fine(project.command("prove", "a")).splitlines()[-1].startswith("proven: every item of 1 shard ")
     done = project.command("prove", "b", "b")
@@ -99,6 +99,29 @@ def test_prove(project: Project) -> None:
         "NOT PROVEN: 0 of 1 shard in all 5 outputs; the others: b not as written in filtered_parquet; "
         "the next run makes it again"
     )
+
+
+def test_what_was_never_made_is_not_unproven(project: Project) -> None:
+    project.shards("a")
+    project.broken("b")
+    assert project.run().returncode == 1
+    done = fine(project.command("prove")).splitlines()
+    assert done[0] == "never made, so nothing of it is to prove: b"
+    assert done[-1] == "proven: every item of 1 shard is in 5 outputs as it was written (proof/proof.json)"
+
+
+def test_what_a_shard_has_lost_is_told_in_each_run(project: Project) -> None:
+    document = {"texts": ["x", "y", None], "images": [None, None, "a.png"]}
+    images = [(name, picture(0)[1]) for name in ("a.png", "unused-0.png", "unused-1.png")]
+    make_tar(project.raw / "a.tar", [("a.json", document), *images])
+    told = (
+        "shard 'a': lost 33.3% of its members and items: 2 members of no sample (unused-0.png, unused-1.png)"
+    )
+    first, second = (fine(project.run()).splitlines() for _ in range(2))
+    assert [line for line in first if line.startswith("shard ")] == [told]
+    assert [line for line in second if line.startswith("shard ")] == [told]
+    assert first[-2].endswith("members and items lost: 33%; checks failed: 0")
+    assert second[-2].endswith("members and items lost: 33%; checks failed now: 0")
 
 
 def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) -> None:
@@ -132,5 +155,7 @@ def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) 
     assert re.fullmatch(r"failed: a run ended before it was made: 2 shards in \d assets \(a, b\)", plan[0]), (
         plan
     )
-    fine(project.run("--failed"))
+    # They were never made, either.
+    assert project.plan("--missing") == plan
+    fine(project.run("--missing"))
     assert project.made() == {asset: ["a", "b"] for asset in ASSETS}

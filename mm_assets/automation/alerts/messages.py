@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from mm_assets.automation.alerts.cause import NAMED, Cause, Kind, Origin
+from mm_assets.automation.removed_shards import PRESENT
 from mm_assets.interleaved.counted import counted
 
 Level = Literal["error", "warn", "clear", "test"]
@@ -97,10 +98,16 @@ def alert(cause: Cause, ui_url: str, begun: float, repeated: int = 0) -> Message
     """
     again = [f"besides: {counted(repeated, 'shard')} as before"] if repeated else []
     lines = [headline(cause), *_figures(cause), *again, *_names(cause)]
-    lines += ["", f"First seen: {_minute(begun)}", f"What to do: {_NEXT[cause.kind]}"]
+    lines += ["", f"First seen: {_minute(begun)}", f"What to do: {_next(cause)}"]
     if ui_url:
         lines.append(f"Page: {ui_url.rstrip('/')}/{_page(cause)}")
     return Message(f"{_SENDER}: {headline(cause)}", "\n".join(lines), cause.severity)
+
+
+def _next(cause: Cause) -> str:
+    if cause.kind == Kind.CHECK and cause.detail == PRESENT.name:
+        return "Bring the raw shards back, or remove their outputs: mm-assets retire"
+    return _NEXT[cause.kind]
 
 
 def summary(
