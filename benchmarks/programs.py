@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks import curator
 from benchmarks.measuring import Measurement, measure
 from benchmarks.workbench import warm
+from mm_assets.worker_environment import WORKER_ENVIRONMENT
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Program:
-    """``task`` is what `measure` calls, ``python`` the interpreter that has the program (None: this one)."""
+    """``task`` is what `measure` calls, ``python`` the interpreter that has the program (None: this one) and
+    runs with these variables.
+    """
 
     name: str
     task: str
     python: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def convert(self, kind: str, target: str, source: Source, output: Path, **more: Any) -> Measurement:
         """Convert files of format ``kind``, which the kernel has in its cache, into a folder of format
@@ -37,6 +42,7 @@ class Program:
         return measure(
             self.task,
             python=self.python,
+            environment=self.environment,
             source=kind,
             target=target,
             files=warm(source.files),
@@ -46,5 +52,5 @@ class Program:
         )
 
 
-OURS = Program("mm_assets", "benchmarks.project:prepare")
+OURS = Program("mm_assets", "benchmarks.project:prepare", environment=WORKER_ENVIRONMENT)
 THEIRS = Program("NeMo Curator", "benchmarks.curator:prepare", curator.PYTHON)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from mm_assets.worker_environment import WORKER_ENVIRONMENT
 from mm_assets.worker_process import Worker, work
 
 # What most jobs need, of what starts no threads: Lance does, so its jobs import it themselves.
@@ -30,8 +31,6 @@ PRELOADED = (
 )
 _NAME = "mm-assets-worker"
 _STDERR = 2
-# By default numpy starts a spinning thread per core in each process, and no worker multiplies matrices.
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _THREADS = Path("/proc/self/task")  # a folder for each thread of this process; Linux only
 # Arrow's allocator frees memory in a thread of its own; its handlers make it whole again after a fork.
 _SURVIVORS = frozenset({"jemalloc_bg_thd"})
@@ -134,8 +133,8 @@ class _Server:
             self._ends = os.pipe()
             for end in self._ends:
                 os.set_blocking(end, False)
-        is_set = _BLAS_THREADS in os.environ
-        os.environ.setdefault(_BLAS_THREADS, "1")
+        added = {name: text for name, text in WORKER_ENVIRONMENT.items() if name not in os.environ}
+        os.environ.update(added)
         forkserver.set_forkserver_preload(list(PRELOADED))
         stderr = os.dup(_STDERR)
         try:
@@ -144,8 +143,8 @@ class _Server:
         finally:
             os.dup2(stderr, _STDERR)
             os.close(stderr)
-            if not is_set:
-                del os.environ[_BLAS_THREADS]
+            for name in added:
+                del os.environ[name]
 
     def output(self) -> str:
         """Return what it and its workers have written since the last call, 64 KiB at most."""

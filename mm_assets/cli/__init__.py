@@ -9,6 +9,7 @@ from importlib import import_module
 
 from mm_assets import __version__
 from mm_assets.terminal import run_command
+from mm_assets.worker_environment import WORKER_ENVIRONMENT
 
 # Modules of this package, in the order of the help. Those of the graph import Dagster when they run.
 COMMANDS = (
@@ -37,9 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    # By default numpy starts a thread per core. No command multiplies matrices, and with threads it could not
-    # fork its workers (mm_assets/worker_start.py).
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    for name, value in WORKER_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     options = _parser().parse_args(arguments)
     _refuse_unknown_settings()
     return int(options.run(options))
