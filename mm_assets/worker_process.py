@@ -5,7 +5,7 @@ import signal
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -45,33 +45,33 @@ def failure_of(error: BaseException) -> WorkerFailure:
     return WorkerFailure(type(error).__name__, error_line(error), "".join(traceback.format_exception(error)))
 
 
-def _no_output() -> str:
-    return ""
-
-
 @dataclass(eq=False)
 class Worker:
     """A started process, its pipe, and the jobs sent to it.
 
-    `startup_output` returns what it said on stderr before its own code ran: a traceback if it got no further.
+    `stderr` is the read end of its stderr until its own code runs; None for a forked one, which
+    runs it at once.
     """
 
     process: BaseProcess
     pipe: Connection
-    startup_output: Callable[[], str] = _no_output
+    stderr: int | None = None
     jobs: deque[Any] = field(default_factory=deque)
     taken: bool = False  # the first of `jobs` is running
     has_started: bool = False
 
-    def is_alive(self) -> bool:
-        """Return whether the process runs; multiprocessing takes it for dead when its server has died."""
-        if self.process.is_alive():
-            return True
-        try:
-            os.kill(self.process.pid or 0, 0)
-        except ProcessLookupError:
-            return False
-        return True
+    def startup_output(self) -> str:
+        """Return its output before its own code ran (64 KiB at most): a traceback if it got no further."""
+        if self.stderr is not None:
+            with suppress(BlockingIOError):
+                return os.read(self.stderr, 1 << 16).decode(errors="replace").strip()
+        return ""
+
+    def close(self) -> None:
+        """Close the pipes to it."""
+        self.pipe.close()
+        if self.stderr is not None:
+            os.close(self.stderr)
 
 
 def work(pipe: Connection) -> None:

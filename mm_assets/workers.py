@@ -52,16 +52,18 @@ class WorkerPool:
 
     Args:
         processes: number of workers; 0: one per core.
+        may_fork: whether workers may be forked, which is quicker; they inherit what this process has opened.
 
     Raises:
         ValueError: ``processes`` is negative.
     """
 
-    def __init__(self, processes: int = 0) -> None:
+    def __init__(self, processes: int = 0, may_fork: bool = False) -> None:
         if processes < 0:
             raise ValueError(f"processes must be 0 (all cores) or more, not {processes}")
         self.processes = processes or available_cores()
         self._workers: list[Worker] = []
+        self._may_fork = may_fork
         self._mapping = False
 
     def __enter__(self) -> "WorkerPool":
@@ -81,7 +83,7 @@ class WorkerPool:
             worker.process.kill()
         for worker in workers:
             worker.process.join()
-            worker.pipe.close()
+            worker.close()
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
@@ -165,7 +167,7 @@ class WorkerPool:
             return idle
         if len(self._workers) < self.processes:
             try:
-                self._workers.append(_start())
+                self._workers.append(_start(self._may_fork))
             except OSError as error:
                 if not self._workers:
                     raise WorkerStartError(f"worker processes do not start: {error_line(error)}") from error
@@ -183,7 +185,7 @@ class WorkerPool:
         while True:
             if ready := connection.wait(list(by_pipe), timeout=1.0):
                 return [by_pipe[pipe] for pipe in ready]
-            if dead := [w for w in busy if not w.is_alive()]:
+            if dead := [w for w in busy if not w.process.is_alive()]:
                 return dead
 
     def _bury(self, worker: Worker) -> str:
@@ -193,7 +195,7 @@ class WorkerPool:
         worker.process.kill()
         worker.process.join()
         startup_output = "" if worker.has_started else worker.startup_output()
-        worker.pipe.close()
+        worker.close()
         code = worker.process.exitcode or 0
         if code >= 0 and startup_output:
             return startup_output.splitlines()[-1]  # the last line of a traceback is the error

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mm_assets import worker_start, workers
+from mm_assets import workers
 from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
 from mm_assets_tests.worker_jobs import RefusesPickling, act
 
@@ -214,8 +215,8 @@ def test_workers_that_cannot_start_are_not_blamed_on_jobs(
 ) -> None:
     start = workers._start
 
-    def stillborn() -> Any:
-        worker = start()
+    def stillborn(may_fork: bool) -> Any:
+        worker = start(may_fork)
         worker.process.kill()
         return worker
 
@@ -233,25 +234,23 @@ def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureF
 
 
 SCRIPT = """
-import sys, threading, time
+import sys
 from mm_assets.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
 import colorsys  # stands for a heavy import of the main program
 
-if sys.argv[2] == "server":
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
 if __name__ == "__main__" or True:  # no guard on purpose: workers must not run this file
-    with WorkerPool(2) as pool:
+    with WorkerPool(2, may_fork=sys.argv[2] == "fork") as pool:
         for job, result in pool.map(act, eval(sys.argv[1])):
             print(job, result, flush=True)
 """
 
 
-BOTH_STARTS = pytest.mark.parametrize("start", ["fork", "server"])
+BOTH_STARTS = pytest.mark.parametrize("start", ["fork", "spawn"])
 
 
 def script(tmp_path: Path, jobs: list[tuple[str, Any]], start: str) -> "subprocess.Popen[str]":
-    """A program that forks its workers itself, or, as it has a second thread, has a server fork them."""
+    """A program whose workers are forked or spawned."""
     file = tmp_path / "main_program.py"
     file.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -269,11 +268,11 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]], start: str) -> "subproce
     )
 
 
-def test_workers_of_a_program_with_threads_do_not_import_it(tmp_path: Path) -> None:
+def test_spawned_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
     program = script(
         tmp_path,
         [("modules", "colorsys"), ("modules", "dagster"), ("modules", "mm_assets.worker_process")],
-        "server",
+        "spawn",
     )
     out, _ = program.communicate(timeout=60)
     assert sorted(out.splitlines()) == [
@@ -283,39 +282,54 @@ def test_workers_of_a_program_with_threads_do_not_import_it(tmp_path: Path) -> N
     ]
 
 
-def test_workers_of_a_program_of_one_thread_are_forked_from_it(tmp_path: Path) -> None:
+def test_forked_workers_have_what_the_program_has_imported(tmp_path: Path) -> None:
     out, _ = script(tmp_path, [("modules", "colorsys")], "fork").communicate(timeout=60)
     assert out == "('modules', 'colorsys') ['colorsys']\n"
 
 
-def test_the_server_has_imported_what_jobs_need_and_has_no_threads(tmp_path: Path) -> None:
-    jobs = [("modules", name) for name in worker_start.PRELOADED]
-    out, _ = script(tmp_path, [*jobs, ("threads of the parent", 0)], "server").communicate(timeout=60)
-    answers = dict(line.rsplit(") ", 1) for line in out.splitlines())
-    assert len(answers.pop("('threads of the parent', 0").replace("'jemalloc_bg_thd', ", "").split(",")) == 1
-    assert all(name in answers[str(("modules", name))[:-1]] for name in worker_start.PRELOADED)
+@pytest.mark.parametrize("obstacle", ["a thread", "lance"])
+def test_nothing_is_forked_that_would_break(obstacle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    if obstacle == "a thread":
+        thread.start()
+    else:
+        monkeypatch.setitem(sys.modules, "lance", types.ModuleType("lance"))
+    with WorkerPool(1, may_fork=True) as one:
+        assert list(one.map(act, [("modules", "pytest")])) == [(("modules", "pytest"), [])]
+    is_over.set()
+    if thread.ident is not None:
+        thread.join()
 
 
 @BOTH_STARTS
 def test_workers_have_the_environment_and_folder_of_now(
     tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = f"""
-import os, sys, threading, time
+    for name in "ab":
+        folder = tmp_path / name
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("MM_ASSETS_TEST", name)
+        with WorkerPool(1, may_fork=start == "fork") as one:
+            jobs: list[tuple[str, Any]] = [("environment", "MM_ASSETS_TEST"), ("folder", 0)]
+            assert [result for _, result in one.map(act, jobs)] == [name, str(folder)]
+
+
+SOCKETS = """
 from mm_assets.workers import WorkerPool
 from mm_assets_tests.worker_jobs import act
-if {start == "server"}:
-    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
-for folder in {[str(tmp_path / name) for name in "ab"]}:
-    os.mkdir(folder)
-    os.chdir(folder)
-    os.environ["MM_ASSETS_TEST"] = folder
-    with WorkerPool(1) as pool:
-        print(*(result for _, result in pool.map(act, [("environment", "MM_ASSETS_TEST"), ("folder", 0)])))
+with WorkerPool(3, may_fork=True) as pool:
+    jobs = [("sleep", (0.5, n)) for n in range(3)] + [("sockets", n) for n in range(9)]
+    print([result for job, result in pool.map(act, jobs) if job[0] == "sockets"])
 """
+
+
+def test_forked_workers_do_not_hold_the_pipes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would keep the others alive after the death of their parent."""
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == [f"{tmp_path / name} {tmp_path / name}" for name in "ab"], done.stderr
+    done = subprocess.run([sys.executable, "-c", SOCKETS], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{[1] * 9}\n", done.stderr
 
 
 @BOTH_STARTS
@@ -329,26 +343,3 @@ def test_workers_go_when_their_parent_is_killed(tmp_path: Path, number: signal.S
     os.kill(program.pid, number)
     assert program.wait(timeout=15) == -number
     wait_until(lambda: not any(map(is_running, pids)), seconds=5)
-
-
-@pytest.fixture
-def second_thread() -> Iterator[None]:
-    """Something that forbids the test's own process to fork."""
-    is_over = threading.Event()
-    thread = threading.Thread(target=is_over.wait)
-    thread.start()
-    yield
-    is_over.set()
-    thread.join()
-
-
-def test_a_killed_server_costs_no_job_and_is_started_again(second_thread: None) -> None:
-    with WorkerPool(2) as two:
-        jobs: list[tuple[str, Any]] = [("sleep", (3, "slow")), ("parent", 0)]
-        running = two.map(act, jobs)
-        _, server = next(running)
-        assert server != os.getpid()
-        os.kill(server, signal.SIGKILL)
-        assert [result for _, result in running] == ["slow"]
-    with WorkerPool(1) as one:
-        assert results(one, [("echo", 1)]) == {("echo", 1): 1}

@@ -30,7 +30,7 @@ def warm_workers() -> Iterator[None]:
     """
     pools: dict[tuple[int, str], _WarmPool] = {}
 
-    def pool(processes: int) -> _WarmPool:
+    def pool(processes: int, may_fork: bool = False) -> _WarmPool:
         return pools.setdefault((processes, os.getcwd()), _WarmPool(processes))
 
     with pytest.MonkeyPatch.context() as patch:

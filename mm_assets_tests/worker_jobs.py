@@ -47,11 +47,9 @@ def act(order: tuple[str, Any]) -> Any:
             return os.getpid()
         case ("modules", prefix):
             return sorted(name for name in sys.modules if name.startswith(prefix))
-        case ("threads of the parent", _):
-            tasks = Path(f"/proc/{os.getppid()}/task")
-            return sorted((task / "comm").read_text().strip() for task in tasks.iterdir())
-        case ("parent", _):
-            return os.getppid()
+        case ("sockets", _):
+            names = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+            return sum(name.startswith("socket:") for name in names)
         case ("environment", name):
             return os.environ.get(name)
         case ("folder", _):

@@ -110,7 +110,8 @@ def run(options: argparse.Namespace) -> int:
         sweep_output(options.dst)
         sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
-    with WorkerPool(min(options.workers or available_cores(), max(len(conversions), 1))) as pool:
+    processes = min(options.workers or available_cores(), max(len(conversions), 1))
+    with WorkerPool(processes, may_fork=True) as pool:
         conversions, failures = resolve_duplicates(conversions, pool)
         with Progress(len(conversions)) as progress:
             jobs = [

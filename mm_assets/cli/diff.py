@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     with (
         located(root),
         readable_store_errors(),
-        WorkerPool(Settings.load().workers) as pool,
+        WorkerPool(Settings.load().workers, may_fork=True) as pool,
         Diff(root, options.a, options.b, pool) as diff,
     ):
         for partition, before, after, differences in diff.partitions():

@@ -41,7 +41,7 @@ def _tag(root: str, name: str) -> int:
     from mm_assets.versions.tagging import Tagger
     from mm_assets.workers import WorkerPool
 
-    with WorkerPool(Settings.load().workers) as pool:
+    with WorkerPool(Settings.load().workers, may_fork=True) as pool:
         is_new = Tagger(root, name, pool).run()
     print(f"tag {name}{'' if is_new else ' marks this state already'}")
     by_asset = Manifest(root, name).header["assets"]

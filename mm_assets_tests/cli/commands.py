@@ -172,10 +172,10 @@ def refused(*arguments: object, code: int = 1) -> str:
     return lines[0]
 
 
-# What the process that forks workers does before its own code runs; a program with a thread starts one.
+# What a worker does before its own code runs; it is spawned, as the program has a second thread.
 STILLBORN = """
 import os, sys, threading, time
-if "from multiprocessing.forkserver" in sys.orig_argv[-1]:
+if "--multiprocessing-fork" in sys.orig_argv:
     {}
 elif "from multiprocessing" not in sys.orig_argv[-1]:
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()

@@ -355,14 +355,16 @@ def test_an_interrupt_is_one_line(raw: Path, tmp_path: Path) -> None:
 
 # --- workers ---
 
-ENDED = "the process that forks them ended at its start, as the kernel makes it when memory runs out"
-
 
 @pytest.mark.parametrize(
     ("action", "line"),
     [
-        ("os._exit(7)", f"worker processes do not start: {ENDED}"),
-        ("os.kill(os.getpid(), 9)", f"worker processes do not start: {ENDED}"),
+        ("os._exit(7)", "worker processes do not start: worker ended with exit status 7"),
+        (
+            "os.kill(os.getpid(), 9)",
+            "worker processes do not start: worker killed by signal 9 (SIGKILL), as the kernel does "
+            "when memory",
+        ),
         (
             "raise SystemExit('no memory for this')",
             "worker processes do not start: SystemExit: no memory for this",

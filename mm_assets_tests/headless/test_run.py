@@ -195,7 +195,7 @@ def test_an_interrupt_is_one_line_and_leaves_no_process(tmp_path: Path, moment: 
     wait = f"open({str(note)!r}, 'w').write(str(os.getpid())); import time; time.sleep(60)"
     condition = "True" if moment == "in the run" else "False"
     (tmp_path / "sitecustomize.py").write_text(
-        f"import os, sys\nif {condition} and 'multiprocessing.forkserver' in sys.orig_argv[-1]:\n    {wait}\n"
+        f"import os, sys\nif {condition} and '--multiprocessing-fork' in sys.orig_argv:\n    {wait}\n"
         f"if not {condition} and sys.orig_argv[-1] == 'mm_assets.demo':\n    import threading\n"
         f"    def watch():\n        while 'dagster' not in sys.modules: pass\n        "
         f"open({str(note)!r}, 'w').write('')\n"
