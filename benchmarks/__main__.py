@@ -5,14 +5,37 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks import accounting, events, growth, memory, orchestration, pages, peer, training, workers
+from benchmarks import (
+    accounting,
+    events,
+    growth,
+    memory,
+    orchestration,
+    pages,
+    peer,
+    training,
+    whole_command,
+    workers,
+)
 
 
 def main() -> int:
     """Run the benchmark that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    for benchmark in (peer, accounting, memory, workers, growth, orchestration, events, training, pages):
+    modules = (
+        peer,
+        whole_command,
+        accounting,
+        memory,
+        workers,
+        growth,
+        orchestration,
+        events,
+        training,
+        pages,
+    )
+    for benchmark in modules:
         benchmark.add_to(commands)
     options = parser.parse_args()
     return int(options.run(options))

@@ -7,6 +7,7 @@ That is its best case: Ray alone costs it more CPU than the work on sets this sm
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,17 @@ def _run(source: str, target: str, files: Sequence[str], output: str, is_filtere
             tasks = [made for task in tasks for made in adapter.process_batch([task])]
 
 
+def main() -> None:
+    """Run the pipeline as a user's script does, by an executor: ``SOURCE TARGET OUTPUT FILE …``."""
+    import ray
+    from nemo_curator.backends.ray_data import RayDataExecutor
+
+    source, target, output, *files = sys.argv[1:]
+    ray.init(include_dashboard=False, log_to_driver=False)
+    _pipeline(source, target, files, output, is_filtered=True).run(RayDataExecutor())
+    ray.shutdown()
+
+
 def _pipeline(source: str, target: str, files: Sequence[str], output: str, is_filtered: bool) -> Any:
     from nemo_curator.pipeline import Pipeline
     from nemo_curator.stages.interleaved.io import (
@@ -93,3 +105,7 @@ def _pipeline(source: str, target: str, files: Sequence[str], output: str, is_fi
     writer = InterleavedParquetWriterStage if target == "parquet" else InterleavedWebdatasetWriterStage
     pipeline.add_stage(writer(path=output, mode="overwrite", on_materialize_error="error"))
     return pipeline
+
+
+if __name__ == "__main__":
+    main()

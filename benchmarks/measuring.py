@@ -5,6 +5,7 @@ Standard library only: it runs in the peer's environment, too.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -12,8 +13,10 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +65,72 @@ def measure(
     return Measurement(**json.loads(done.stdout.splitlines()[-1]))  # a library may have printed before
 
 
+def measure_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Measurement:
+    """Run a command and measure it whole: interpreter, imports, and every process that it starts.
+
+    Processes that outlive it, such as Ray's, become children of the one that measures, which waits for them;
+    ``wall`` is that of the command alone. ``peak`` is that of its largest process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, "--command", *command],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise TaskFailed(f"{' '.join(command[:6])} …: {done.stderr[-4000:]}")
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _measured_command(command: Sequence[str]) -> Measurement:
+    set_child_subreaper = 36
+    ctypes.CDLL(None, use_errno=True).prctl(set_child_subreaper, 1, 0, 0, 0)
+    is_over = threading.Event()
+    seen: dict[int, float] = {}
+    sampler = threading.Thread(target=_sample_descendants, args=(seen, is_over))
+    sampler.start()
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    code = process.wait()
+    wall = time.perf_counter() - started
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+    is_over.set()
+    sampler.join()
+    if code:
+        raise TaskFailed(f"exit {code}")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Measurement(
+        max(usage.ru_utime + usage.ru_stime, sum(seen.values())), wall, usage.ru_maxrss / 1024, {}
+    )
+
+
+def _sample_descendants(seen: dict[int, float], is_over: threading.Event) -> None:
+    """Note the CPU seconds of each process below this one until the end.
+
+    A parent that ignores its children, as Ray's do, has them missing in its own account.
+    """
+    tick = os.sysconf("SC_CLK_TCK")
+    while not is_over.wait(0.05):
+        parents, used = {}, {}
+        for entry in os.listdir("/proc"):
+            with suppress(OSError):
+                if entry.isdecimal():
+                    with open(f"/proc/{entry}/stat") as file:
+                        fields = file.read().rpartition(")")[2].split()
+                    parents[int(entry)] = int(fields[1])
+                    used[int(entry)] = (int(fields[11]) + int(fields[12])) / tick
+        for pid in parents:
+            above = pid
+            while above in parents and above != os.getpid():
+                above = parents[above]
+            if above == os.getpid() != pid:
+                seen[pid] = used[pid]
+
+
 def cpu_seconds() -> float:
     """User and system seconds of this process, its threads, and its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -91,6 +160,9 @@ def _measured(work: Work) -> Measurement:
 
 def main() -> None:
     """The measured process: prints its `Measurement` as the last line."""
+    if sys.argv[1] == "--command":
+        print(json.dumps(_measured_command(sys.argv[2:]).__dict__), flush=True)
+        return
     module, _, name = sys.argv[1].partition(":")
     prepare: Callable[..., Work] = getattr(importlib.import_module(module), name)
     print(json.dumps(_measured(prepare(**json.loads(sys.argv[2]))).__dict__), flush=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 import pytest
 
-from benchmarks.measuring import TaskFailed, Work, measure
+from benchmarks.measuring import TaskFailed, Work, measure, measure_command
 
 _MIB = 1 << 20
 
@@ -36,3 +37,23 @@ def test_memory_of_the_preparation_does_not_count() -> None:
 def test_a_task_that_fails_says_why() -> None:
     with pytest.raises(TaskFailed, match="ValueError: the reason"):
         measure(f"{__name__}:fail")
+
+
+BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass"
+# A parent that ignores its child, and ends before it.
+ORPHAN = f"""
+import signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", {BURN.format(1)!r}])
+{BURN.format(0.5)}
+"""
+
+
+def test_a_whole_command_has_the_processes_that_outlive_it() -> None:
+    done = measure_command([sys.executable, "-c", ORPHAN])
+    assert 1.5 <= done.cpu < 3
+
+
+def test_a_command_that_fails_says_why() -> None:
+    with pytest.raises(TaskFailed, match="no such thing"):
+        measure_command([sys.executable, "-c", "raise SystemExit('no such thing')"])
