@@ -25,7 +25,7 @@ from mm_assets.interleaved.errors import DataError
 if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
-_RELEASE_BYTES = 32 << 20  # written between two releases of memory
+_RELEASE_BYTES = 8 << 20  # written between two releases of memory
 # Readers never see this metadata: the table has its own schema, and the hint is only for the file writer.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
