@@ -37,7 +37,7 @@ class Snapshot:
         self._by_file: dict[str, list[int]] = {}
         for id_, metadata in sorted(self.fragments.items()):
             for file in metadata.files:
-                self._by_file.setdefault(file.path, []).append(id_)
+                self._by_file.setdefault(_path_of(file), []).append(id_)
         self._sets_by_version: dict[int, frozenset[str]] = {}
         self._kept: frozenset[int] | None = None
 
@@ -225,6 +225,15 @@ def ids_predicate(sample_ids: Iterable[str]) -> str:
         + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids)
         + ")"
     )
+
+
+def _path_of(file: Any) -> str:
+    """Return the path of a data file.
+
+    Lance's own property makes a class at each call, and of a table of 5,000 fragments all are asked for.
+    """
+    path = vars(file).get("_path")
+    return file.path if path is None else str(path)
 
 
 class StaleSnapshot(MmAssetsError, CommitConflictError):
