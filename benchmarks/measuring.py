@@ -51,18 +51,7 @@ def measure(
     The function takes ``arguments`` (JSON values), imports and prepares what it needs and returns the work,
     which alone is measured.
     """
-    command = [str(python or sys.executable), "-m", __name__, task, json.dumps(arguments)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise TaskFailed(f"{task}: exit {done.returncode}: {done.stderr[-4000:]}")
-    return Measurement(**json.loads(done.stdout.splitlines()[-1]))  # a library may have printed before
+    return _measured_apart([task, json.dumps(arguments)], task, python, environment)
 
 
 def measure_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Measurement:
@@ -71,8 +60,15 @@ def measure_command(command: Sequence[str], environment: Mapping[str, str] | Non
     Processes that outlive it, such as Ray's, become children of the one that measures, which waits for them;
     ``wall`` is that of the command alone. ``peak`` is that of its largest process.
     """
+    return _measured_apart(["--command", *command], f"{' '.join(command[:6])} …", None, environment)
+
+
+def _measured_apart(
+    arguments: Sequence[str], name: str, python: Path | None, environment: Mapping[str, str] | None
+) -> Measurement:
+    """Run this module in a process of its own, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__, "--command", *command],
+        [str(python or sys.executable), "-m", __name__, *arguments],
         cwd=ROOT,
         env={**os.environ, **(environment or {})},
         capture_output=True,
@@ -80,8 +76,8 @@ def measure_command(command: Sequence[str], environment: Mapping[str, str] | Non
         check=False,
     )
     if done.returncode:
-        raise TaskFailed(f"{' '.join(command[:6])} …: {done.stderr[-4000:]}")
-    return Measurement(**json.loads(done.stdout.splitlines()[-1]))
+        raise TaskFailed(f"{name}: exit {done.returncode}: {done.stderr[-4000:]}")
+    return Measurement(**json.loads(done.stdout.splitlines()[-1]))  # a library may have printed before
 
 
 def _measured_command(command: Sequence[str]) -> Measurement:
