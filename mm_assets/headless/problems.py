@@ -33,6 +33,10 @@ class _Shard:
     checks: list[tuple[str, str]] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
 
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.causes or self.absent)
+
     def line(self, key: str) -> str:
         parts = [f"{asset}: {cause}" for asset, cause in self.causes.items()]
         if self.absent and not parts:
@@ -41,13 +45,27 @@ class _Shard:
         parts += [f"{check}: {summary[:_LONGEST]}" for check, summary in self.checks if summary not in known]
         return (
             f"shard {key!r} of {'; '.join(parts)}"
-            if self.causes or self.absent
+            if self.has_failed
             else f"shard {key!r}: {'; '.join(parts)}"
         )
 
 
-def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> list[str]:
-    """Return lines on failed shards, on shards with failed checks, and on steps that failed as a whole."""
+@dataclass(frozen=True)
+class Problems:
+    """What went wrong in a run.
+
+    Args:
+        lines: on failed shards, on shards with failed checks, and on steps that failed as a whole.
+        failed: for each failed shard the first asset that it failed in. The log of the run tells; the check
+            `landed` sees what another run may have made since.
+    """
+
+    lines: list[str]
+    failed: dict[str, str]
+
+
+def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> Problems:
+    """Return what went wrong in a run."""
     shards: dict[str, _Shard] = defaultdict(_Shard)
     entries = [record.event_log_entry for record in instance.get_records_for_run(result.run_id).records]
     for entry in entries:
@@ -62,8 +80,11 @@ def problem_lines(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     for evaluation in result.get_asset_check_evaluations():
         if not evaluation.passed:
             _note(evaluation, shards)
-    failed = sorted(shards, key=lambda key: (not (shards[key].causes or shards[key].absent), key))
-    return [*(shards[key].line(key) for key in failed), *_failed_steps(entries)]
+    failed = {
+        key: next(iter([*shard.causes, *shard.absent])) for key, shard in shards.items() if shard.has_failed
+    }
+    ordered = sorted(shards, key=lambda key: (key not in failed, key))
+    return Problems([*(shards[key].line(key) for key in ordered), *_failed_steps(entries)], failed)
 
 
 def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:

@@ -11,9 +11,8 @@ import dagster as dg
 
 from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
 from mm_assets.formats.format_table import format_by_suffix
-from mm_assets.headless.problems import problem_lines
+from mm_assets.headless.problems import find_problems
 from mm_assets.interleaved.counted import counted
-from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
@@ -90,7 +89,10 @@ class RunSummary:
     def add(self, instance: dg.DagsterInstance, result: dg.ExecuteInProcessResult) -> None:
         """Take a run into account."""
         self.has_succeeded &= result.success
-        self._problems += problem_lines(instance, result)
+        problems = find_problems(instance, result)
+        self._problems += problems.lines
+        for key, asset in problems.failed.items():
+            self._failed.setdefault(key, asset)
         for event in result.get_asset_materialization_events():
             self._add_shard(event.step_materialization_data.materialization)
         for stats in instance.get_run_step_stats(result.run_id):
@@ -98,9 +100,6 @@ class RunSummary:
                 self._lines[stats.step_key].seconds += stats.end_time - stats.start_time
         for evaluation in result.get_asset_check_evaluations():
             asset = evaluation.asset_key.to_user_string()
-            if evaluation.check_name == LANDED:
-                for key in getattr(evaluation.metadata.get("shards"), "value", None) or []:
-                    self._failed.setdefault(str(key), asset)
             if evaluation.partition is None:
                 continue
             self._failed_checks += not evaluation.passed
