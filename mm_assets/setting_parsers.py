@@ -67,8 +67,11 @@ def byte_size(text: str) -> str:
 
 def cron(text: str) -> str:
     """Check a cron expression: five fields, or a name such as ``@daily``."""
+    refused = (
+        f"must be a cron expression of five fields, of a time that comes, such as '0 2 * * *', not {text!r}"
+    )
     if len(text.split()) != 5 and not text.startswith("@"):
-        raise ValueError(f"must be a cron expression of five fields, such as '0 2 * * *', not {text!r}")
+        raise ValueError(refused)
     try:
         import dagster as dg
     except ImportError:  # without Dagster there is no schedule
@@ -76,9 +79,7 @@ def cron(text: str) -> str:
     try:
         dg.ScheduleDefinition(name="checked", job_name="checked", cron_schedule=text)
     except dg.DagsterInvalidDefinitionError as error:
-        raise ValueError(
-            f"must be a cron expression of a time that comes, such as '0 2 * * *', not {text!r}"
-        ) from error
+        raise ValueError(refused) from error
     return text
 
 

@@ -103,7 +103,8 @@ def test_a_list_of_locations_keeps_each_whole(name: str, folder: Path) -> None:
         ),
         (
             "refresh_cron = '0 0 30 2 *'",
-            "mm_assets.toml: refresh_cron must be a cron expression of a time that comes, such as "
+            "mm_assets.toml: refresh_cron must be a cron expression of five fields, of a time that "
+            "comes, such as "
             "'0 2 * * *', not '0 0 30 2 *'",
         ),
         (

@@ -62,7 +62,7 @@ def test_no_worker_starts_when_there_is_nothing_to_do(
 ) -> None:
     deployment.shards(1)
     deployment.run("two", "k01")
-    monkeypatch.setattr("mm_assets.workers._start", lambda: pytest.fail("a worker was started"))
+    monkeypatch.setattr("mm_assets.workers._start", lambda _: pytest.fail("a worker was started"))
     assert deployment.run("two", "k01").success
 
 
