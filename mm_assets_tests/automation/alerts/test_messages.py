@@ -56,3 +56,16 @@ def test_links_lead_to_the_page_to_look_at_first() -> None:
 def test_without_an_address_there_is_no_link() -> None:
     bodies = [alert(Cause(Kind.CHECK, "x", "y", RUN), "", NOW).body, all_clear({"a": NOW, "b": NOW}, "").body]
     assert not any("Page:" in body for body in bodies)
+
+
+def test_what_to_do_of_raw_shards_that_are_gone_is_not_to_make_them_again() -> None:
+    advice = {
+        check: next(
+            line
+            for line in alert(Cause(Kind.CHECK, "raw_shards", check, RUN), "", NOW).body.splitlines()
+            if line.startswith("What to do: ")
+        )
+        for check in ("present", "integrity")
+    }
+    assert "mm-assets retire" in advice["present"] and "mm-assets run" not in advice["present"]
+    assert advice["integrity"].endswith("mm-assets run --changed --failed")
