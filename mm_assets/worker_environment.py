@@ -1,7 +1,7 @@
 """Variables for the libraries of workers, which read them when they are loaded.
 
-Commands set them for themselves, as they fork their workers; the server of other processes gets them at its
-start. What the user has set stays.
+Commands set them for themselves, as they fork their workers; spawned workers get them at their start. What
+the user has set stays.
 """
 
 WORKER_ENVIRONMENT = {

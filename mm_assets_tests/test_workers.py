@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -282,54 +280,62 @@ def test_spawned_workers_do_not_import_the_main_program(tmp_path: Path) -> None:
     ]
 
 
-def test_forked_workers_have_what_the_program_has_imported(tmp_path: Path) -> None:
-    out, _ = script(tmp_path, [("modules", "colorsys")], "fork").communicate(timeout=60)
-    assert out == "('modules', 'colorsys') ['colorsys']\n"
+def pool_script(code: str, *arguments: str) -> str:
+    """What a program of its own prints: this process has threads of the test runner, and is never forked."""
+    code = f"""
+import os, sys, threading, time, types
+from mm_assets.workers import WorkerPool
+from mm_assets_tests.worker_jobs import act
+{code}"""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-@pytest.mark.parametrize("obstacle", ["a thread", "lance"])
-def test_nothing_is_forked_that_would_break(obstacle: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_over = threading.Event()
-    thread = threading.Thread(target=is_over.wait)
-    if obstacle == "a thread":
-        thread.start()
-    else:
-        monkeypatch.setitem(sys.modules, "lance", types.ModuleType("lance"))
-    with WorkerPool(1, may_fork=True) as one:
-        assert list(one.map(act, [("modules", "pytest")])) == [(("modules", "pytest"), [])]
-    is_over.set()
-    if thread.ident is not None:
-        thread.join()
+OBSTACLES = {
+    "nothing": ("", ["colorsys"]),
+    "a thread": ("threading.Thread(target=time.sleep, args=(600,), daemon=True).start()", []),
+    "lance": ("sys.modules['lance'] = types.ModuleType('lance')", []),
+}
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_nothing_is_forked_that_would_break(obstacle: str) -> None:
+    """Only a forked worker has what the program has imported."""
+    code, found = OBSTACLES[obstacle]
+    ask = """
+import colorsys
+with WorkerPool(1, may_fork=True) as pool:
+    print([result for _, result in pool.map(act, [("modules", "colorsys")])])
+"""
+    assert pool_script(code + ask) == f"{[found]}\n"
 
 
 @BOTH_STARTS
-def test_workers_have_the_environment_and_folder_of_now(
-    tmp_path: Path, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in "ab":
-        folder = tmp_path / name
-        folder.mkdir()
-        monkeypatch.chdir(folder)
-        monkeypatch.setenv("MM_ASSETS_TEST", name)
-        with WorkerPool(1, may_fork=start == "fork") as one:
-            jobs: list[tuple[str, Any]] = [("environment", "MM_ASSETS_TEST"), ("folder", 0)]
-            assert [result for _, result in one.map(act, jobs)] == [name, str(folder)]
+def test_workers_have_the_environment_and_folder_of_now(tmp_path: Path, start: str) -> None:
+    ask = """
+for folder in sys.argv[2:]:
+    os.mkdir(folder)
+    os.chdir(folder)
+    os.environ["MM_ASSETS_TEST"] = folder
+    with WorkerPool(1, may_fork=sys.argv[1] == "fork") as pool:
+        print(*(result for _, result in pool.map(act, [("environment", "MM_ASSETS_TEST"), ("folder", 0)])))
+"""
+    folders = [str(tmp_path / name) for name in "ab"]
+    assert pool_script(ask, start, *folders).splitlines() == [f"{folder} {folder}" for folder in folders]
 
 
-SOCKETS = """
-from mm_assets.workers import WorkerPool
-from mm_assets_tests.worker_jobs import act
+def test_forked_workers_do_not_hold_the_pipes_of_others() -> None:
+    """Each would keep the others alive after the death of their parent."""
+    ask = """
 with WorkerPool(3, may_fork=True) as pool:
     jobs = [("sleep", (0.5, n)) for n in range(3)] + [("sockets", n) for n in range(9)]
     print([result for job, result in pool.map(act, jobs) if job[0] == "sockets"])
 """
-
-
-def test_forked_workers_do_not_hold_the_pipes_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each would keep the others alive after the death of their parent."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    done = subprocess.run([sys.executable, "-c", SOCKETS], capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{[1] * 9}\n", done.stderr
+    assert pool_script(ask) == f"{[1] * 9}\n"
 
 
 @BOTH_STARTS
