@@ -30,7 +30,7 @@ class Due:
 
     @property
     def kinds(self) -> frozenset[str]:
-        """What to ask for to have it made."""
+        """The kinds by which a request selects it."""
         return frozenset({self.kind, MISSING} if self.is_missing else {self.kind})
 
 

@@ -56,11 +56,13 @@ class Problems:
 
     Args:
         lines: on failed shards, on shards with failed checks, and on steps that failed as a whole.
+        shards: those that have a line.
         failed: for each failed shard the first asset that it failed in. The log of the run tells; the check
             `landed` sees what another run may have made since.
     """
 
     lines: list[str]
+    shards: frozenset[str]
     failed: dict[str, str]
 
 
@@ -84,7 +86,8 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
         key: next(iter([*shard.causes, *shard.absent])) for key, shard in shards.items() if shard.has_failed
     }
     ordered = sorted(shards, key=lambda key: (key not in failed, key))
-    return Problems([*(shards[key].line(key) for key in ordered), *_failed_steps(entries)], failed)
+    lines = [*(shards[key].line(key) for key in ordered), *_failed_steps(entries)]
+    return Problems(lines, frozenset(shards), failed)
 
 
 def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:

@@ -87,7 +87,7 @@ def prove(shards: Sequence[str] = ()) -> int:
         summary = RunSummary({asset: [key for key in keys if key in found] for asset, found in made.items()})
         never = [key for key in keys if not any(key in found for found in made.values())]
         if never:
-            print(f"never made, so nothing of it is to prove: {_some_of(never)}")
+            print(f"never made, nothing to prove: {_some_of(never)}")
         fail_lost_runs(instance)
         job = build_definitions().resolve_job_def("prove")
         with process_tag(instance) as process:

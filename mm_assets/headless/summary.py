@@ -23,7 +23,7 @@ _HEADER = (
     *("filtered", "quarantined", "MB", "seconds", "where"),
 )
 
-_UNUSED = {"unreferenced_members": "member", "unreferenced_frames": "frame"}
+_UNREFERENCED = {"unreferenced_members": "unreferenced member", "unreferenced_frames": "unreferenced frame"}
 _PROOF_HEADER = ("asset", "partitions", "proven", "changed", "not examined", "where")
 
 
@@ -64,6 +64,7 @@ class RunSummary:
         self._expected = {each.asset: set(keys[each.asset]) for each in OUTPUTS if each.asset in keys}
         self._keys = list(dict.fromkeys(key for asset in self._expected for key in keys[asset]))
         self._problems: list[str] = []
+        self._told: set[str] = set()  # shards that have a line there
         self._lines: dict[str, _Line] = defaultdict(_Line)
         self._proofs: dict[tuple[str, str], bool] = {}
         self._failed: dict[str, str] = {}
@@ -91,6 +92,7 @@ class RunSummary:
         self.has_succeeded &= result.success
         problems = find_problems(instance, result)
         self._problems += problems.lines
+        self._told |= problems.shards
         for key, asset in problems.failed.items():
             self._failed.setdefault(key, asset)
         for event in result.get_asset_materialization_events():
@@ -105,8 +107,13 @@ class RunSummary:
             self._failed_checks += not evaluation.passed
             if evaluation.check_name == ZERO_LOSS:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
-                if not evaluation.passed and asset in self._expected:  # also what only the records know of
-                    self._expected[asset].add(evaluation.partition)
+                if not evaluation.passed and asset in self._expected:
+                    self._expect(evaluation.partition, asset)  # also what only the records know of
+
+    def _expect(self, key: str, asset: str) -> None:
+        if all(key not in expected for expected in self._expected.values()):
+            self._keys.append(key)
+        self._expected[asset].add(key)
 
     def _add_shard(self, materialization: dg.AssetMaterialization) -> None:
         line = self._lines[materialization.asset_key.to_user_string()]
@@ -137,9 +144,8 @@ class RunSummary:
         """
         for problem in self._problems:
             print(problem)
-        told = {line.partition(":")[0].partition(" of ")[0] for line in self._problems}
         for key, loss in sorted(self._losses.items()):
-            if f"shard {key!r}" not in told:
+            if key not in self._told:
                 print(f"shard {key!r}: {loss}")
         if self._lines:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])
@@ -149,9 +155,10 @@ class RunSummary:
         if self._of or not self._failed:  # else there is nothing of which anything could be lost
             others = " of the others" if self._failed else ""
             figures.append(f"members and items lost{others}: {self.loss_share:.0%}")
-        # Checks of an unchanged shard are those of the run that made it; they are not evaluated again.
-        again = " now" if any(line.unchanged for line in self._lines.values()) else ""
-        print("; ".join([*figures, f"checks failed{again}: {self._failed_checks}"]))
+        # Checks of an unchanged shard are those of the run that made it.
+        is_partial = any(line.unchanged for line in self._lines.values())
+        skipped = " (unchanged shards were not checked again)" if is_partial else ""
+        print("; ".join([*figures, f"checks failed: {self._failed_checks}{skipped}"]))
         if self.lossy:
             named = ", ".join(f"{key} {share:.0%}" for key, share in list(self.lossy.items())[:_NAMED])
             more = f" and {len(self.lossy) - _NAMED} more" if len(self.lossy) > _NAMED else ""
@@ -190,7 +197,7 @@ class RunSummary:
     def _unproven(self) -> dict[str, str]:
         """Return for each shard that is not proven to be in every output the reason."""
         unproven: dict[str, str] = {}
-        for key in dict.fromkeys([*self._keys, *(key for keys in self._expected.values() for key in keys)]):
+        for key in self._keys:
             assets = [asset for asset, keys in self._expected.items() if key in keys]
             if changed := [asset for asset in assets if self._proofs.get((key, asset)) is False]:
                 unproven[key] = f"not as written in {', '.join(changed)}; the next run makes it again"
@@ -206,11 +213,11 @@ def _loss(share: float, values: Mapping[str, Any]) -> str:
     kinds = [f"{count} {kind.replace('_', ' ')}" for kind, count in (values.get("quarantined") or {}).items()]
     if damaged := _number(values, "damaged_stretches"):
         kinds.append(counted(damaged, "damaged stretch", "damaged stretches"))
-    for kind, what in _UNUSED.items():
+    for kind, what in _UNREFERENCED.items():
         if found := values.get(kind):
             first = [str(name) for name in found["first"][:_NAMED]]
             more = " …" if found["count"] > len(first) else ""
-            kinds.append(f"{counted(found['count'], what)} of no sample ({', '.join(first)}{more})")
+            kinds.append(f"{counted(found['count'], what)} ({', '.join(first)}{more})")
     return f"lost {share:.1%} of its members and items" + (f": {'; '.join(kinds)}" if kinds else "")
 
 

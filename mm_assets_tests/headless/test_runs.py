@@ -10,6 +10,7 @@ import sys
 import time
 from functools import partial
 
+import dagster as dg
 import pytest
 
 from mm_assets.headless import request
@@ -106,8 +107,22 @@ def test_what_was_never_made_is_not_unproven(project: Project) -> None:
     project.broken("b")
     assert project.run().returncode == 1
     done = fine(project.command("prove")).splitlines()
-    assert done[0] == "never made, so nothing of it is to prove: b"
+    assert done[0] == "never made, nothing to prove: b"
     assert done[-1] == "proven: every item of 1 shard is in 5 outputs as it was written (proof/proof.json)"
+
+
+def test_what_only_the_records_know_of_is_proven_too(project: Project) -> None:
+    project.shards("ab")
+    fine(project.run())
+    with project.instance() as instance:
+        instance.wipe_assets([dg.AssetKey([asset]) for asset in ASSETS])
+    (project.storage / "filtered" / "b.parquet").write_bytes(b"")
+    done = project.command("prove")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == (
+        "NOT PROVEN: 0 of 1 shard in the outputs that were made; the others: b not as written in "
+        "filtered_parquet; the next run makes it again"
+    )
 
 
 def test_what_a_shard_has_lost_is_told_in_each_run(project: Project) -> None:
@@ -115,13 +130,15 @@ def test_what_a_shard_has_lost_is_told_in_each_run(project: Project) -> None:
     images = [(name, picture(0)[1]) for name in ("a.png", "unused-0.png", "unused-1.png")]
     make_tar(project.raw / "a.tar", [("a.json", document), *images])
     told = (
-        "shard 'a': lost 33.3% of its members and items: 2 members of no sample (unused-0.png, unused-1.png)"
+        "shard 'a': lost 33.3% of its members and items: 2 unreferenced members (unused-0.png, unused-1.png)"
     )
     first, second = (fine(project.run()).splitlines() for _ in range(2))
     assert [line for line in first if line.startswith("shard ")] == [told]
     assert [line for line in second if line.startswith("shard ")] == [told]
     assert first[-2].endswith("members and items lost: 33%; checks failed: 0")
-    assert second[-2].endswith("members and items lost: 33%; checks failed now: 0")
+    assert second[-2].endswith(
+        "members and items lost: 33%; checks failed: 0 (unchanged shards were not checked again)"
+    )
 
 
 def test_a_run_whose_process_is_killed_is_made_up_for(project_on_disk: Project) -> None:
