@@ -30,8 +30,8 @@ class FolderFiles:
     def _read_many(self, names: Iterable[str]) -> dict[str, bytes]:
         """Return the contents of those files that exist."""
         if not self._is_remote:
-            paths = {name: Path(self._uri(name)) for name in names}
-            return {name: path.read_bytes() for name, path in paths.items() if path.exists()}
+            found = ((name, storage.local_bytes(self._uri(name))) for name in names)
+            return {name: content for name, content in found if content is not None}
         fs, _ = storage.filesystem(self._root, self._options)
         paths_of = {name: storage.filesystem(self._uri(name), self._options)[1] for name in names}
         if not paths_of:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -33,6 +34,7 @@ def sample_key(sample_id: str) -> str:
     return "=" + sha256(raw).hexdigest()
 
 
+@lru_cache(maxsize=1 << 17)  # each run asks for those of all partitions several times
 def partition_filename(partition: str) -> str:
     """Return the file name of a partition without its extension, by the rule of `sample_key`.
 

@@ -185,6 +185,10 @@ class RawLocations:
         by_name: dict[str, list[str]] = {}
         for file in files:
             by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
+        if files_per_partition in (None, 1):
+            return {
+                name: RawShard(name, tuple(same), len(same) > 1, stamps) for name, same in by_name.items()
+            }
         alone = [file for same in by_name.values() if len(same) == 1 for file in same]
         planned = plan_partitions(alone, files_per_partition, options=self._options, root_of=self._root_of)
         shards = {

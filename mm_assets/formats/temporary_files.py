@@ -39,7 +39,8 @@ def temporary_name(name: str) -> str:
 
 def is_temporary(name: str) -> bool:
     """Return whether this is a `temporary_name`."""
-    return _NAME.match(name) is not None
+    # Folders of ten thousand files are listed in each run: the expression alone takes 0.5 µs a name.
+    return name[:1] == "." and name.endswith(".tmp") and _NAME.match(name) is not None
 
 
 def create_locked(path: str | os.PathLike[str]) -> int:

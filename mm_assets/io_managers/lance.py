@@ -63,7 +63,7 @@ class LanceIOManager(ShardIOManager):
         """Return the rows that the table holds of each shard. Zero rows are a state, too."""
         if not dests:
             return {}
-        stats = self._writer().partition_stats()
+        stats = self._writer().partition_stats(dests)
         return {key: stats.get(key, {"rows": 0}) if stats is not None else None for key in dests}
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob | ShardResult]:

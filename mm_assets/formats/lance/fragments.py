@@ -193,7 +193,8 @@ class _Source:
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
             for data in self._input:
-                for batch in data.to_batches() if isinstance(data, pa.Table) else (data,):
+                # Lance joins small chunks itself, in memory that is cleared anew for each.
+                for batch in data.combine_chunks().to_batches() if isinstance(data, pa.Table) else (data,):
                     if batch.num_rows:
                         stored = to_storage(self._checked(batch))
                         yield pa.RecordBatch.from_arrays(

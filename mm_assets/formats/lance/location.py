@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_assets.formats.storage import sweep
+from mm_assets.formats.storage import local_bytes, sweep
 from mm_assets.formats.temporary_files import is_temporary, temporary_name
 
 Item = TypeVar("Item")
@@ -83,7 +83,7 @@ class Location:
         """Return the names of the finished files directly in a folder, sorted; none for a missing folder."""
         try:
             if self._root is not None:
-                found = [path.name for path in (self._root / folder).iterdir()]
+                found = os.listdir(self._root / folder)
             else:
                 found = [
                     str(path).rsplit("/", 1)[-1] for path in self._fs.ls(f"{self.uri}/{folder}", detail=False)
@@ -99,9 +99,9 @@ class Location:
 
     def read(self, path: str) -> bytes | None:
         """Return the file's bytes, or None when it does not exist (any more)."""
+        if self._root is not None:
+            return local_bytes(os.path.join(self.uri, path))
         try:
-            if self._root is not None:
-                return (self._root / path).read_bytes()
             return bytes(self._fs.cat_file(f"{self.uri}/{path}"))
         except FileNotFoundError:
             return None

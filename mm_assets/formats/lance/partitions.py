@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from urllib.parse import quote
 
@@ -112,16 +112,19 @@ class PartitionRecord:
 
     def to_bytes(self) -> bytes:
         values = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
-        packed = json.dumps({**values, _SEAL: _seal(values, self.packed_ids)}).encode()
+        packed = json.dumps({**values, _SEAL: _seal(json.dumps(values).encode(), self.packed_ids)}).encode()
         return len(packed).to_bytes(8, "little") + packed + self.packed_ids
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> PartitionRecord:
         try:
             end = 8 + int.from_bytes(data[:8], "little")
-            values = json.loads(data[8:end])
+            packed = data[8:end]
+            values = json.loads(packed)
             seal = values.pop(_SEAL, None)  # older records have none
-            if seal is not None and seal != _seal(values, data[end:]):
+            # The seal comes last: what is before it is the text that was sealed.
+            sealed = packed[: packed.rfind(b', "' + _SEAL.encode())] + b"}"
+            if seal is not None and seal != _seal(sealed, data[end:]):
                 raise ValueError("not as it was written")
             return cls(**{**values, "data_files": tuple(values["data_files"])}, packed_ids=data[end:])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
@@ -183,8 +186,8 @@ class PartitionRecords:
         return found
 
 
-def _seal(values: Mapping[str, object], packed_ids: bytes) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(values).encode() + packed_ids)
+def _seal(values: bytes, packed_ids: bytes) -> str:
+    return xxhash.xxh3_128_hexdigest(values + packed_ids)
 
 
 def _file_key(partition: str) -> str:

@@ -112,7 +112,7 @@ def check_distinct(sets: Iterable[FragmentSet]) -> None:
 
 
 def find_repeated(
-    snapshot: Snapshot | None, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
+    snapshot: Snapshot | None, all_records: AllRecords, sets: Sequence[FragmentSet]
 ) -> dict[str, str]:
     """Return partition -> complaint for each set that repeats a sample id.
 
@@ -121,19 +121,20 @@ def find_repeated(
     complaints: dict[str, str] = {}
     while True:  # a refused partition is not replaced, so it keeps sample ids that other sets may have
         sound = [fragments for fragments in sets if fragments.partition not in complaints]
-        found = _repeated_once(_kept_ids(snapshot, records, sound) if snapshot is not None else {}, sound)
+        found = _repeated_once(_kept_ids(snapshot, all_records, sound) if snapshot is not None else {}, sound)
         if not found:
             return complaints
         complaints |= found
 
 
-def _kept_ids(
-    snapshot: Snapshot, records: Mapping[str, Sequence[PartitionRecord]], sets: Sequence[FragmentSet]
-) -> dict[str, str]:
+def _kept_ids(snapshot: Snapshot, all_records: AllRecords, sets: Sequence[FragmentSet]) -> dict[str, str]:
     """Return sample id of the sets -> the partition that has it and is not replaced by them."""
     replaced = {fragments.partition for fragments in sets}
     ids = pa.array([id_ for fragments in sets for id_ in fragments.sample_ids().to_pylist()], pa.string())
-    owners = Ownership(snapshot, records).of_rows(set(snapshot.rows_of(ids)), ignored=replaced)
+    rows = set(snapshot.rows_of(ids))
+    if not rows:  # the records of all partitions are not read
+        return {}
+    owners = Ownership(snapshot, all_records()).of_rows(rows, ignored=replaced)
     return {sample_id: owner for (sample_id, _), owner in owners.items() if owner and owner not in replaced}
 
 

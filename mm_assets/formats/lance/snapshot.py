@@ -31,19 +31,26 @@ _LONGEST_WAIT = 0.5  # seconds
 class Snapshot:
     """The fragments of one dataset version, by data file and by sample id."""
 
-    def __init__(self, dataset: lance.LanceDataset) -> None:
+    def __init__(self, dataset: lance.LanceDataset, earlier: Snapshot | None = None) -> None:
+        """Read the fragments of a version, or take them from an ``earlier`` snapshot of the same one."""
         self.dataset = dataset
-        self.fragments: dict[int, Any] = {f.fragment_id: f.metadata for f in dataset.get_fragments()}
-        self._by_file: dict[str, list[int]] = {}
-        for id_, metadata in sorted(self.fragments.items()):
-            for file in metadata.files:
-                self._by_file.setdefault(_path_of(file), []).append(id_)
+        self.fragments: dict[int, Any]
+        self._by_file: dict[str, list[int]]
+        if earlier is not None and earlier.version == self.version:
+            self.fragments, self._by_file = earlier.fragments, earlier._by_file
+        else:
+            self.fragments = {f.fragment_id: f.metadata for f in dataset.get_fragments()}
+            self._by_file = _by_file(self.fragments)
         self._sets_by_version: dict[int, frozenset[str]] = {}
         self._kept: frozenset[int] | None = None
 
     @property
     def version(self) -> int:
         return int(self.dataset.version)
+
+    def unused(self, data_files: Iterable[str]) -> list[str]:
+        """Return those of some data files that no fragment has."""
+        return [path for path in data_files if path not in self._by_file]
 
     def fragment_ids(self, record: PartitionRecord) -> list[int]:
         """Return the current fragments of the record's data files, ascending.
@@ -225,6 +232,15 @@ def ids_predicate(sample_ids: Iterable[str]) -> str:
         + ",".join("'" + sample_id.replace("'", "''") + "'" for sample_id in sample_ids)
         + ")"
     )
+
+
+def _by_file(fragments: Mapping[int, Any]) -> dict[str, list[int]]:
+    """Return data file -> ids of the fragments that have it, ascending."""
+    found: dict[str, list[int]] = {}
+    for id_, metadata in sorted(fragments.items()):
+        for file in metadata.files:
+            found.setdefault(_path_of(file), []).append(id_)
+    return found
 
 
 def _path_of(file: Any) -> str:

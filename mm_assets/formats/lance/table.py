@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import lance
@@ -44,6 +45,7 @@ class LanceTable:
     def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
         self._location = Location(uri, storage_options)
         self._records = PartitionRecords(self._location)
+        self._last: Snapshot | None = None  # a list of ten thousand fragments is not read twice
 
     @property
     def uri(self) -> str:
@@ -113,8 +115,8 @@ class LanceTable:
         The id belongs to an earlier set or to a partition not in the list. `commit` refuses all sets when
         there is one; without these the others can be committed.
         """
-        snapshot = Snapshot(self.dataset()) if self.exists() else None
-        return find_repeated(snapshot, self._records.all() if snapshot is not None else {}, fragment_sets)
+        snapshot = self._snapshot() if self.exists() else None
+        return find_repeated(snapshot, self._records.all, fragment_sets)
 
     def discard_unused(self, fragment_sets: Sequence[FragmentSet]) -> None:
         """Delete the data files of sets that the table does not use.
@@ -122,22 +124,19 @@ class LanceTable:
         It had their rows already, or refused them. Only for the caller's own sets that will not be committed
         any more.
         """
-        used = (
-            {name for f in self.dataset().get_fragments() for name in (file.path for file in f.data_files())}
-            if self.exists()
-            else set()
-        )
-        unused = [name for fragments in fragment_sets for name in fragments.data_files() if name not in used]
+        names = [name for fragments in fragment_sets for name in fragments.data_files()]
+        unused = self._snapshot().unused(names) if self.exists() else names
         each(lambda name: self._location.delete(f"data/{name}"), unused)
 
-    def partitions(self) -> dict[str, LancePartitionStats]:
-        """Return every partition in the newest version, by name, sorted.
+    def partitions(self, among: Collection[str] | None = None) -> dict[str, LancePartitionStats]:
+        """Return every partition in the newest version, or those in ``among``, by name, sorted.
 
         Reads one small record per partition.
         """
         if not self.exists():
             return {}
-        snapshot, by_name = retry_on_conflict(lambda: self._consistent(self._records.all))
+        read = self._records.all if among is None else partial(self._records.of, among)
+        snapshot, by_name = retry_on_conflict(lambda: self._consistent(read))
         found = (snapshot.live(records) for _, records in sorted(by_name.items()))
         return snapshot.stats(live for live in found if live is not None)
 
@@ -212,7 +211,7 @@ class LanceTable:
         )
         if evolution.differs(dataset.schema, target):
             dataset = evolution.evolve(dataset, target)
-            replacement = Replacement(Snapshot(dataset), records, sets, afresh)
+            replacement = Replacement(self._snapshot(dataset), records, sets, afresh)
             self._resolve_rows(replacement)
         new = [
             evolution.adopt(text, fragments.arrow_schema(), dataset)
@@ -238,10 +237,15 @@ class LanceTable:
         Raises:
             StaleSnapshot: when another version was committed meanwhile.
         """
-        snapshot = Snapshot(self.dataset())
+        snapshot = self._snapshot()
         records = read()
         self._check_newest(snapshot)
         return snapshot, records
+
+    def _snapshot(self, dataset: lance.LanceDataset | None = None) -> Snapshot:
+        """Return a version, by default the newest."""
+        self._last = Snapshot(dataset or self.dataset(), self._last)
+        return self._last
 
     def _check_newest(self, snapshot: Snapshot) -> None:
         if snapshot.dataset.latest_version != snapshot.version:

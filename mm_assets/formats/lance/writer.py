@@ -83,8 +83,10 @@ class InterleavedLanceWriter(InterleavedWriter):
         writer.planned = schema
         return writer
 
-    def partition_stats(self) -> dict[str, dict[str, object]] | None:
-        """Return rows, digest and commit of every partition in the table, and whether it is whole.
+    def partition_stats(
+        self, partitions: Collection[str] | None = None
+    ) -> dict[str, dict[str, object]] | None:
+        """Return rows, digest and commit of all or some partitions in the table, and whether each is whole.
 
         None without a table.
         """
@@ -93,7 +95,7 @@ class InterleavedLanceWriter(InterleavedWriter):
             return None
         return {
             n: {"rows": f.rows, "digest": f.digest, "set_id": f.set_id, "is_whole": f.is_whole}
-            for n, f in table.partitions().items()
+            for n, f in table.partitions(partitions).items()
         }
 
     def drop_damaged_records(self, partitions: Collection[str]) -> None:
@@ -183,7 +185,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         table.take_out_unreadable(digests)
         table.mend_indexes(digests)
         known = [
-            stats for stats in table.partitions().values() if stats.digest == digests.get(stats.partition)
+            stats for stats in table.partitions(digests).values() if stats.digest == digests[stats.partition]
         ]
         return {
             stats.partition for stats in known if stats.fragment_ids and self._digest(stats) != stats.digest

@@ -126,10 +126,7 @@ class TarFolder(FolderFiles):
 
     def stats(self) -> list[TarPartitionStats]:
         """Return the statistics of all published partitions, by file name."""
-        names = self._list(_STATS_FOLDER)
-        return self._read_stats(
-            f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
-        )
+        return self._published(self._list(_STATS_FOLDER))
 
     def _forget(self, file: str) -> None:
         for name in (
@@ -170,16 +167,20 @@ class TarFolder(FolderFiles):
         Other processes may have written in between.
         """
         while True:
-            published, pending = self.stats(), [*self._pending(), stats]
+            names = self._list(_STATS_FOLDER)
+            published, pending = self._published(names), [*self._pending(names), stats]
             card = self._read(_CARD)
             if card is not None and _text(card).startswith(front_matter([*published, *pending])):
                 return
             self._write(_CARD, readme(published, also=pending))
 
-    def _pending(self) -> list[TarPartitionStats]:
+    def _published(self, names: Iterable[str]) -> list[TarPartitionStats]:
         return self._read_stats(
-            f"{_STATS_FOLDER}/{name}" for name in sorted(self._list(_STATS_FOLDER)) if name.endswith(_PENDING)
+            f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_STATS) and not n.endswith(_PENDING)
         )
+
+    def _pending(self, names: Iterable[str]) -> list[TarPartitionStats]:
+        return self._read_stats(f"{_STATS_FOLDER}/{n}" for n in sorted(names) if n.endswith(_PENDING))
 
     def _apply_pending(self) -> list[TarPartitionStats]:
         """Return the statistics of the tars that exist, after repairs.
@@ -188,8 +189,9 @@ class TarFolder(FolderFiles):
         written.
         """
         sizes = self._list("")
-        published = {p.file: p for p in self.stats()}
-        pending = {p.file: p for p in self._pending()}
+        names = self._list(_STATS_FOLDER)
+        published = {p.file: p for p in self._published(names)}
+        pending = {p.file: p for p in self._pending(names)}
         for file in sorted((published | pending).keys() - sizes.keys()):
             self._forget(file)
         # A tar of ours that lacks readable statistics has an idx or a stats file. Other tars are not ours.
@@ -198,9 +200,7 @@ class TarFolder(FolderFiles):
             for name in sizes
             if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")
         }
-        lost |= {
-            name.removesuffix(_STATS) for name in self._list(_STATS_FOLDER) if name.endswith(_STATS)
-        } & sizes.keys()
+        lost |= {name.removesuffix(_STATS) for name in names if name.endswith(_STATS)} & sizes.keys()
         tars = sorted(((published | pending).keys() & sizes.keys()) | lost)
         repaired = []
         for at in range(0, len(tars), _AT_ONCE):

@@ -17,6 +17,7 @@ from mm_assets.formats.lance import snapshot
 from mm_assets.formats.lance.fragments import FragmentSet, removal
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.lance.writer import InterleavedLanceWriter
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
 from mm_assets_tests.formats.lance.tables import content, expected, names, rows, write
 
@@ -241,6 +242,32 @@ def test_of_compacted_partitions_it_is_known_which_have_all_their_rows(
         name: name != "p2" for name in [*partitions, "later"]
     }
     assert [name for name, stats in found.items() if stats.fragment_ids] == ["later"]
+
+
+def test_some_partitions_are_told_apart_from_the_others(table: LanceTable) -> None:
+    table.commit([write(table.uri, name) for name in "abc"])
+    assert table.partitions(["b", "absent"]) == {"b": table.partitions()["b"]}
+
+
+def test_a_commit_reads_no_records_of_other_partitions(
+    table: LanceTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.commit([write(table.uri, "a"), write(table.uri, "b")])
+    opened: list[str] = []
+    read = Location.read
+
+    def noted(self: Location, path: str) -> bytes | None:
+        opened.append(path.rpartition("/")[2].partition("@")[0])
+        return read(self, path)
+
+    monkeypatch.setattr(Location, "read", noted)
+    writer = InterleavedLanceWriter(table.uri)
+    for mark in ("new", "newer"):
+        fragments = write(table.uri, "b", rows(names("b"), mark=mark), digest=mark)
+        table.commit([fragments])
+        assert table.repeated_ids([write(table.uri, "c")]) == {}
+    assert set(writer.partition_stats(["b"]) or {}) == {"b"}
+    assert set(opened) == {"b"}
 
 
 def test_the_whole_compacted_fragment_can_go(table: LanceTable) -> None:

@@ -306,6 +306,14 @@ def test_a_card_of_many_tars_stays_short() -> None:
 # Index files
 
 
+@pytest.mark.parametrize(
+    "stats", [[], [A], [TarPartitionStats('é "x".tar', 3, 20_000), A]], ids=["none", "one", "odd name"]
+)
+def test_index_files_are_the_text_that_json_makes_of_them(stats: list[TarPartitionStats]) -> None:
+    for text in (wids_index('a "set" é', stats), energon_info(stats)):
+        assert text == json.dumps(json.loads(text), indent=1) + "\n"
+
+
 def test_index_files() -> None:
     index = wids_index("set", [B, A])
     assert json.loads(index) == {
