@@ -16,10 +16,11 @@ from benchmarks.routes import ROUTES, Route
 from benchmarks.shards import Shape
 from benchmarks.sources import files_of
 from benchmarks.workbench import fresh_output
+from mm_assets.worker_environment import WORKER_ENVIRONMENT
 
 _PARTS = ("conversion", "ledger", "proof")
 _ASSET = "benchmark"
-_ACCOUNTED = Program("mm_assets", "benchmarks.accounting:prepare")
+_ACCOUNTED = Program("mm_assets", "benchmarks.accounting:prepare", environment=WORKER_ENVIRONMENT)
 
 
 def add_to(commands: Any) -> None:

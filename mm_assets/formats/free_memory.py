@@ -10,9 +10,11 @@ _MAX_GROWTH = 32 << 20  # bytes that may stay: releasing less costs more than it
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # Options of glibc's malloc. With an arena for each of Lance's threads, memory freed by one thread is not
 # reused by others. Blocks of at least _LARGE_BLOCK go back to the system when freed; by default glibc raises
-# that threshold to the largest block freed so far, and keeps such blocks.
+# that threshold to the largest block freed so far, and keeps such blocks. Smaller ones stay, up to _KEPT at
+# the end of the heap: the system would clear their pages again for the next batch.
 _M_ARENA_MAX, _ARENAS = -8, 2
-_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 4 << 20
+_M_MMAP_THRESHOLD, _LARGE_BLOCK = -3, 16 << 20
+_M_TRIM_THRESHOLD, _KEPT = -1, 32 << 20
 
 
 class FreeMemory:
@@ -27,6 +29,7 @@ class FreeMemory:
         if option is not None:
             option(_M_ARENA_MAX, _ARENAS)
             option(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+            option(_M_TRIM_THRESHOLD, _KEPT)
 
     def release_to_os(self) -> None:
         """Return free memory to the system if the process has grown since the last call."""
