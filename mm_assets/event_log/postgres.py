@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as db
 from dagster._core.storage.event_log import SqlEventLogStorageTable
-from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable
+from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, DynamicPartitionsTable
 from dagster._serdes import ConfigurableClassData
 from dagster._utils.concurrency import ConcurrencyClaimStatus
 from dagster_postgres.event_log import PostgresEventLogStorage
@@ -46,6 +46,7 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         token_provider: Any = None,
     ) -> None:
         self._engines = Engines(self._open)
+        self._partitions: dict[str, tuple[object, Sequence[str]]] = {}
         self._start_batching()
         super().__init__(postgres_url, should_autocreate_tables, inst_data, token_provider)
 
@@ -98,6 +99,16 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         return [
             row[0] for row in connection.execute(db.select(db.func.nextval(sequence)).select_from(numbers))
         ]
+
+    def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
+        """Return all keys in the order in which they were added."""
+        # The sum of hashes of ids: no id is used again.
+        state = db.select(db.func.sum(db.func.hashint8extended(DynamicPartitionsTable.c.id, 0))).where(
+            DynamicPartitionsTable.c.partitions_def_name == partitions_def_name
+        )
+        with self.index_connection() as connection:
+            found = connection.execute(state).scalar()
+        return self._partitions_unless_changed(self._partitions, partitions_def_name, found)
 
     def claim_concurrency_slot(
         self, concurrency_key: str, run_id: str, step_key: str, priority: int | None = None
