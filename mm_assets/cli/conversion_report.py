@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mm_assets.cli import losses
+from mm_assets.interleaved.counted import counted
 
 if TYPE_CHECKING:  # commands start faster without pyarrow
     from mm_assets.formats.existing_partitions import ExistingPartitions
@@ -38,8 +39,9 @@ def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
 def print_report(report: WriteReport, seconds: float) -> None:
     """Print what was written, and which parts of the input were not."""
     print(
-        f"{report.path}: {len(report.partitions)} partitions, {report.samples} samples, "
-        f"{report.images} images, {report.texts} texts, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
+        f"{report.path}: {counted(len(report.partitions), 'partition')}, "
+        f"{counted(report.samples, 'sample')}, {counted(report.images, 'image')}, "
+        f"{counted(report.texts, 'text')}, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
     for line in losses.summary(report.losses):
         print(f"  {line}")

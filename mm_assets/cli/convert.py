@@ -14,6 +14,7 @@ from mm_assets.cli.arguments import byte_size, location, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
 from mm_assets.formats.format_table import FORMATS, TITLES, format_of, output_of
+from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import fail
 
 if TYPE_CHECKING:  # commands start faster without pyarrow
@@ -140,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
     report = WriteReport(options.dst, tuple(reports))
     print_report(report, time.monotonic() - started)
     if skipped:
-        print(f"  left alone, as they are from another source: {len(skipped)} partitions")
+        print(f"  left alone, as they are from another source: {counted(len(skipped), 'partition')}")
     if report.losses:
         print(f"  lost items are listed in {losses.folder(writer)}")
     for message, count in Counter(failures).items():

@@ -9,6 +9,7 @@ from typing import Any
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import location
 from mm_assets.formats.format_table import TITLES
+from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import fail
 
 
@@ -65,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
     print(
-        f"{source}: {kind}, {len(partitions)} partitions{unread}, "
-        f"{samples} samples, {sum(counts.values())} rows"
+        f"{source}: {kind}, {counted(len(partitions), 'partition')}{unread}, "
+        f"{counted(samples, 'sample')}, {counted(sum(counts.values()), 'row')}"
     )
     print(
         f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "

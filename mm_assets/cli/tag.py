@@ -61,5 +61,5 @@ def _list(root: str) -> int:
     for header in sorted(headers, key=lambda header: str(header["created"])):
         shards = max((sums["shards"] for sums in header["assets"].values()), default=0)
         table = "" if header["lance_version"] is None else f", version {header['lance_version']} of the table"
-        print(f"{header['tag']}: {header['created'][:19]}, {counted(shards, 'shard')}{table}")
+        print(f"{header['tag']}: {header['created'][:19]} UTC, {counted(shards, 'shard')}{table}")
     return 0

@@ -284,7 +284,7 @@ def test_notes_are_printed(tmp_path: Path) -> None:
 def test_an_input_without_samples(tmp_path: Path) -> None:
     make_tar(tmp_path / "raw" / "x.tar", [])
     for to in FORMATS:
-        assert "1 partitions, 0 samples" in ok("convert", tmp_path / "raw", tmp_path / to, "--to", to)
+        assert "1 partition, 0 samples" in ok("convert", tmp_path / "raw", tmp_path / to, "--to", to)
     assert not list((tmp_path / "webdataset").glob("*.tar"))
 
 

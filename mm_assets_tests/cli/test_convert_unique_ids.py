@@ -91,7 +91,7 @@ def test_the_policy_error_refuses_the_later_file_and_names_both(
     assert main(["convert", str(folder), str(tmp_path / "out"), "--to", to, "--workers", "1"]) == 1
     out, err = capsys.readouterr()
     assert re.match(
-        rf".*: 1 partitions, 2 samples, {2 * 2 if source is raw_files else 0} images, 2 texts, ", out
+        rf".*: 1 partition, 2 samples, {2 * 2 if source is raw_files else 0} images, 2 texts, ", out
     )
     a, b, c = sorted(folder.iterdir())
     assert err.splitlines() == [f"mm-assets: {file}: sample id 'x' is already in {a}" for file in (b, c)]
@@ -173,7 +173,7 @@ def test_a_table_in_use_refuses_ids_that_its_other_partitions_have(
         == 1
     )
     out, err = capsys.readouterr()
-    assert out.splitlines()[0].startswith(f"{tmp_path}/out: 1 partitions, 1 samples, 2 images, 1 texts, ")
+    assert out.splitlines()[0].startswith(f"{tmp_path}/out: 1 partition, 1 sample, 2 images, 1 text, ")
     assert out.splitlines()[1:] == []
     assert (
         err == "mm-assets: sample id 'x' of partition 'z' is already in partition 'a': sample ids are "

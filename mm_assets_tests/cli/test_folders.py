@@ -42,7 +42,7 @@ def test_inspect_goes_on_past_what_cannot_be_read(raw: Path) -> None:
     assert done.returncode == 1
     assert (
         done.stdout.splitlines()[0]
-        == f"{raw}: webdataset, 2 partitions, of which 1 cannot be read to the end, 1 samples, 3 rows"
+        == f"{raw}: webdataset, 2 partitions, of which 1 cannot be read to the end, 1 sample, 3 rows"
     )
     assert "first sample: d2" in done.stdout
     assert only_line(done).startswith(f"{raw}/a.tar: byte 0: ")

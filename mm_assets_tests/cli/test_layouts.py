@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats.registry import FORMATS
+from mm_assets.interleaved.counted import counted
 from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.parquet_of_others import (
@@ -94,12 +95,13 @@ def test_every_format_holds_what_the_source_holds(
     flags = make(raw)
     for kind in FORMATS:
         done = run("convert", raw, tmp_path / kind, "--to", kind, *flags)
-        assert done.returncode == 0 and f"{samples} samples, {images} images" in done.stdout, done
+        written = f"{counted(samples, 'sample')}, {counted(images, 'image')}"
+        assert done.returncode == 0 and written in done.stdout, done
     verified = run("verify", raw, *(tmp_path / kind for kind in FORMATS), *flags)
     assert (verified.returncode, verified.stdout.splitlines()[-1]) == (0, "equal"), verified
     inspected = run("inspect", raw, *flags)
     assert (
-        f"{samples} samples" in inspected.stdout
+        counted(samples, "sample") in inspected.stdout
         and f"{images} image rows; 0 with an error" in inspected.stdout
     )
     ids = read("parquet", tmp_path / "parquet", fields=[])["sample_id"].unique().to_pylist()
@@ -206,7 +208,7 @@ def test_what_is_lost_is_told_and_listed(tmp_path: Path) -> None:
         "drop_sample",
     )
     assert (
-        "1 samples, 1 images" in out
+        "1 sample, 1 image" in out
         and "quarantined: 3 items (dangling_reference 1, incomplete_sample 2)" in out
     )
     listed = pq.read_table(tmp_path / "out" / "_ledger" / "x.parquet").to_pylist()

@@ -48,7 +48,7 @@ def test_another_data_set_is_not_overwritten_unasked(
 
     done = run("convert", other, out, "--to", kind, "--mode", "ignore")
     assert done.returncode == 0
-    assert "left alone, as they are from another source: 1 partitions" in done.stdout
+    assert "left alone, as they are from another source: 1 partition" in done.stdout
     assert samples(kind, out) == {"d1", "d3"}
 
     assert run("convert", other, out, "--to", kind, "--mode", "overwrite").returncode == 0
