@@ -45,7 +45,6 @@ class LanceTable:
     def __init__(self, uri: str | os.PathLike[str], storage_options: Mapping[str, str] | None = None) -> None:
         self._location = Location(uri, storage_options)
         self._records = PartitionRecords(self._location)
-        self._last: Snapshot | None = None  # a list of ten thousand fragments is not read twice
 
     @property
     def uri(self) -> str:
@@ -115,7 +114,7 @@ class LanceTable:
         The id belongs to an earlier set or to a partition not in the list. `commit` refuses all sets when
         there is one; without these the others can be committed.
         """
-        snapshot = self._snapshot() if self.exists() else None
+        snapshot = Snapshot(self.dataset()) if self.exists() else None
         return find_repeated(snapshot, self._records.all, fragment_sets)
 
     def discard_unused(self, fragment_sets: Sequence[FragmentSet]) -> None:
@@ -125,7 +124,7 @@ class LanceTable:
         any more.
         """
         names = [name for fragments in fragment_sets for name in fragments.data_files()]
-        unused = self._snapshot().unused(names) if self.exists() else names
+        unused = Snapshot(self.dataset()).unused(names) if self.exists() else names
         each(lambda name: self._location.delete(f"data/{name}"), unused)
 
     def partitions(self, among: Collection[str] | None = None) -> dict[str, LancePartitionStats]:
@@ -211,7 +210,7 @@ class LanceTable:
         )
         if evolution.differs(dataset.schema, target):
             dataset = evolution.evolve(dataset, target)
-            replacement = Replacement(self._snapshot(dataset), records, sets, afresh)
+            replacement = Replacement(Snapshot(dataset), records, sets, afresh)
             self._resolve_rows(replacement)
         new = [
             evolution.adopt(text, fragments.arrow_schema(), dataset)
@@ -237,15 +236,10 @@ class LanceTable:
         Raises:
             StaleSnapshot: when another version was committed meanwhile.
         """
-        snapshot = self._snapshot()
+        snapshot = Snapshot(self.dataset())
         records = read()
         self._check_newest(snapshot)
         return snapshot, records
-
-    def _snapshot(self, dataset: lance.LanceDataset | None = None) -> Snapshot:
-        """Return a version, by default the newest."""
-        self._last = Snapshot(dataset or self.dataset(), self._last)
-        return self._last
 
     def _check_newest(self, snapshot: Snapshot) -> None:
         if snapshot.dataset.latest_version != snapshot.version:

@@ -42,10 +42,6 @@ class InterleavedLanceWriter(InterleavedWriter):
     needs_schemas = True
 
     planned: pa.Schema | None = None
-    _opened: MendingTable | None = None  # it keeps the list of fragments, which may be long
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_opened": None}
 
     @property
     def table_uri(self) -> str:
@@ -208,9 +204,7 @@ class InterleavedLanceWriter(InterleavedWriter):
         return found.hexdigest()
 
     def _table(self) -> MendingTable:
-        if self._opened is None:
-            self._opened = MendingTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
-        return self._opened
+        return MendingTable(self.table_uri, lance_options(self.table_uri, self.storage_options))
 
     def _output_schema(self, found: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
         schema, left_out = super()._output_schema(found)

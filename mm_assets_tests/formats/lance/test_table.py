@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -247,6 +248,19 @@ def test_of_compacted_partitions_it_is_known_which_have_all_their_rows(
 def test_some_partitions_are_told_apart_from_the_others(table: LanceTable) -> None:
     table.commit([write(table.uri, name) for name in "abc"])
     assert table.partitions(["b", "absent"]) == {"b": table.partitions()["b"]}
+
+
+def test_a_table_that_was_made_anew_is_not_taken_for_the_one_before(table: LanceTable) -> None:
+    versions = []
+    for mark in ("first", "second"):
+        shutil.rmtree(table.uri, ignore_errors=True)
+        version = table.commit([write(table.uri, "a", rows(names("a"), mark=mark), digest=mark)])
+        found = table.partitions()["a"]
+        versions.append(version)
+        assert (found.digest, found.is_whole, len(found.fragment_ids)) == (mark, True, 1)
+        assert table.orphan_rows() == []
+        assert content(table) == expected(rows(names("a"), mark=mark))
+    assert versions[0] == versions[1]
 
 
 def test_a_commit_reads_no_records_of_other_partitions(
