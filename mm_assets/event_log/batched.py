@@ -76,21 +76,6 @@ class BatchedEventLog(SqlEventLogStorage):
             self._migrations.add(name)
         return name in self._migrations
 
-    def _partitions_unless_changed(
-        self, kept: dict[str, tuple[object, Sequence[str]]], name: str, state: object
-    ) -> Sequence[str]:
-        """Return all keys of dynamic partitions in the order in which they were added.
-
-        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
-
-        Args:
-            kept: what was read before, by name, with the state at that time.
-            state: what changes with every key that is added or deleted.
-        """
-        if name not in kept or kept[name][0] != state:
-            kept[name] = (state, super().get_dynamic_partitions(name))
-        return list(kept[name][1])
-
     @abstractmethod
     def _write(self, rows: list[EventRow]) -> None:
         """Write events in their order, all or none of them in each database."""

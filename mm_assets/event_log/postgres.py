@@ -101,14 +101,24 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         ]
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """Return all keys in the order in which they were added."""
-        # The sum of hashes of ids: no id is used again.
-        state = db.select(db.func.sum(db.func.hashint8extended(DynamicPartitionsTable.c.id, 0))).where(
-            DynamicPartitionsTable.c.partitions_def_name == partitions_def_name
-        )
+        """Return all keys in the order in which they were added.
+
+        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
+        """
+        self._check_partitions_table()
+        columns = DynamicPartitionsTable.c
+        of_name = columns.partitions_def_name == partitions_def_name
+        state = db.func.sum(db.func.hashtextextended(columns.partition, columns.id))
         with self.index_connection() as connection:
-            found = connection.execute(state).scalar()
-        return self._partitions_unless_changed(self._partitions, partitions_def_name, found)
+            found = connection.execute(db.select(state).where(of_name)).scalar()
+            kept = self._partitions.get(partitions_def_name)
+            if kept is None or kept[0] != found:
+                # Keys and their state in one statement: others may change them between two.
+                query = db.select(columns.partition, state.over()).where(of_name).order_by(columns.id)
+                rows = connection.execute(query).fetchall()
+                kept = (rows[0][1] if rows else None, [row[0] for row in rows])
+                self._partitions[partitions_def_name] = kept
+        return list(kept[1])
 
     def claim_concurrency_slot(
         self, concurrency_key: str, run_id: str, step_key: str, priority: int | None = None

@@ -128,15 +128,19 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return list(range(last + 1, last + 1 + count))
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """Return all keys in the order in which they were added."""
+        """Return all keys in the order in which they were added.
+
+        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
+        """
         with self.index_connection() as connection:
             cached = connection.info.setdefault("mm_assets:dynamic_partitions", {})
             # Changes with each commit of another connection. Ids tell less: that of a deleted row is used
             # again.
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
-        return self._partitions_unless_changed(
-            cached, partitions_def_name, (self._partition_changes, version)
-        )
+        state = (self._partition_changes, version)
+        if partitions_def_name not in cached or cached[partitions_def_name][0] != state:
+            cached[partitions_def_name] = (state, super().get_dynamic_partitions(partitions_def_name))
+        return list(cached[partitions_def_name][1])
 
     def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
         """Add keys that are not there yet."""

@@ -185,15 +185,14 @@ class RawLocations:
         by_name: dict[str, list[str]] = {}
         for file in files:
             by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
-        if files_per_partition in (None, 1):
-            return {
-                name: RawShard(name, tuple(same), len(same) > 1, stamps) for name, same in by_name.items()
-            }
-        alone = [file for same in by_name.values() if len(same) == 1 for file in same]
-        planned = plan_partitions(alone, files_per_partition, options=self._options, root_of=self._root_of)
-        shards = {
-            partition.name: RawShard(partition.name, partition.files, stamps=stamps) for partition in planned
-        }
+        alone = {name: tuple(same) for name, same in by_name.items() if len(same) == 1}
+        if files_per_partition not in (None, 1):
+            files = [file for (file,) in alone.values()]
+            planned = plan_partitions(
+                files, files_per_partition, options=self._options, root_of=self._root_of
+            )
+            alone = {partition.name: partition.files for partition in planned}
+        shards = {name: RawShard(name, same, stamps=stamps) for name, same in alone.items()}
         ambiguous = {
             name: RawShard(name, tuple(same), True, stamps) for name, same in by_name.items() if len(same) > 1
         }

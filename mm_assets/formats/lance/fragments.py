@@ -11,6 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from lance.fragment import FragmentMetadata
 
 _RELEASE_BYTES = 8 << 20  # written between two releases of memory
+_JOINED_BYTES = 20 << 20  # a batch of 16 MiB, and what a sample more may add
 # Readers never see this metadata: the table has its own schema, and the hint is only for the file writer.
 _NO_COMPRESSION = {"lance-encoding:compression": "none"}
 
@@ -193,8 +195,7 @@ class _Source:
     def batches(self, written_as: pa.Schema) -> Iterator[pa.RecordBatch]:
         try:
             for data in self._input:
-                # Lance joins small chunks itself, in memory that is cleared anew for each.
-                for batch in data.combine_chunks().to_batches() if isinstance(data, pa.Table) else (data,):
+                for batch in _joined(data) if isinstance(data, pa.Table) else (data,):
                     if batch.num_rows:
                         stored = to_storage(self._checked(batch))
                         yield pa.RecordBatch.from_arrays(
@@ -227,6 +228,18 @@ class _Source:
         self.ids.update(dict.fromkeys(pc.unique(ids).to_pylist()))
         self.rows += batch.num_rows
         return batch
+
+
+def _joined(table: pa.Table) -> list[pa.RecordBatch]:
+    """Return the batches of a table, those of a small one joined.
+
+    Lance joins small ones itself, in memory that the system clears anew for each. A large table has large
+    batches, and is not held twice.
+    """
+    if table.nbytes <= _JOINED_BYTES:
+        with suppress(pa.ArrowInvalid):  # dictionaries that do not fit into one
+            table = table.combine_chunks()
+    return table.to_batches()
 
 
 def _whole(column: pa.Array) -> pa.Array:

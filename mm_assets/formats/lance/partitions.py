@@ -122,10 +122,11 @@ class PartitionRecord:
             packed = data[8:end]
             values = json.loads(packed)
             seal = values.pop(_SEAL, None)  # older records have none
-            # The seal comes last: what is before it is the text that was sealed.
-            sealed = packed[: packed.rfind(b', "' + _SEAL.encode())] + b"}"
-            if seal is not None and seal != _seal(sealed, data[end:]):
-                raise ValueError("not as it was written")
+            if seal is not None:
+                written_last = f', "{_SEAL}": {json.dumps(seal)}}}'.encode()
+                sealed = packed.removesuffix(written_last) + b"}"  # the text before the seal
+                if not packed.endswith(written_last) or seal != _seal(sealed, data[end:]):
+                    raise ValueError("not as it was written")
             return cls(**{**values, "data_files": tuple(values["data_files"])}, packed_ids=data[end:])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"damaged partition record {name}: {error}") from error

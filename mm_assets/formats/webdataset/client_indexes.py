@@ -188,9 +188,10 @@ def parse_wids_index(text: str | bytes) -> list[TarPartitionStats]:
     """
     try:
         return [
-            TarPartitionStats(s["url"], s["nsamples"], s["filesize"]) for s in json.loads(text)["shardlist"]
+            TarPartitionStats(s["url"], int(s["nsamples"]), int(s["filesize"]))
+            for s in json.loads(text)["shardlist"]
         ]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return []
 
 

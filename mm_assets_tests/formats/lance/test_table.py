@@ -12,10 +12,11 @@ from pathlib import Path
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from mm_assets.formats.lance import snapshot
-from mm_assets.formats.lance.fragments import FragmentSet, removal
+from mm_assets.formats.lance.fragments import FragmentSet, removal, write_fragments
 from mm_assets.formats.lance.location import Location
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.lance.writer import InterleavedLanceWriter
@@ -248,6 +249,40 @@ def test_of_compacted_partitions_it_is_known_which_have_all_their_rows(
 def test_some_partitions_are_told_apart_from_the_others(table: LanceTable) -> None:
     table.commit([write(table.uri, name) for name in "abc"])
     assert table.partitions(["b", "absent"]) == {"b": table.partitions()["b"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b'"rows": 6', b'"rows": 5'), (b'"}', b'", "rows": 99}'), (b'"nbytes"', b'"nbytes" ')],
+    ids=["changed", "appended", "respaced"],
+)
+def test_a_record_that_is_not_as_it_was_written_is_refused(table: LanceTable, old: bytes, new: bytes) -> None:
+    table.commit([write(table.uri, "a")])
+    path = Path(table.uri, "_mm_assets", "partitions", record_files(table)[0])
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    text = data[8:end].replace(old, new)
+    assert text != data[8:end]
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+    with pytest.raises(ValueError, match="damaged partition record .* not as it was written"):
+        table.partitions()
+
+
+def test_tables_whose_chunks_cannot_be_joined_are_written_all_the_same(table: LanceTable) -> None:
+    few = pa.array([f"value {number}" for number in range(120)])
+    others = pa.array([f"other {number}" for number in range(120)])
+    kind = pa.dictionary(pa.int8(), pa.string())
+    pieces = []
+    for number, values in enumerate((few, others)):
+        ids = [f"{number}/{row}" for row in range(120)]
+        column = pa.DictionaryArray.from_arrays(pa.array(range(120), pa.int8()), values)
+        piece = rows(ids)
+        pieces.append(piece.filter(pc.equal(piece["modality"], "metadata")).append_column("d", column))
+    both = pa.concat_tables(pieces)
+    assert both.schema.field("d").type == kind and both["d"].num_chunks == 2
+    table.commit([write_fragments(table.uri, "a", iter([both]), schema=both.schema)])
+    found = table.dataset().to_table(columns=["d"]).column("d").to_pylist()
+    assert found == [*few.to_pylist(), *others.to_pylist()]
 
 
 def test_a_table_that_was_made_anew_is_not_taken_for_the_one_before(table: LanceTable) -> None:

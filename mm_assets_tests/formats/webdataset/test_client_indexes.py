@@ -314,6 +314,12 @@ def test_index_files_are_the_text_that_json_makes_of_them(stats: list[TarPartiti
         assert text == json.dumps(json.loads(text), indent=1) + "\n"
 
 
+@pytest.mark.parametrize("size", ["true", "NaN", "Infinity", "1e400", "7.0"])
+def test_what_is_made_of_an_edited_index_is_json(size: str) -> None:
+    edited = wids_index("set", [A, B]).replace("7000", size)
+    assert json.loads(wids_index("set", parse_wids_index(edited)))["name"] == "set"
+
+
 def test_index_files() -> None:
     index = wids_index("set", [B, A])
     assert json.loads(index) == {
