@@ -187,9 +187,9 @@ class RawLocations:
             by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
         alone = {name: tuple(same) for name, same in by_name.items() if len(same) == 1}
         if files_per_partition not in (None, 1):
-            files = [file for (file,) in alone.values()]
+            unambiguous = [file for (file,) in alone.values()]
             planned = plan_partitions(
-                files, files_per_partition, options=self._options, root_of=self._root_of
+                unambiguous, files_per_partition, options=self._options, root_of=self._root_of
             )
             alone = {partition.name: partition.files for partition in planned}
         shards = {name: RawShard(name, same, stamps=stamps) for name, same in alone.items()}

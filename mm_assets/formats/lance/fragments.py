@@ -231,10 +231,10 @@ class _Source:
 
 
 def _joined(table: pa.Table) -> list[pa.RecordBatch]:
-    """Return the batches of a table, those of a small one joined.
+    """Return the rows of a small table as one batch, those of a large one in the batches that it has.
 
-    Lance joins small ones itself, in memory that the system clears anew for each. A large table has large
-    batches, and is not held twice.
+    Lance would join small batches itself, in memory that the system clears anew for each. A large table is
+    left as it is: joined, it would be held twice.
     """
     if table.nbytes <= _JOINED_BYTES:
         with suppress(pa.ArrowInvalid):  # dictionaries that do not fit into one

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import lance
@@ -115,7 +115,7 @@ class LanceTable:
         there is one; without these the others can be committed.
         """
         snapshot = Snapshot(self.dataset()) if self.exists() else None
-        return find_repeated(snapshot, self._records.all, fragment_sets)
+        return find_repeated(snapshot, cache(self._records.all), fragment_sets)
 
     def discard_unused(self, fragment_sets: Sequence[FragmentSet]) -> None:
         """Delete the data files of sets that the table does not use.

@@ -74,3 +74,9 @@ def column(table: LanceTable, name: str, **scan: Any) -> dict[str, Any]:
     where = " AND ".join(["position = -1", *([scan.pop("filter")] if "filter" in scan else [])])
     data = table.dataset().to_table(columns=["sample_id", name], filter=where, **scan)
     return dict(zip(data["sample_id"].to_pylist(), data[name].to_pylist(), strict=True))
+
+
+def record_files(table: LanceTable) -> list[str]:
+    """Names of the partition records, sorted."""
+    folder = Path(table.uri) / "_mm_assets" / "partitions"
+    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
