@@ -108,8 +108,7 @@ class BatchedPostgresEventLogStorage(BatchedEventLog, PostgresEventLogStorage):
         self._check_partitions_table()
         columns = DynamicPartitionsTable.c
         of_name = columns.partitions_def_name == partitions_def_name
-        # Changes with every key that is added, deleted or renamed; the database makes it ten times faster than
-        # the keys can be read.
+        # Changes with every key that is added, deleted or renamed.
         state = db.func.sum(db.func.hashtextextended(columns.partition, columns.id))
         with self.index_connection() as connection:
             found = connection.execute(db.select(state).where(of_name)).scalar()
