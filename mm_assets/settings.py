@@ -41,16 +41,27 @@ S = TypeVar("S", bound="Settings")
 
 
 def _setting(
-    default: Any, parse: Callable[[str], Any], meaning: str, heading: str = "", is_secret: bool = False
+    default: Any,
+    parse: Callable[[str], Any],
+    meaning: str,
+    heading: str = "",
+    is_secret: bool = False,
+    written: str | None = None,
 ) -> Any:
     """Return a field.
 
     Args:
         heading: that of the settings file above it and those that follow.
         is_secret: its value is never shown.
+        written: the default as a user writes it; None: as it is.
     """
-    choices = parse.names if isinstance(parse, OneOf) else ()
-    metadata = {"parse": parse, "meaning": meaning, "heading": heading, "choices": choices}
+    metadata = {
+        "parse": parse,
+        "meaning": meaning,
+        "heading": heading,
+        "choices": parse.names if isinstance(parse, OneOf) else (),
+        "written": default if written is None else written,
+    }
     return field(default=default, repr=not is_secret, metadata=metadata)
 
 
@@ -101,6 +112,12 @@ class Settings:
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, number(int), "worker processes of a run; 0: one for every core")
+    shard_timeout: float = _setting(
+        3600.0,
+        duration,
+        "how long a worker may take for a shard in one asset before it is ended",
+        written="1h",
+    )
     on_materialize_error: str = _setting(
         "drop_sample", one_of(*POLICIES), "what becomes of an item that cannot be had"
     )

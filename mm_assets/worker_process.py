@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from contextlib import suppress
@@ -57,7 +58,8 @@ class Worker:
     pipe: Connection
     stderr: int | None = None
     jobs: deque[Any] = field(default_factory=deque)
-    taken: bool = False  # the first of `jobs` is running
+    taken_at: float | None = None  # `time.monotonic` when it began the first of `jobs`
+    is_overdue: bool = False  # and so it was killed
     has_started: bool = False
 
     def startup_output(self) -> str:
@@ -66,6 +68,10 @@ class Worker:
             with suppress(BlockingIOError):
                 return os.read(self.stderr, 1 << 16).decode(errors="replace").strip()
         return ""
+
+    def seconds(self) -> float:
+        """Return for how long it has been at its job."""
+        return 0.0 if self.taken_at is None else time.monotonic() - self.taken_at
 
     def close(self) -> None:
         """Close the pipes to it."""

@@ -11,6 +11,7 @@ No Dagster import: the command line uses the same pool.
 import os
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
@@ -53,17 +54,19 @@ class WorkerPool:
     Args:
         processes: number of workers; 0: one per core.
         may_fork: whether workers may be forked, which is quicker; they inherit what this process has opened.
+        time_limit: seconds after which a job's worker is killed, as if it had died; None: no limit.
 
     Raises:
         ValueError: ``processes`` is negative.
     """
 
-    def __init__(self, processes: int = 0, may_fork: bool = False) -> None:
+    def __init__(self, processes: int = 0, may_fork: bool = False, time_limit: float | None = None) -> None:
         if processes < 0:
             raise ValueError(f"processes must be 0 (all cores) or more, not {processes}")
         self.processes = processes or available_cores()
         self._workers: list[Worker] = []
         self._may_fork = may_fork
+        self._time_limit = time_limit
         self._mapping = False
 
     def __enter__(self) -> "WorkerPool":
@@ -90,9 +93,9 @@ class WorkerPool:
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
         """Run `fn(job)` for every job in the workers.
 
-        A job that raises, kills its worker or cannot be pickled yields a `WorkerFailure` and disturbs no
-        other. An exception in this process, an interrupt, or a consumer that stops early kills every worker
-        first.
+        A job that raises, kills its worker, takes too long or cannot be pickled yields a `WorkerFailure` and
+        disturbs no other. An exception in this process, an interrupt, or a consumer that stops early kills
+        every worker first.
 
         Args:
             fn: a function of a module (workers import it).
@@ -139,21 +142,25 @@ class WorkerPool:
                 answer = _receive(worker)
                 if answer is None:
                     died_of = self._bury(worker)
-                    culprit = worker.jobs.popleft() if worker.taken else None
+                    culprit = None if worker.taken_at is None else worker.jobs.popleft()
                     queue.extendleft(reversed(worker.jobs))
                     if culprit is not None:
-                        yield culprit, WorkerFailure("WorkerDied", died_of)
+                        kind = "TookTooLong" if worker.is_overdue else "WorkerDied"
+                        yield culprit, WorkerFailure(kind, died_of)
+                        continue
+                    if worker.is_overdue:  # the result came at the last moment
                         continue
                     starts_left -= 1
                     if not starts_left:
                         raise WorkerStartError(f"worker processes do not start: {died_of}")
                 elif answer == TAKEN:
-                    worker.taken, starts_left = True, START_ATTEMPTS
+                    starts_left = START_ATTEMPTS
+                    worker.taken_at = None if worker.is_overdue else time.monotonic()
                     if not worker.has_started and (startup_output := worker.startup_output()):
                         sys.stderr.write(f"{startup_output}\n")
                     worker.has_started = True
                 else:
-                    worker.taken = False
+                    worker.taken_at = None
                     yield worker.jobs.popleft(), _loads(answer)
 
     def _free_worker(self, waiting: int) -> Worker | None:
@@ -179,14 +186,23 @@ class WorkerPool:
     def _wait(self, busy: list[Worker]) -> list[Worker]:
         """Return workers with an answer, or dead ones.
 
-        Also checked once a second, because a forked child of a dead worker may hold its pipe open.
+        Also checked once a second, because a forked child of a dead worker may hold its pipe open. Workers
+        whose job takes too long are killed.
         """
         by_pipe: dict[Any, Worker] = {w.pipe: w for w in busy}
         while True:
-            if ready := connection.wait(list(by_pipe), timeout=1.0):
+            ready = connection.wait(list(by_pipe), timeout=1.0)
+            self._kill_overdue(worker for pipe, worker in by_pipe.items() if pipe not in ready)
+            if ready:
                 return [by_pipe[pipe] for pipe in ready]
             if dead := [w for w in busy if not w.process.is_alive()]:
                 return dead
+
+    def _kill_overdue(self, busy: Iterable[Worker]) -> None:
+        for worker in busy:
+            if self._time_limit is not None and worker.seconds() > self._time_limit:
+                worker.is_overdue = True
+                worker.process.kill()
 
     def _bury(self, worker: Worker) -> str:
         """Remove a worker whose pipe has closed, and return the cause of its death."""
@@ -197,6 +213,8 @@ class WorkerPool:
         startup_output = "" if worker.has_started else worker.startup_output()
         worker.close()
         code = worker.process.exitcode or 0
+        if worker.is_overdue:
+            return f"took longer than {self._time_limit:g} seconds (MM_SHARD_TIMEOUT), and was ended"
         if code >= 0 and startup_output:
             return startup_output.splitlines()[-1]  # the last line of a traceback is the error
         if code >= 0:

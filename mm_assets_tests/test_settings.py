@@ -80,6 +80,7 @@ def test_targets_of_alerts_are_shown_nowhere() -> None:
     settings = Settings.load(given)
     assert settings.alerts == ("json://example.com/s3cret", "slack://a/b c")
     assert settings.fresh_within == 36 * 3600
+    assert (settings.shard_timeout, Settings.load({"MM_SHARD_TIMEOUT": "90s"}).shard_timeout) == (3600, 90)
     assert "s3cret" not in repr(settings)
 
 

@@ -91,6 +91,28 @@ def test_follower_of_a_killed_job_is_done_by_another_worker() -> None:
     ]
 
 
+def test_job_that_takes_too_long_is_ended_and_the_others_are_done() -> None:
+    jobs: list[tuple[str, Any]] = [("echo", 1), ("sleep", (600, "never")), ("echo", 2), ("echo", 3)]
+    with WorkerPool(1, time_limit=2) as one:
+        found = results(one, jobs)
+    late = found.pop(("sleep", (600, "never")))
+    assert (late.type, str(late)) == (
+        "TookTooLong",
+        "took longer than 2 seconds (MM_SHARD_TIMEOUT), and was ended",
+    )
+    assert found == {("echo", n): n for n in (1, 2, 3)}
+
+
+def test_result_that_waits_while_its_consumer_is_busy_is_not_late() -> None:
+    jobs = [("sleep", (0.1, n)) for n in range(4)]
+    with WorkerPool(2, time_limit=1) as two:
+        found = []
+        for _, result in two.map(act, jobs):
+            time.sleep(1.5)
+            found.append(result)
+    assert sorted(found) == [0, 1, 2, 3]
+
+
 def test_worker_killed_while_idle_costs_no_job() -> None:
     with WorkerPool(1) as one:
         assert results(one, [("echo", 1)]) == {("echo", 1): 1}

@@ -28,10 +28,11 @@ def warm_workers() -> Iterator[None]:
 
     Workers keep the working directory in which they were started, so each directory has its own.
     """
-    pools: dict[tuple[int, str], _WarmPool] = {}
+    pools: dict[tuple[int, float | None, str], _WarmPool] = {}
 
-    def pool(processes: int, may_fork: bool = False) -> _WarmPool:
-        return pools.setdefault((processes, os.getcwd()), _WarmPool(processes))
+    def pool(processes: int, may_fork: bool = False, time_limit: float | None = None) -> _WarmPool:
+        known = (processes, time_limit, os.getcwd())
+        return pools.setdefault(known, _WarmPool(processes, time_limit=time_limit))
 
     with pytest.MonkeyPatch.context() as patch:
         for name in ("mm_assets.workers", "mm_assets.io_managers.workers"):

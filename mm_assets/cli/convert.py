@@ -86,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.storage import sweep, sweep_output
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.interleaved.notices import warn_user
+    from mm_assets.settings import Settings
     from mm_assets.workers import WorkerPool, available_cores
 
     started = time.monotonic()
@@ -112,13 +113,15 @@ def run(options: argparse.Namespace) -> int:
         sweep(losses.folder(writer))
     reports: list[PartitionReport] = []
     processes = min(options.workers or available_cores(), max(len(conversions), 1))
-    with WorkerPool(processes, may_fork=True) as pool:
+    settings = Settings.load()
+    max_loss = settings.max_loss if options.max_loss is None else options.max_loss
+    with WorkerPool(processes, may_fork=True, time_limit=settings.shard_timeout) as pool:
         conversions, failures = resolve_duplicates(conversions, pool)
         with Progress(len(conversions)) as progress:
             jobs = [
                 _Job(conversion, existing.note_of(conversion.partition.name)) for conversion in conversions
             ]
-            for (conversion, _), result in pool.map(partial(_convert, max_loss=_max_loss(options)), jobs):
+            for (conversion, _), result in pool.map(partial(_convert, max_loss=max_loss), jobs):
                 if isinstance(result, PartitionReport):
                     reports.append(result)
                     progress.add(result.samples, result.nbytes)
@@ -196,12 +199,6 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         mode=options.mode,
     )
     return reader, writer, [ReadableImages(), *filter_flags.filters_asked_for(options)]
-
-
-def _max_loss(options: argparse.Namespace) -> float:
-    from mm_assets.settings import Settings
-
-    return Settings.load().max_loss if options.max_loss is None else float(options.max_loss)
 
 
 class _Job(NamedTuple):

@@ -47,7 +47,7 @@ def settings_text() -> str:
             lines += ["", f"# --- {heading} ---"]
         choices = " | ".join(setting.metadata["choices"])
         meaning = setting.metadata["meaning"] + (f" ({choices})" if choices else "")
-        lines += ["", f"# {meaning}", f"# {setting.name} = {_toml(setting.default)}"]
+        lines += ["", f"# {meaning}", f"# {setting.name} = {_toml(setting.metadata['written'])}"]
     return "\n".join(lines) + "\n"
 
 

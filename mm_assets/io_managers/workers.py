@@ -20,7 +20,7 @@ J = TypeVar("J")
 R = TypeVar("R")
 
 # Dagster copies a nested resource for every IO manager that has it. The copies of one run share a pool.
-_Key = tuple[str, int]
+_Key = tuple[str, int, float | None]
 _pools: dict[_Key, WorkerPool] = {}
 _users: Counter[_Key] = Counter()
 
@@ -33,15 +33,18 @@ class Workers(ConfigurableResource[Any]):
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
+    shard_timeout: float | None = Field(
+        default=None, gt=0, description="Seconds that a worker may take for one shard in one asset."
+    )
 
     _pool: WorkerPool | None = PrivateAttr(default=None)
 
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
         """Set up the workers, and end them with the run, however it ends (also by an interrupt)."""
-        key = (context.run.run_id if context.run else "", self.processes)
+        key = (context.run.run_id if context.run else "", self.processes, self.shard_timeout)
         _users[key] += 1
-        self._pool = _pools.setdefault(key, WorkerPool(self.processes))
+        self._pool = _pools.setdefault(key, WorkerPool(self.processes, time_limit=self.shard_timeout))
         try:
             with _watched_run(context) if _users[key] == 1 else nullcontext():
                 yield self

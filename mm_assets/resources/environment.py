@@ -31,7 +31,7 @@ def resources_from_environment() -> dict[str, Any]:
     root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
     raw = RawShards(locations=settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
-    workers = Workers(processes=settings.workers)
+    workers = Workers(processes=settings.workers, shard_timeout=settings.shard_timeout)
     layout: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in settings.raw_layout().items()

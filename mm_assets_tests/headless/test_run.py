@@ -14,6 +14,7 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets.demo.thresholds import demo_thresholds
 from mm_assets_tests.cli.commands import STILLBORN, environment, interrupt, only_line, run_process
+from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 
 ROOT = Path(__file__).parents[2]
@@ -233,3 +234,38 @@ def test_the_thresholds_of_the_demo_give_way_to_settings(name: str, monkeypatch:
     assert demo_thresholds() == {"MM_MIN_ASPECT_RATIO": "1.0", "MM_MAX_ASPECT_RATIO": "2.0"}
     monkeypatch.setenv(name, "3")
     assert demo_thresholds() == {}
+
+
+HANGS = """
+import time
+from dataclasses import dataclass
+from mm_assets.filters.score_filter import ScoreFilter, minimum
+
+@dataclass(frozen=True)
+class Hanging(ScoreFilter):
+    name = "hanging"
+    min_patience: int = minimum("patience", int, "any number")
+    def verdict(self, score):
+        while score.byte_size == {nbytes}:
+            time.sleep(60)
+
+FILTERS = (Hanging,)
+"""
+
+
+def test_a_shard_that_never_ends_fails_alone(tmp_path: Path) -> None:
+    """Its worker is ended after `MM_SHARD_TIMEOUT`, and no asset that is made from it waits."""
+    pictures = {"hangs": picture(0)[1], "lands": picture(1)[1]}
+    for name, image in pictures.items():
+        document = {"sample_id": name, "texts": [None], "images": ["i.png"]}
+        make_tar(tmp_path / "raw" / f"{name}.tar", [("s.json", document), ("i.png", image)])
+    (tmp_path / "hanging.py").write_text(HANGS.format(nbytes=len(pictures["hangs"])))
+    settings = {"MM_PLUGINS": "hanging", "MM_MIN_PATIENCE": "1", "MM_SHARD_TIMEOUT": "10s"}
+    done = demo(tmp_path, str(tmp_path / "raw"), PYTHONPATH=str(tmp_path), **settings)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if "took longer" in line]
+    assert (
+        line
+        == "shard 'hangs' of filtered_parquet: took longer than 10 seconds (MM_SHARD_TIMEOUT), and was ended"
+    )
+    assert [path.name for path in (tmp_path / "storage" / "webdataset").glob("*.tar")] == ["lands.tar"]
