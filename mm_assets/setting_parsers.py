@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mm_assets.formats.partitions import parse_bytes
+from mm_assets.formats.webdataset.layout import normal_extensions
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9]+://.")
@@ -86,6 +87,13 @@ def cron(text: str) -> str:
 def names(text: str) -> tuple[str, ...]:
     """Return names that commas separate."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def suffixes(text: str) -> tuple[str, ...]:
+    """Return suffixes of file names, as written, that commas separate."""
+    found = names(text)
+    normal_extensions(found)
+    return found
 
 
 def owners(text: str) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from mm_assets.setting_parsers import (
     number,
     one_of,
     owners,
+    suffixes,
     web_address,
 )
 from mm_assets.settings_file import PREFIX, SPACED, given_settings
@@ -135,9 +136,11 @@ class Settings:
     texts_field: str = _setting(TEXTS, str, "json field, or column, with the list of texts")
     images_field: str = _setting(IMAGES, str, "json field, or column, with the list of images")
     image_member_field: str | None = _setting(None, str, "json field that names the sample's image member")
-    image_extensions: tuple[str, ...] = _setting(DEFAULT_IMAGE_EXTENSIONS, names, "suffixes of image members")
+    image_extensions: tuple[str, ...] = _setting(
+        DEFAULT_IMAGE_EXTENSIONS, suffixes, "suffixes of image members"
+    )
     json_extensions: tuple[str, ...] = _setting(
-        DEFAULT_JSON_EXTENSIONS, names, "suffixes of the members that are documents"
+        DEFAULT_JSON_EXTENSIONS, suffixes, "suffixes of the members that are documents"
     )
     per_image_fields: tuple[str, ...] = _setting((), names, "json lists with one value per image")
     per_text_fields: tuple[str, ...] = _setting((), names, "json lists with one value per text")
@@ -209,7 +212,7 @@ class Settings:
         values = {}
         for name, setting in known.items():
             if text := given.get(name):
-                takes_list = name in SPACED or setting.metadata["parse"] in (names, owners)
+                takes_list = name in SPACED or setting.metadata["parse"] in (names, owners, suffixes)
                 try:
                     if name in given.lists and not takes_list:
                         raise ValueError("must be one value, not a list")

@@ -53,6 +53,16 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
             "MM_OWNERS must be e-mail addresses, or teams as in team:data, not 'ada'",
         ),
         ("MM_OWNERS", "team:", "MM_OWNERS must be e-mail addresses, or teams as in team:data, not 'team:'"),
+        (
+            "MM_IMAGE_EXTENSIONS",
+            "jpg,tar.gz",
+            "MM_IMAGE_EXTENSIONS must be suffixes of file names, such as jpg, not 'tar.gz'",
+        ),
+        (
+            "MM_JSON_EXTENSIONS",
+            "*.json",
+            "MM_JSON_EXTENSIONS must be suffixes of file names, such as jpg, not '*.json'",
+        ),
         ("MM_UI_URL", "ui:3000", "MM_UI_URL must begin with http:// or https://, not 'ui:3000'"),
         ("MM_ALERT_ON", "info", "MM_ALERT_ON must be one of error, warn, not 'info'"),
         ("MM_ALERTS", "json://s3cret 'x", "MM_ALERTS: No closing quotation"),

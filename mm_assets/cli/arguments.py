@@ -38,3 +38,20 @@ def byte_size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Return names that are separated by commas."""
+    from mm_assets import setting_parsers
+
+    return setting_parsers.names(text)
+
+
+def suffixes(text: str) -> tuple[str, ...]:
+    """Return suffixes of file names that are separated by commas."""
+    from mm_assets import setting_parsers
+
+    try:
+        return setting_parsers.suffixes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

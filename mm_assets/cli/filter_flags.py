@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.cli.raw_layout import names
+from mm_assets.cli.arguments import names
 
 if TYPE_CHECKING:
     from mm_assets.filters.score_filter import ScoreFilter

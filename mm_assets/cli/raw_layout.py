@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from mm_assets.cli.arguments import names, suffixes
 from mm_assets.formats.format_table import FORMAT_TABLE, format_of, listed
 
 _PREFIX = "sample_id_prefix"
@@ -20,9 +21,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     layout.add_argument("--texts-field", help="json field, or column, with the list of texts (texts)")
     layout.add_argument("--images-field", help="json field, or column, with the list of images (images)")
     layout.add_argument("--image-member-field", help="json field that names the sample's image member")
-    layout.add_argument("--image-extensions", type=names, help="suffixes of image members, comma-separated")
     layout.add_argument(
-        "--json-extensions", type=names, help="suffixes of the members that are documents, comma-separated"
+        "--image-extensions", type=suffixes, help="suffixes of image members, comma-separated"
+    )
+    layout.add_argument(
+        "--json-extensions",
+        type=suffixes,
+        help="suffixes of the members that are documents, comma-separated",
     )
     layout.add_argument(
         "--per-image-fields", type=names, help="json lists with one value per image, comma-separated"
@@ -103,11 +108,6 @@ def _files(kind: str, source: str) -> list[str]:
     from mm_assets.formats.listing import expand_paths
 
     return expand_paths(source, format_of(kind).suffixes)
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Return names that are separated by commas."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _flag(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass
 
 SAMPLE_ID = "sample_id"
@@ -36,6 +37,8 @@ MAX_FIELDS = 10_000  # passthrough columns of one sample with all nested fields,
 DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "gif")
 DEFAULT_JSON_EXTENSIONS = ("json",)
 TIFF_EXTENSIONS = ("tiff", "tif")
+
+_SUFFIX = re.compile(r"[^\s./\\*?\[\]{}]+")
 
 MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
 
@@ -85,8 +88,16 @@ def sample_stem(name: str) -> str:
 
 
 def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
-    """Return extensions in lower case, without a leading dot."""
-    return tuple(item.lower().lstrip(".") for item in extensions)
+    """Return extensions in lower case, without a leading dot.
+
+    Raises:
+        ValueError: no file name has one of them as its suffix.
+    """
+    found = tuple(item.lower().lstrip(".") for item in extensions)
+    for written, suffix in zip(extensions, found, strict=True):
+        if not _SUFFIX.fullmatch(suffix):
+            raise ValueError(f"must be suffixes of file names, such as jpg, not {written!r}")
+    return found
 
 
 def is_native_layout(payload: dict[str, object]) -> bool:
