@@ -12,6 +12,7 @@ from mm_assets.io_managers.shard_checks import report_shards, specs_by_shard
 from mm_assets.io_managers.shards import Check
 from mm_assets.partitions import SHARDS
 
+UNKNOWN_FILES = "unknown_files"  # metadata of a failure: how many files no shard has written
 _NAMED = 5  # shards in the message of a failure
 
 
@@ -60,7 +61,11 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
                 context.log.error(f"{request.asset}, shard {key}: {summary}")
             for file in unknown:
                 context.log.error(f"{request.asset}: {file}: no shard has written it")
-            raise dg.Failure(_failure(request.asset, damaged, unknown), allow_retries=False)
+            raise dg.Failure(
+                _failure(request.asset, damaged, unknown),
+                metadata={UNKNOWN_FILES: len(unknown)},
+                allow_retries=False,
+            )
 
     return zero_loss
 

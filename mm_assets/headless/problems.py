@@ -11,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 
+from mm_assets.checks.zero_loss import UNKNOWN_FILES
 from mm_assets.formats.error_lines import error_line
 from mm_assets.io_managers.base import LANDED
 from mm_assets.io_managers.reports import parse_failure
@@ -113,7 +114,15 @@ def _failed_steps(entries: Iterable[dg.EventLogEntry]) -> list[str]:
         if entry.dagster_event is not None
         and entry.dagster_event.is_step_failure
         and not str(entry.dagster_event.step_key).endswith(LANDED)
+        and not _repeats_its_shards(entry.dagster_event.step_failure_data)
     ]
+
+
+def _repeats_its_shards(failure: Any) -> bool:
+    """Return whether a step failed for nothing but shards that have lines of their own."""
+    given = failure.user_failure_data
+    found = None if given is None else given.metadata.get(UNKNOWN_FILES)
+    return found is not None and not found.value
 
 
 def _cause(error: Any) -> str:

@@ -93,6 +93,10 @@ def test_prove(project: Project) -> None:
     assert fine(project.command("prove", "a")).splitlines()[-1].startswith("proven: every item of 1 shard ")
     done = project.command("prove", "b", "b")
     assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if "b.parquet" in line] == [
+        "shard 'b': filtered_parquet.zero_loss: filtered/b.parquet: cannot be read: "
+        "filtered/b.parquet: pyarrow cannot read it: Parquet file size is 0 bytes"
+    ]
     assert "filtered_parquet 1 0 1 0 filtered" in [
         " ".join(line.split()) for line in done.stdout.splitlines()
     ]
@@ -100,6 +104,9 @@ def test_prove(project: Project) -> None:
         "NOT PROVEN: 0 of 1 shard in all 5 outputs; the others: b not as written in filtered_parquet; "
         "the next run makes it again"
     )
+    (project.storage / "filtered" / "z.parquet").write_bytes(b"")
+    (line,) = [line for line in project.command("prove").stdout.splitlines() if "z.parquet" in line]
+    assert line.startswith("step filtered_parquet_zero_loss failed: ") and line.endswith("z.parquet")
 
 
 def test_what_was_never_made_is_not_unproven(project: Project) -> None:
