@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mm_assets.cli import filter_flags, losses, raw_layout
-from mm_assets.cli.arguments import byte_size, location, process_count, share
+from mm_assets.cli.arguments import byte_size, location, names, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
 from mm_assets.formats.format_table import FORMATS, TITLES, format_of, output_of
@@ -39,7 +39,7 @@ def add_to(commands: Any) -> None:
         help="format of the output",
     )
     parser.add_argument(
-        "--fields", type=raw_layout.names, help="passthrough columns to keep, comma-separated (default: all)"
+        "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
     )
     raw_layout.add_flags(parser)
     filter_flags.add_flags(parser)
