@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 3000
 BENCH ?= peer
 
-.PHONY: demo test-fast test check lint ui docs clients test-clients bench lock public-names clean
+.PHONY: demo demo-ray demo-s3 test-fast test check lint ui docs clients test-clients bench lock public-names clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -15,6 +15,12 @@ BENCH ?= peer
 
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
 	$(BIN)/python -m mm_assets.demo
+
+demo-ray: .venv/.made  ## the demo on a Ray cluster of two nodes on this machine
+	$(BIN)/python -m tools.demo_ray
+
+demo-s3: .venv/.made clients  ## the demo on a real S3 server on this machine
+	$(BIN)/python -m tools.demo_s3
 
 test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 	$(BIN)/python -m pytest --fast -n auto

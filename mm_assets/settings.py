@@ -119,6 +119,10 @@ class Settings:
         "how long a worker may take for a shard in one asset before it is ended",
         written="1h",
     )
+    engine: str = _setting(
+        "local", one_of("local", "ray"), "where shards are worked on: processes of the run, or a Ray cluster"
+    )
+    ray_address: str = _setting("auto", str, "the Ray cluster: `auto`, `host:port` or `ray://host:port`")
     on_materialize_error: str = _setting(
         "drop_sample", one_of(*POLICIES), "what becomes of an item that cannot be had"
     )

@@ -21,6 +21,7 @@ from mm_assets.interleaved.notices import show_warnings_as_lines
 # Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
 # to it.
 TAKEN = b"taken"
+TIME_LIMIT = "took longer than {:g} seconds (MM_SHARD_TIMEOUT), and was ended"
 
 
 @dataclass(frozen=True)

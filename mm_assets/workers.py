@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from mm_assets.formats.error_lines import error_line
 from mm_assets.interleaved.errors import MmAssetsError
-from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, failure_of
+from mm_assets.worker_process import TAKEN, TIME_LIMIT, Worker, WorkerFailure, failure_of
 from mm_assets.worker_start import start as _start
 
 __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
@@ -214,7 +214,7 @@ class WorkerPool:
         worker.close()
         code = worker.process.exitcode or 0
         if worker.is_overdue:
-            return f"took longer than {self._time_limit:g} seconds (MM_SHARD_TIMEOUT), and was ended"
+            return TIME_LIMIT.format(self._time_limit)
         if code >= 0 and startup_output:
             return startup_output.splitlines()[-1]  # the last line of a traceback is the error
         if code >= 0:

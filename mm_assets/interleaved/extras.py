@@ -16,6 +16,7 @@ _EXTRAS = {
     "dagster": ("The graph", "dagster", "dagster"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
     "lance": ("Lance", "pylance", "lance"),
+    "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
 }
 

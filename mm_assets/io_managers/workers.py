@@ -1,4 +1,4 @@
-"""Worker processes of a run, as a Dagster resource.
+"""Worker processes of a run, or tasks on a Ray cluster, as a Dagster resource.
 
 No `from __future__ import annotations` here or in any module with a `ResourceDependency` field: Dagster reads
 the annotations of the class as objects, and as text they end in a pydantic `ValidationError` when the code
@@ -14,14 +14,16 @@ from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from mm_assets.io_managers.lost_runs import watched
+from mm_assets.ray_pool import RayPool
 from mm_assets.workers import WorkerFailure, WorkerPool
 
 J = TypeVar("J")
 R = TypeVar("R")
 
 # Dagster copies a nested resource for every IO manager that has it. The copies of one run share a pool.
-_Key = tuple[str, int, float | None]
-_pools: dict[_Key, WorkerPool] = {}
+_Key = tuple[str, int, str, str, float | None]
+_Pool = WorkerPool | RayPool
+_pools: dict[_Key, _Pool] = {}
 _users: Counter[_Key] = Counter()
 
 
@@ -33,18 +35,24 @@ class Workers(ConfigurableResource[Any]):
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
+    engine: str = Field(default="local", description="local: processes of the run; ray: tasks on a cluster.")
+    ray_address: str = Field(default="auto", description="auto, host:port or ray://host:port.")
+    folders: list[str] = Field(
+        default=[], description="Local folders of shards and storage, which all Ray nodes have to share."
+    )
     shard_timeout: float | None = Field(
         default=None, gt=0, description="Seconds that a worker may take for one shard in one asset."
     )
 
-    _pool: WorkerPool | None = PrivateAttr(default=None)
+    _pool: _Pool | None = PrivateAttr(default=None)
 
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Any]:
         """Set up the workers, and end them with the run, however it ends (also by an interrupt)."""
-        key = (context.run.run_id if context.run else "", self.processes, self.shard_timeout)
+        run_id = context.run.run_id if context.run else ""
+        key = (run_id, self.processes, self.engine, self.ray_address, self.shard_timeout)
         _users[key] += 1
-        self._pool = _pools.setdefault(key, WorkerPool(self.processes, time_limit=self.shard_timeout))
+        self._pool = _pools.setdefault(key, self._new_pool())
         try:
             with _watched_run(context) if _users[key] == 1 else nullcontext():
                 yield self
@@ -54,10 +62,15 @@ class Workers(ConfigurableResource[Any]):
                 del _users[key]
                 _pools.pop(key).close()
 
+    def _new_pool(self) -> _Pool:
+        if self.engine == "ray":
+            return RayPool(self.ray_address, self.processes, self.shard_timeout, self.folders)
+        return WorkerPool(self.processes, time_limit=self.shard_timeout)
+
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
-        """Run a function on jobs in the workers; see `mm_assets.workers.WorkerPool.map`.
+        """Run a function on jobs; see `WorkerPool.map` and `RayPool.map`.
 
         Raises:
             RuntimeError: outside of a run or of `build_resources`; use a `WorkerPool` itself there.

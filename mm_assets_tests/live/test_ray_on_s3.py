@@ -1,0 +1,48 @@
+"""The whole graph on two Ray nodes with everything in a real S3 store, while one node is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.formats.lance.table import LanceTable
+from mm_assets_tests.graph.output_digests import digests
+from mm_assets_tests.live.daemon import wait_for
+from mm_assets_tests.live.headless_process import start
+from mm_assets_tests.live.ray_nodes import RayNodes, ray_nodes
+from mm_assets_tests.live.s3_server import S3Server
+
+pytestmark = [pytest.mark.live, pytest.mark.clients]
+
+
+@pytest.fixture
+def nodes(s3: S3Server) -> Iterator[RayNodes]:
+    with ray_nodes(s3.env) as started:
+        yield started
+
+
+def test_outputs_in_a_bucket_are_those_of_local_workers(
+    s3: S3Server, nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3.env.items():
+        monkeypatch.setenv(name, value)
+    store, bucket = s3.filesystem(), s3.new_bucket()
+    for shard in make_shards(tmp_path / "raw", members=6, pdf=2, samples=4):
+        store.put_file(str(shard), f"{bucket}/raw/{shard.name}")
+    raw = f"s3://{bucket}/raw/"
+    assert start(raw, f"s3://{bucket}/local", tmp_path / "local-home").wait() == 0
+    run = start(raw, f"s3://{bucket}/ray", tmp_path / "ray-home", **nodes.settings)
+    wait_for(lambda: s3.filesystem().glob(f"{bucket}/ray/curated/*.parquet"), 120, "the first shard")
+    nodes.kill_other()
+    assert run.wait() == 0
+    found, rows = [], []
+    for name in ("local", "ray"):
+        store.get(f"{bucket}/{name}/", str(tmp_path / name), recursive=True)
+        found.append(digests(tmp_path / name))
+        table = LanceTable(f"s3://{bucket}/{name}/lance/items.lance")
+        rows.append({key: (facts.rows, facts.digest) for key, facts in table.partitions().items()})
+    assert found[0] == found[1] and len(found[0]) > 40
+    assert rows[0] == rows[1] and len(rows[0]) == 8
