@@ -12,6 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from hypothesis import settings
 
 from mm_assets_tests.postgres_server import PostgresServer, postgres_server
+from mm_assets_tests.temporary_root import use_memory
 from mm_assets_tests.tiers import ROOT, is_fast
 
 LIVE = ROOT / "live"
@@ -25,6 +26,10 @@ settings.load_profile("untimed")
 def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:
         yield server
+
+
+def pytest_configure() -> None:
+    use_memory()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
