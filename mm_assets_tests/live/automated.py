@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import dagster as dg
 import pyarrow.parquet as pq
 
 from mm_assets.formats.lance.table import LanceTable
@@ -52,17 +53,16 @@ def in_sqlite(home: Path, variables: Mapping[str, str]) -> DagsterDev:
     return DagsterDev("mm_assets.definitions", home, variables, (REPOSITORY / "dagster.yaml").read_text())
 
 
-def backfills(dev: DagsterDev) -> list[tuple[str, str]]:
+def backfills(instance: dg.DagsterInstance) -> list[tuple[str, str]]:
     """Status and title, the latest first."""
-    with dev.instance() as instance:
-        return [(each.status.value, each.title or "") for each in instance.get_backfills()]
+    return [(each.status.value, each.title or "") for each in instance.get_backfills()]
 
 
-def ended(dev: DagsterDev, count: int) -> Callable[[], list[str]]:
+def ended(count: int) -> Callable[[dg.DagsterInstance], list[str]]:
     """Titles of that many backfills, once they have all ended."""
 
-    def find() -> list[str]:
-        found = backfills(dev)
+    def find(instance: dg.DagsterInstance) -> list[str]:
+        found = backfills(instance)
         done = [title for status, title in found if status.startswith("COMPLETED")]
         return done if len(done) == len(found) == count else []
 

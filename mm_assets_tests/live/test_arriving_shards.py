@@ -32,7 +32,7 @@ def test_shards_that_arrive_in_waves(storage: Storage) -> None:
                     if tar.stem in bad:
                         tar.write_bytes(BROKEN)
                     tar.rename(storage.raw / tar.name)
-            wait_for(ended(dev, wave), SECONDS, f"the backfill of wave {wave}")
+            dev.wait_for(ended(wave), SECONDS, f"the backfill of wave {wave}")
         with dev.instance() as instance:
             runs = instance.get_runs()
         of_waves = Counter(run.tags["dagster/backfill"] for run in runs)

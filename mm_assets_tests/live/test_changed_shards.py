@@ -11,7 +11,7 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, ended
-from mm_assets_tests.live.daemon import DagsterDev, wait_for
+from mm_assets_tests.live.daemon import DagsterDev
 
 pytestmark = pytest.mark.live
 
@@ -24,17 +24,17 @@ def test_what_changes_is_made_again_and_a_killed_run_is_completed(sqlite: Storag
     whole = bad.read_bytes()
     bad.write_bytes(BROKEN)
     with storage.dev(MM_AUTOMATION="all") as dev:
-        wait_for(ended(dev, 1), SECONDS, "the first backfill")
+        dev.wait_for(ended(1), SECONDS, "the first backfill")
         assert storage.tars() == {"web-00000", "web-00001", "web-00002"}
         bad.write_bytes(whole)
         (storage.raw / "web-00001.tar").unlink()
         make_shards(storage.raw, members=2, pdf=0, samples=2, seed="other")
-        titles = wait_for(ended(dev, 2), SECONDS, "the second backfill")
+        titles = dev.wait_for(ended(2), SECONDS, "the second backfill")
         assert titles[0] == "2 shards: 1 the raw shard has changed, 1 failed before"
         assert storage.tars() == {f"web-{n:05d}" for n in range(4)}
     with storage.dev(MM_AUTOMATION="all", MM_MIN_ASPECT_RATIO="1.0") as dev:
         kill_run(dev)
-        wait_for(ended(dev, 3), SECONDS + 120, "the backfill whose run was killed")
+        dev.wait_for(ended(3), SECONDS + 120, "the backfill whose run was killed")
         with dev.instance() as instance:
             statuses = sorted(run.status.value for run in instance.get_runs(limit=2))
         assert statuses == ["FAILURE", "SUCCESS"]
@@ -45,14 +45,13 @@ def test_what_changes_is_made_again_and_a_killed_run_is_completed(sqlite: Storag
 def kill_run(dev: DagsterDev) -> None:
     """Kill the process of the next run that is at work."""
 
-    def find() -> int | None:
-        with dev.instance() as instance:
-            for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
-                for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
-                    data = entry.get_dagster_event().event_specific_data
-                    pid = getattr(data, "metadata", {}).get("pid")
-                    if pid is not None:
-                        return int(str(pid.value))
+    def find(instance: dg.DagsterInstance) -> int | None:
+        for run in instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])):
+            for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+                data = entry.get_dagster_event().event_specific_data
+                pid = getattr(data, "metadata", {}).get("pid")
+                if pid is not None:
+                    return int(str(pid.value))
         return None
 
-    os.kill(wait_for(find, SECONDS, "the run"), signal.SIGKILL)
+    os.kill(dev.wait_for(find, SECONDS, "the run"), signal.SIGKILL)

@@ -12,7 +12,6 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import SECONDS, Storage, ended
-from mm_assets_tests.live.daemon import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -22,18 +21,17 @@ def test_a_server_that_was_killed_completes_what_it_had_begun(storage: Storage) 
     make_shards(storage.raw, members=20, pdf=0, samples=3)
     keys = {f"web-{n:05d}" for n in range(20)}
 
-    def is_started() -> bool:
-        with dev.instance() as instance:
-            return bool(instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])))
+    def is_started(instance: dg.DagsterInstance) -> bool:
+        return bool(instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])))
 
     with storage.dev(MM_AUTOMATION="new") as dev:
-        wait_for(is_started, SECONDS, "the run")
+        dev.wait_for(is_started, SECONDS, "the run")
         for pid in dev.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     assert storage.tars() != keys
     with storage.dev(MM_AUTOMATION="new") as dev:
-        wait_for(ended(dev, 1), SECONDS, "the backfill whose server was killed")
+        dev.wait_for(ended(1), SECONDS, "the backfill whose server was killed")
         for asset in ASSETS:
             assert set(dev.partitions(asset)["materialized"]) == keys
         in_parquet, in_table = storage.rows()

@@ -12,7 +12,7 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.automated import BROKEN, SECONDS, Storage, backfills, ended
-from mm_assets_tests.live.daemon import DagsterDev, wait_for
+from mm_assets_tests.live.daemon import wait_for
 
 pytestmark = pytest.mark.live
 
@@ -33,7 +33,7 @@ def test_the_schedule_makes_what_is_due_and_then_nothing(sqlite: Storage) -> Non
     (sqlite.raw / f"{changed}.tar").unlink()
     make_shards(sqlite.raw, members=6, pdf=0, samples=2, seed="other")
     with server as dev:
-        titles = wait_for(ended(dev, 1), SECONDS, "the backfill of the first tick")
+        titles = dev.wait_for(ended(1), SECONDS, "the backfill of the first tick")
         (title,) = titles
         assert title.startswith("3 shards: ")
         reasons = {"1 never made", "1 failed before", "1 the raw shard has changed"}
@@ -46,18 +46,19 @@ def test_the_schedule_makes_what_is_due_and_then_nothing(sqlite: Storage) -> Non
                 if "dagster/backfill" in _tags(instance, record.run_id)
             }
             assert made == {late, failed, changed}
-        before = refreshes(dev)
-        wait_for(
-            lambda: refreshes(dev) >= before + 2, SECONDS, "two more ticks, one of them after the backfill"
-        )
-        assert backfills(dev) == [("COMPLETED_SUCCESS", title)], "the later ticks had nothing to do"
+            before = refreshes(instance)
+            wait_for(
+                lambda: refreshes(instance) >= before + 2,
+                SECONDS,
+                "two more ticks, one of them after the backfill",
+            )
+            assert backfills(instance) == [("COMPLETED_SUCCESS", title)], "the later ticks had nothing to do"
 
 
-def refreshes(dev: DagsterDev) -> int:
+def refreshes(instance: dg.DagsterInstance) -> int:
     """How many runs of the job `refresh` have succeeded."""
-    with dev.instance() as instance:
-        statuses = [dg.DagsterRunStatus.SUCCESS]
-        return instance.get_runs_count(dg.RunsFilter(job_name="refresh", statuses=statuses))
+    statuses = [dg.DagsterRunStatus.SUCCESS]
+    return instance.get_runs_count(dg.RunsFilter(job_name="refresh", statuses=statuses))
 
 
 def _tags(instance: dg.DagsterInstance, run_id: str) -> Mapping[str, str]:
