@@ -16,6 +16,9 @@ BENCH ?= peer
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out
 	$(BIN)/python -m mm_assets.demo
 
+# They start hundreds of processes, which would compile our modules again and again where containers forbid to keep that.
+test-fast test test-clients: export PYTHONDONTWRITEBYTECODE =
+
 test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 	$(BIN)/python -m pytest --fast -n auto
 
