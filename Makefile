@@ -22,6 +22,9 @@ demo-ray: .venv/.made  ## the demo on a Ray cluster of two nodes on this machine
 demo-s3: .venv/.made clients  ## the demo on a real S3 server on this machine
 	$(BIN)/python -m tools.demo_s3
 
+# They start hundreds of processes, which would compile our modules again and again where containers forbid to keep that.
+test-fast test test-clients: export PYTHONDONTWRITEBYTECODE =
+
 test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 	$(BIN)/python -m pytest --fast -n auto
 

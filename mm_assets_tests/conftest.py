@@ -12,9 +12,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 from hypothesis import settings
 
 from mm_assets_tests.postgres_server import PostgresServer, postgres_server
+from mm_assets_tests.temporary_root import use_memory
 from mm_assets_tests.tiers import ROOT, is_fast
 
 LIVE = ROOT / "live"
+WITH_LIVE = 0.6  # the share of the other files that those with daemons are spread over
 
 # Without deadlines: how long an example takes is a matter of the machine, not of the code under test.
 settings.register_profile("untimed", deadline=None)
@@ -27,6 +29,10 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+def pytest_configure() -> None:
+    use_memory()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="leave out what mm_assets_tests/tiers.py lists")
 
@@ -36,11 +42,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("--fast") and not is_fast(collection_path) else None
 
 
+@pytest.hookimpl(trylast=True)  # those of other markers are gone then
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those with real daemons first: they mostly wait, while other processes work on the rest."""
-    items.sort(key=lambda item: not item.path.is_relative_to(LIVE))
+    """Spread the files with real daemons over the others: they mostly wait, while other processes work on the
+    rest. The last of the others have none beside them, else one that takes minutes would be left at the end.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    live = [path for path in files if path.is_relative_to(LIVE)]
+    order = [path for path in files if path not in live]
+    distance = int(WITH_LIVE * len(order) / len(live)) if live else 0
+    for number, path in enumerate(live):
+        order.insert(number * (distance + 1), path)
+    items[:] = [item for path in order for item in files[path]]
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """One process more than cores where daemons are waited for."""
-    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 1
+    """Two processes more than cores where daemons are waited for: so many wait at most times."""
+    return None if config.getoption("--fast") else (os.cpu_count() or 1) + 2

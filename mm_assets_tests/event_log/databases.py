@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
+
+from mm_assets_tests.graph.kept_engines import kept_engines
 
 STOCK, OURS = "stock", "ours"
 
@@ -17,7 +19,12 @@ def open_instance(home: Path, kind: str, postgres_url: str | None = None) -> Ite
     """Open the instance of a home with the stock class or with ours, for the event log alone."""
     home.mkdir(parents=True, exist_ok=True)
     overrides = {"event_log_storage": _storage(home, kind, postgres_url)}
-    with dg.instance_for_test(temp_dir=str(home), overrides=overrides) as instance:
+    kept = kept_engines() if kind == STOCK else nullcontext()
+    with kept, dg.instance_for_test(temp_dir=str(home), overrides=overrides) as instance:
+        if kind == STOCK and postgres_url is not None:
+            # Else it connects anew for each statement, and the server starts a process for each connection.
+            log = instance.event_log_storage
+            log.optimize_for_webserver(statement_timeout=60_000, pool_recycle=3600, max_overflow=-1)
         yield instance
 
 

@@ -21,10 +21,6 @@ from mm_assets_tests.graph.deployment import Deployment
 from mm_assets_tests.live.killing import RunServer
 
 KILLS = int(os.environ.get("TEST_KILLS", "2"))
-YAML = """\
-telemetry: {enabled: false}
-event_log_storage: {module: mm_assets.event_log.sqlite, class: BatchedSqliteEventLogStorage}
-"""
 _SHARDED = [asset.to_user_string() for asset in ASSETS[1:]]
 
 
@@ -42,7 +38,7 @@ def _run(folder: Path, raw: Path, kill_after: float | None = None) -> float:
     """Seconds that a run takes, or took until it was killed."""
     storage = folder / "storage"
     storage.mkdir(parents=True, exist_ok=True)
-    with RunServer(raw, storage, folder / "home", YAML) as server:
+    with RunServer(raw, storage, folder / "home") as server:
         started = time.monotonic()
         if kill_after is None:
             assert server.run(_SHARDED).ok

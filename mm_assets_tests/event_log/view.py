@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import dagster as dg
@@ -17,13 +18,14 @@ _KIND = dg.DagsterEventType
 def view(deployment: Deployment) -> dict[str, Any]:
     """What pages, sensors and staleness go by, after any number of runs."""
     instance = deployment.instance
+    check_states = deployment.check_states()
     return {
-        "check states": deployment.check_states(),
+        "check states": check_states,
         "latest": {asset.to_user_string(): _latest(deployment, asset) for asset in ASSETS},
         "tags": {asset.to_user_string(): _versions(instance, asset) for asset in ASSETS},
         "records": _asset_records(instance),
         "unfinished": {asset.to_user_string(): _unfinished(instance, asset) for asset in ASSETS},
-        "evaluations": _evaluations(deployment),
+        "evaluations": _evaluations(instance, check_states),
     }
 
 
@@ -109,17 +111,20 @@ def _unfinished(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[str]:
     return sorted(log.get_latest_asset_partition_materialization_attempts_without_materializations(asset))
 
 
-def _evaluations(deployment: Deployment) -> dict[str, Any]:
+def _evaluations(instance: dg.DagsterInstance, checks: Iterable[str]) -> dict[str, Any]:
     """By check and partition, the latest evaluation, with what it says of its materialization.
 
     Of one that a shard has passed, without metadata that is empty: our classes leave it out.
     """
-    instance = deployment.instance
     found: dict[str, Any] = {}
-    for name in deployment.check_states():
+    latest_of = {
+        asset: instance.get_latest_storage_id_by_partition(asset, _KIND.ASSET_MATERIALIZATION)
+        for asset in ASSETS
+    }
+    for name in checks:
         asset, _, check = name.partition(".")
         key = dg.AssetCheckKey(dg.AssetKey(asset), check)
-        latest = instance.get_latest_storage_id_by_partition(key.asset_key, _KIND.ASSET_MATERIALIZATION)
+        latest = latest_of[key.asset_key]
         history = instance.event_log_storage.get_asset_check_execution_history(key, limit=1000)
         for record in history:
             place = f"{name} {record.partition}"

@@ -127,6 +127,11 @@ class DagsterDev:
         """The same storage, opened from here; use it in a `with` block."""
         return dg.DagsterInstance.from_config(str(self.home))
 
+    def wait_for(self, condition: Callable[[dg.DagsterInstance], T | None], seconds: float, what: str) -> T:
+        """`wait_for` what its storage says; opened once, for that costs more CPU than to ask it."""
+        with self.instance() as instance:
+            return wait_for(lambda: condition(instance), seconds, what)
+
     # --- GraphQL ---
 
     def query(self, text: str, **variables: Any) -> Any:

@@ -23,10 +23,14 @@ from types import TracebackType
 
 import lance
 
-from mm_assets_tests.live.daemon import DAGSTER_YAML, REPOSITORY
+from mm_assets_tests.live.daemon import REPOSITORY
 from mm_assets_tests.live.watching import Event
 
 RUN_SECONDS = 120  # a run that takes longer hangs
+DAGSTER_YAML = """\
+telemetry: {enabled: false}
+event_log_storage: {module: mm_assets.event_log.sqlite, class: BatchedSqliteEventLogStorage}
+"""
 _MEAN_DELAY = 0.005
 _ANY, _WORKER = b"multiprocessing", b"spawn_main"  # in the command lines of a run's children
 TABLE = "lance/items.lance"
@@ -49,9 +53,9 @@ class Outcome:
 class RunServer:
     """A process of `mm_assets_tests.live.run_server`; it and its workers are gone at the end of the block."""
 
-    def __init__(self, raw: Path, storage: Path, home: Path, yaml: str = DAGSTER_YAML) -> None:
+    def __init__(self, raw: Path, storage: Path, home: Path) -> None:
         home.mkdir(exist_ok=True)
-        (home / "dagster.yaml").write_text(yaml)
+        (home / "dagster.yaml").write_text(DAGSTER_YAML)
         self._log = home / "runs.log"
         settings = {
             "MM_RAW_SHARDS": raw,

@@ -11,7 +11,7 @@ import signal
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,14 @@ class Live:
     def registered(self) -> list[str]:
         with self.dev.instance() as instance:
             return list(instance.get_dynamic_partitions("shards"))
+
+    def wait_until_registered(self, keys: Iterable[str]) -> None:
+        """Wait for the sensor."""
+
+        def are_registered(instance: dg.DagsterInstance) -> bool:
+            return set(keys) <= set(instance.get_dynamic_partitions("shards"))
+
+        self.dev.wait_for(are_registered, 75, "the sensor to register the shards")
 
     def events(self, asset: str, run_ids: set[str]) -> list[str]:
         with self.dev.instance() as instance:
@@ -100,7 +108,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 @pytest.fixture(scope="module")
 def first_backfill(live: Live) -> str:
     """All shards there are, found by the sensor and launched over GraphQL."""
-    wait_for(lambda: set(FIRST) <= set(live.registered()), 75, "the sensor to register the shards")
+    live.wait_until_registered(FIRST)
     backfill = live.dev.launch_backfill(ASSETS, FIRST)
     assert live.dev.wait_for_backfill(backfill, 120) == "COMPLETED_SUCCESS", live.dev.log()[-3000:]
     return backfill
@@ -164,7 +172,7 @@ def failed_backfill(live: Live, first_backfill: str) -> str:
     _corrupt_json(live.spare / f"{CORRUPT}.tar", live.raw / f"{CORRUPT}.tar")
     slow = live.raw / f"{KILLER}.tar.gz"
     _slow_tar(slow)
-    wait_for(lambda: set(SECOND) <= set(live.registered()), 75, "the sensor to register the new shards")
+    live.wait_until_registered(SECOND)
     killed: list[int] = []
     watcher = threading.Thread(target=_kill_reader, args=(slow, killed))
     watcher.start()
@@ -261,7 +269,7 @@ def test_damage_is_red_in_the_page_and_only_there(live: Live, failed_backfill: s
 def test_termination_leaves_no_worker_and_nothing_half_published(live: Live, failed_backfill: str) -> None:
     slow = live.raw / "slow.tar.gz"
     _slow_tar(slow, megabytes=4000)
-    wait_for(lambda: "slow" in live.registered(), 75, "the sensor to register the slow shard")
+    live.wait_until_registered(["slow"])
     run = live.dev.launch_run("all_assets", {"dagster/partition": "slow"})
     worker = wait_for(lambda: next(iter(_readers_of(slow)), None), 60, "a worker to read the slow shard")
     live.dev.terminate(run)

@@ -51,14 +51,14 @@ class Profile:
         begun, ended = (entry.timestamp for entry in entries)
         return begun, ended
 
-    def is_in(self, run_id: str, kind: dg.DagsterEventType, step: str) -> bool:
-        """Whether a run has such an event of a step."""
-        with self.services.instance() as instance:
-            return any(entry.step_key == step for entry in instance.all_logs(run_id, of_type=kind))
 
-    def retries(self, run_id: str) -> list[dg.DagsterRun]:
-        with self.services.instance() as instance:
-            return list(instance.get_runs(dg.RunsFilter(tags={"dagster/parent_run_id": run_id})))
+def is_in(instance: dg.DagsterInstance, run_id: str, kind: dg.DagsterEventType, step: str) -> bool:
+    """Whether a run has such an event of a step."""
+    return any(entry.step_key == step for entry in instance.all_logs(run_id, of_type=kind))
+
+
+def retries(instance: dg.DagsterInstance, run_id: str) -> list[dg.DagsterRun]:
+    return list(instance.get_runs(dg.RunsFilter(tags={"dagster/parent_run_id": run_id})))
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def test_two_runs_are_never_in_the_lance_step_at_once(profile: Profile) -> None:
         runs = [profile.launch(FIRST), profile.launch(SECOND)]
         ended = dg.DagsterEventType.STEP_SUCCESS
         wait_for(
-            lambda: all(profile.is_in(run, ended, "arrow_cache") for run in runs),
+            lambda: all(is_in(instance, run, ended, "arrow_cache") for run in runs),
             SECONDS,
             "both runs to do all that they can",
         )
         for run in runs:
             assert profile.services.run_status(run) == "STARTED"
-            assert not profile.is_in(run, dg.DagsterEventType.STEP_START, "lance_table")
+            assert not is_in(instance, run, dg.DagsterEventType.STEP_START, "lance_table")
         log.free_concurrency_slots_for_run("somebody")
     for run in runs:
         assert profile.services.wait_for_run(run, SECONDS) == "SUCCESS"
@@ -177,11 +177,11 @@ def test_a_killed_run_fails_and_is_completed_by_its_retry(profile: Profile) -> N
         assert holds_the_slot()
     killed = time.time()
     assert profile.services.wait_for_run(run, SECONDS) == "FAILURE"
-    (retry,) = wait_for(lambda: profile.retries(run), SECONDS, "the retry")
+    (retry,) = profile.services.wait_for(lambda instance: retries(instance, run), SECONDS, "the retry")
     assert profile.services.wait_for_run(retry.run_id, SECONDS) == "SUCCESS"
     print(f"completed {time.time() - killed:.0f} s after the kill")
-    assert len(profile.retries(run)) == 1
     with profile.services.instance() as instance:
+        assert len(retries(instance, run)) == 1
         assert instance.event_log_storage.get_concurrency_info(LANCE_POOL).claimed_slots == []
     for asset in ASSETS:
         assert set(THIRD) <= set(profile.services.partitions(asset)["materialized"])
