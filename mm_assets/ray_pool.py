@@ -180,9 +180,11 @@ class RayPool:
     def _connect(self) -> None:
         self._is_ours = connect(self._address)
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         self._work = ray.remote(num_cpus=1, memory=_TASK_MEMORY, max_retries=0)(_work)
-        self._starts = ray.remote(num_cpus=0)(_Starts).remote()
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._starts = ray.remote(num_cpus=0, scheduling_strategy=here)(_Starts).remote()
         refuse_unshared(self._folders)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import mm_assets
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.ray_cluster import RayClusterError
@@ -86,11 +85,16 @@ def test_jobs_that_fail_fail_alone(nodes: RayNodes) -> None:
     assert found[str(("bytes", 3_000_000))] == b"x" * 3_000_000
 
 
-def test_the_package_travels_with_the_run(nodes: RayNodes) -> None:
+def test_the_package_travels_with_the_run(nodes: RayNodes, tmp_path: Path) -> None:
     """Nodes run the code of the process that asks, not what is installed on them."""
-    with RayPool(nodes.address) as pool:
-        ((_, place),) = pool.map(eval, ["__import__('mm_assets').__file__"])
-    assert str(place).endswith("mm_assets/__init__.py") and str(place) != mm_assets.__file__
+    code = (
+        f"from mm_assets.ray_pool import RayPool; pool = RayPool({nodes.address!r}); "
+        "print(*pool.map(eval, [\"__import__('mm_assets').__file__\"]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "/py_modules_files/" in done.stdout and "/mm_assets/__init__.py" in done.stdout
 
 
 def test_outputs_are_those_of_local_workers(nodes: RayNodes, raw: Path, local: Path) -> None:

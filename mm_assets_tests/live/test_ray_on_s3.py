@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mm_assets.demo.shards import make_shards
+from mm_assets.formats.lance.reader import lance_options
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.graph.output_digests import digests
 from mm_assets_tests.live.daemon import wait_for
@@ -42,7 +43,8 @@ def test_outputs_in_a_bucket_are_those_of_local_workers(
     for name in ("local", "ray"):
         store.get(f"{bucket}/{name}/", str(tmp_path / name), recursive=True)
         found.append(digests(tmp_path / name))
-        table = LanceTable(f"s3://{bucket}/{name}/lance/items.lance")
+        uri = f"s3://{bucket}/{name}/lance/items.lance"
+        table = LanceTable(uri, lance_options(uri, None))
         rows.append({key: (facts.rows, facts.digest) for key, facts in table.partitions().items()})
     assert found[0] == found[1] and len(found[0]) > 40
     assert rows[0] == rows[1] and len(rows[0]) == 8
