@@ -14,6 +14,7 @@ from benchmarks import (
     orchestration,
     pages,
     peer,
+    ticks,
     training,
     whole_command,
     workers,
@@ -36,6 +37,7 @@ def main() -> int:
         events,
         training,
         pages,
+        ticks,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

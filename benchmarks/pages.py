@@ -111,22 +111,15 @@ def prepare_seed(shards: int) -> Work:
     """Make the real shards, and copy the events of their run until there are ``shards`` partitions."""
     import dagster as dg
 
-    from mm_assets.definitions import defs
     from mm_assets.partitions import SHARDS
-    from mm_assets.resources.environment import resources_from_environment
 
     instance = dg.DagsterInstance.get()
-    real = list(resources_from_environment()["raw"].listing())[:_REAL]
-    instance.add_dynamic_partitions(str(SHARDS.name), real)
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    done = defs.resolve_job_def("all_assets").execute_in_process(
-        instance=instance, tags=_range(real), run_config=quiet
-    )
+    real, run_id = made_shards(instance, _REAL)
 
     def work() -> dict[str, Any]:
-        template = instance.get_run_by_id(done.run_id)
+        template = instance.get_run_by_id(run_id)
         assert template is not None
-        events = [r.event_log_entry for r in instance.get_records_for_run(done.run_id).records]
+        events = [r.event_log_entry for r in instance.get_records_for_run(run_id).records]
         copies = [f"shard-{number:06d}" for number in range(shards - len(real))]
         stored = 0
         for start in range(0, len(copies), _CHUNK):
@@ -137,6 +130,21 @@ def prepare_seed(shards: int) -> Work:
         return {"events": stored}
 
     return work
+
+
+def made_shards(instance: Any, count: int) -> tuple[list[str], str]:
+    """Make all assets of the first raw shards in one run; return their partitions, and the run's id."""
+    from mm_assets.definitions import defs
+    from mm_assets.partitions import SHARDS
+    from mm_assets.resources.environment import resources_from_environment
+
+    real = list(resources_from_environment()["raw"].listing())[:count]
+    instance.add_dynamic_partitions(str(SHARDS.name), real)
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    done = defs.resolve_job_def("all_assets").execute_in_process(
+        instance=instance, tags=_range(real), run_config=quiet
+    )
+    return real, done.run_id
 
 
 def _copy_run(instance: Any, template: Any, events: list[Any], real: list[str], keys: list[str]) -> int:

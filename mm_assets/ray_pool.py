@@ -1,52 +1,70 @@
 """Pool of tasks on a Ray cluster, with the promises of `mm_assets.workers.WorkerPool`."""
 
+import concurrent.futures
 import io
 import itertools
 import sys
 import time
-import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.reduction import ForkingPickler
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from mm_assets.formats.error_lines import error_line
-from mm_assets.ray_cluster import connect, refuse_unshared
-from mm_assets.worker_process import TIME_LIMIT, WorkerFailure, failure_of
+from mm_assets.interleaved.notices import warn_user
+from mm_assets.ray_cluster import RayClusterError, connect, disconnect
+from mm_assets.ray_folders import SharedFolders, missing_folder
+from mm_assets.worker_process import WorkerFailure, answer_of, failure_of, took_too_long
 
 J = TypeVar("J")
 R = TypeVar("R")
 
-ATTEMPTS = 3
-"""How often a job may kill its worker, before it fails alone."""
-
+# Workers that a job may kill before it fails alone, and nodes that may die under it.
+MOST_WORKER_DEATHS = 3
+MOST_NODE_DEATHS = 10
 # What a worker takes with its imports, and some room: a node gets no more tasks than it has memory for.
 _TASK_MEMORY = 640 << 20
 _AHEAD = 2  # tasks for each core: one at work and one that waits on its node
 _POLL_SECONDS = 1.0
+_CANCEL_SECONDS = 5.0
 _LONGEST_TOLD = 64 << 10  # characters that a task may print
+_MOST_TOLD = 1000  # different lines that a pool prints
 
 
 @dataclass(eq=False)
 class _Task:
-    """A job on the cluster, and how often its worker has died."""
+    """A job on the cluster.
 
-    id: str
+    ``future`` is that of its present attempt; ``overdue_since`` is when it was ended for its time limit.
+    """
+
+    number: int
     job: Any
-    deaths: int = 0
+    message: bytes
+    worker_deaths: int = 0
+    node_deaths: int = 0
     is_overdue: bool = False
+    reference: Any = None
+    future: "concurrent.futures.Future[Any]" = field(default_factory=concurrent.futures.Future)
+
+    @property
+    def attempt(self) -> str:
+        return f"{self.number} {self.worker_deaths + self.node_deaths}"
 
 
 class RayPool:
     """Pool of the tasks of a run, connected to its cluster with the first job.
 
-    Use as a context manager, or call `close`. Not for several threads at once.
+    Use as a context manager, or call `close`. Not for several threads at once: one `map` at a time.
 
     Args:
         address: ``auto``, ``host:port`` or ``ray://host:port``.
-        processes: most tasks at a time; 0: as many as the cluster has cores.
+        processes: most tasks at a time; 0: as many as the cluster has cores, and as many that wait.
         time_limit: seconds after which a job is ended; None: no limit.
-        folders: local folders that jobs read and write: all nodes have to see the same ones.
+        written: local folders that jobs write to: all nodes have to share them.
+        read: local folders that jobs read.
     """
 
     def __init__(
@@ -54,16 +72,21 @@ class RayPool:
         address: str = "auto",
         processes: int = 0,
         time_limit: float | None = None,
-        folders: Sequence[str] = (),
+        written: Sequence[str] = (),
+        read: Sequence[str] = (),
     ) -> None:
         self._address = address
         self._processes = processes
         self._time_limit = time_limit
-        self._folders = folders
-        self._work: Any = None  # the remote function, once connected
+        self._written, self._read = written, read
+        self._shared: SharedFolders | None = None  # once connected
+        self._work: Any = None
         self._starts: Any = None
-        self._is_ours = False
+        self._cores = 1
+        self._asked_at = 0.0  # when the cluster was last asked for its state
         self._told: set[str] = set()
+        self._numbers = itertools.count()
+        self._mapping = False
 
     def __enter__(self) -> "RayPool":
         return self
@@ -72,154 +95,211 @@ class RayPool:
         self.close()
 
     def close(self) -> None:
-        """Leave the cluster; running tasks end."""
-        if self._is_ours:
-            import ray
-
-            ray.shutdown()
-        self._work, self._is_ours = None, False
+        """Leave the cluster."""
+        if self._shared is not None:
+            shared, self._shared, self._starts = self._shared, None, None
+            shared.close()
+            disconnect()
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
     ) -> Generator[tuple[J, R | WorkerFailure], None, None]:
         """Run `fn(job)` for every job on the cluster, as `WorkerPool.map` does in processes.
 
-        A task whose node dies is done again on another one. One that kills its worker three times is a
-        `WorkerFailure`.
+        A task whose node dies is done again. One that kills its worker three times is a `WorkerFailure`.
 
         Raises:
             RayClusterError: there is no such cluster, or its nodes do not share a local folder.
+            RuntimeError: another `map` is running.
         """
-        if self._work is None:
-            self._connect()
-        tasks: dict[Any, _Task] = {}
+        if self._mapping:
+            raise RuntimeError("this pool is in the middle of another map()")
+        self._mapping = True
+        tasks: set[_Task] = set()
         try:
+            if self._shared is None:
+                self._connect()
             yield from self._run(fn, iter(jobs), tasks)
         except BaseException:
             self._cancel(tasks)
+            self.close()
             raise
+        finally:
+            self._mapping = False
 
     def _run(
-        self, fn: Callable[[J], R], jobs: Iterator[J], tasks: dict[Any, _Task]
+        self, fn: Callable[[J], R], jobs: Iterator[J], tasks: set[_Task]
     ) -> Iterator[tuple[J, R | WorkerFailure]]:
-        import ray
-
+        finished: SimpleQueue[_Task] = SimpleQueue()
         while True:
-            for job in itertools.islice(jobs, max(0, self._most() - len(tasks))):
-                task = _Task(uuid.uuid4().hex, job)
+            most = self._processes or _AHEAD * self._cores
+            for job in itertools.islice(jobs, max(0, most - len(tasks))):
                 try:
-                    tasks[self._submit(fn, task)] = task
+                    message = bytes(ForkingPickler.dumps((fn, job)))
                 except Exception as error:  # noqa: BLE001  (pickling runs code of the job's own class)
                     yield job, failure_of(error)
+                    continue
+                task = _Task(next(self._numbers), job, message)
+                tasks.add(task)
+                self._submit(task, finished)
             if not tasks:
                 return
-            done, _ = ray.wait(list(tasks), num_returns=1, timeout=_POLL_SECONDS)
-            for reference in done:
-                task = tasks.pop(reference)
-                answer = self._answer(reference, task)
+            # Not `ray.wait`: an exception of a signal's handler, as Dagster's, does not leave it as it is.
+            with suppress(Empty):
+                task = finished.get(timeout=_POLL_SECONDS)
+                answer = self._answer(task)
                 if answer is None:
-                    tasks[self._submit(fn, task)] = task
+                    self._submit(task, finished)
                 else:
+                    tasks.remove(task)
                     yield task.job, answer[0]
-            self._end_overdue(tasks)
+            if time.monotonic() - self._asked_at > _POLL_SECONDS:
+                self._look_after(tasks)
+                self._asked_at = time.monotonic()
 
-    def _submit(self, fn: Callable[[J], R], task: _Task) -> Any:
-        return self._work.remote(fn, task.job, self._starts, f"{task.id} {task.deaths}")
+    def _submit(self, task: _Task, finished: "SimpleQueue[_Task]") -> None:
+        assert self._shared is not None, "`map` has connected"
+        try:
+            task.reference = self._work.remote(task.message, self._shared.paths, self._starts, task.attempt)
+            task.future = task.reference.future()
+        except Exception as error:
+            raise RayClusterError(f"the Ray cluster takes no task: {error_line(error)}") from error
+        task.future.add_done_callback(lambda _: finished.put(task))
 
-    def _answer(self, reference: Any, task: _Task) -> tuple[Any] | None:
-        """Return the result of a task; None if it is to be done again."""
+    def _answer(self, task: _Task) -> tuple[Any] | None:
+        """Return the result of a task; None if it is to be done again.
+
+        Raises:
+            RayClusterError: its node does not share a local folder.
+        """
         import ray
 
         try:
-            answer, told = ray.get(reference)
-            self._tell(told)
-            return (answer,)
-        except ray.exceptions.RayTaskError as error:  # its result cannot be pickled
-            return (failure_of(error.as_instanceof_cause()),)
-        except (ray.exceptions.TaskCancelledError, ray.exceptions.WorkerCrashedError) as error:
-            if task.is_overdue:
-                return (WorkerFailure("TookTooLong", TIME_LIMIT.format(self._time_limit)),)
-            died_of = error_line(error)
-        except ray.exceptions.RayError as error:  # a node died, or the kernel's or Ray's memory limit was met
-            died_of = error_line(error)
-        task.deaths += 1
-        if task.deaths < ATTEMPTS:
+            message, told = task.future.result()
+        except ray.exceptions.RayTaskError as error:  # it did not get as far as our code
+            return (failure_of(error.cause if isinstance(error.cause, BaseException) else error),)
+        except (ray.exceptions.RayError, concurrent.futures.CancelledError) as error:
+            return self._after_death(task, error)
+        if message is None:
+            raise RayClusterError(
+                f"{told}: on several nodes, shards and storage lie in an object store or a shared file system"
+            )
+        self._tell(told)
+        return (answer_of(message),)
+
+    def _after_death(self, task: _Task, error: BaseException) -> tuple[Any] | None:
+        """Return a failure if this was the last attempt of a task."""
+        import ray
+
+        if task.is_overdue and self._time_limit is not None:
+            return (WorkerFailure("TookTooLong", took_too_long(self._time_limit)),)
+        if isinstance(error, ray.exceptions.NodeDiedError):
+            task.node_deaths += 1
+        else:  # killed, or ended for its node's memory
+            task.worker_deaths += 1
+        if task.worker_deaths < MOST_WORKER_DEATHS and task.node_deaths < MOST_NODE_DEATHS:
             return None
-        return (WorkerFailure("WorkerDied", f"its worker died {ATTEMPTS} times: {died_of}"),)
+        deaths = f"workers {task.worker_deaths}, nodes {task.node_deaths}"
+        return (WorkerFailure("WorkersDied", f"died in the middle of it: {deaths}: {error_line(error)}"),)
 
     def _tell(self, text: str) -> None:
         """Print what a task printed, each line once."""
         for line in text.splitlines():
-            if line not in self._told:
+            if line not in self._told and len(self._told) < _MOST_TOLD:
                 self._told.add(line)
                 sys.stderr.write(f"{line}\n")
 
-    def _end_overdue(self, tasks: dict[Any, _Task]) -> None:
+    def _look_after(self, tasks: Collection[_Task]) -> None:
+        """End tasks that take too long, and say so if no node has room for any."""
         import ray
 
-        if self._time_limit is None or not tasks:
+        with suppress(ray.exceptions.RayError, concurrent.futures.TimeoutError):
+            alive = [task.attempt for task in tasks]
+            running = self._starts.seconds.remote(alive).future().result(timeout=_CANCEL_SECONDS)
+            for task in tasks:
+                is_late = running.get(task.attempt, 0.0) > (self._time_limit or float("inf"))
+                if is_late and not task.is_overdue:
+                    task.is_overdue = True
+                    ray.cancel(task.reference, force=True)
+            self._cores = max(1, int(ray.cluster_resources().get("CPU", 0)))
+            if not running and not any(map(_has_room, ray.nodes())):
+                warn_user(
+                    "no Ray node has a core and 640 MiB of memory, which a shard takes: waiting for one"
+                )
+
+    def _cancel(self, tasks: Collection[_Task]) -> None:
+        """End tasks, and wait a moment until they have ended."""
+        if not tasks:
             return
-        running = ray.get(self._starts.seconds.remote())
-        for reference, task in tasks.items():
-            if running.get(f"{task.id} {task.deaths}", 0.0) > self._time_limit and not task.is_overdue:
-                task.is_overdue = True
-                ray.cancel(reference, force=True)
-
-    def _most(self) -> int:
         import ray
 
-        return self._processes or _AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
-
-    def _cancel(self, tasks: Iterable[Any]) -> None:
-        import ray
-
-        for reference in tasks:
-            with suppress(ray.exceptions.RayError, ValueError):
-                ray.cancel(reference, force=True)
+        for task in tasks:
+            with suppress(Exception):
+                ray.cancel(task.reference, force=True)
+        concurrent.futures.wait([task.future for task in tasks], timeout=_CANCEL_SECONDS)
 
     def _connect(self) -> None:
-        self._is_ours = connect(self._address)
+        connect(self._address)
+        self._shared = SharedFolders((), ())  # from here on `close` leaves the cluster
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        self._shared = SharedFolders(self._written, self._read)
         self._work = ray.remote(num_cpus=1, memory=_TASK_MEMORY, max_retries=0)(_work)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._starts = ray.remote(num_cpus=0, scheduling_strategy=here)(_Starts).remote()
-        refuse_unshared(self._folders)
+        starts = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(_Starts)
+        self._starts = starts.remote()
+        self._look_after(())
 
 
-def _work(fn: Callable[[Any], Any], job: Any, starts: Any, name: str) -> tuple[Any, str]:
-    """Do a job in a task: its result, or what went wrong, and what it printed to stderr."""
+def _has_room(node: Mapping[str, Any]) -> bool:
+    resources = node["Resources"]
+    return bool(node["Alive"] and resources.get("CPU", 0) >= 1 and resources.get("memory", 0) >= _TASK_MEMORY)
+
+
+def _work(message: bytes, paths: Mapping[str, str], starts: Any, attempt: str) -> tuple[bytes | None, str]:
+    """Do a job in a task.
+
+    Returns:
+        The pickled result, or what went wrong, and what was printed to stderr; None, and the folder that this
+        node does not see.
+    """
     from mm_assets.formats.free_memory import FreeMemory
     from mm_assets.interleaved.notices import show_warnings_as_lines
 
-    starts.begin.remote(name)
+    if (folder := missing_folder(paths)) is not None:
+        import ray
+
+        return None, f"{folder}: not the same folder on Ray node {ray.util.get_node_ip_address()}"
+    starts.begin.remote(attempt)
     memory = FreeMemory()
     with redirect_stderr(io.StringIO()) as told:
         show_warnings_as_lines()
         try:
-            answer = fn(job)
+            fn, job = ForkingPickler.loads(message)
+            answer = ForkingPickler.dumps(fn(job))
         # SystemExit too: a job must not end the worker of others.
         except BaseException as error:  # noqa: BLE001
-            answer = failure_of(error)
-    starts.end.remote(name)
+            answer = ForkingPickler.dumps(failure_of(error))
+    starts.end.remote(attempt)
     memory.release_to_os()
-    return answer, told.getvalue()[:_LONGEST_TOLD]
+    return bytes(answer), told.getvalue()[:_LONGEST_TOLD]
 
 
 class _Starts:
-    """When tasks began, by name, on one clock. Ray does not tell."""
+    """When attempts began, on one clock, which Ray does not tell."""
 
     def __init__(self) -> None:
         self._began: dict[str, float] = {}
 
-    def begin(self, name: str) -> None:
-        self._began[name] = time.monotonic()
+    def begin(self, attempt: str) -> None:
+        self._began[attempt] = time.monotonic()
 
-    def end(self, name: str) -> None:
-        self._began.pop(name, None)
+    def end(self, attempt: str) -> None:
+        self._began.pop(attempt, None)
 
-    def seconds(self) -> dict[str, float]:
-        """Return for how long each has been at work."""
+    def seconds(self, alive: Collection[str]) -> dict[str, float]:
+        """Return for how long each of these has been at work; the others are forgotten."""
+        self._began = {attempt: self._began[attempt] for attempt in alive if attempt in self._began}
         now = time.monotonic()
-        return {name: now - began for name, began in self._began.items()}
+        return {attempt: now - began for attempt, began in self._began.items()}

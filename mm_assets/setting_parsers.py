@@ -9,6 +9,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset.layout import normal_extensions
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
+_RAY_ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(\d{1,5})")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9]+://.")
 
 
@@ -111,6 +113,32 @@ def duration(text: str) -> float:
     if not match or not float(match[1]):
         raise ValueError(f"must be a duration such as 90m, 24h or 7d, not {text!r}")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def time_limit(text: str) -> float | None:
+    """Return the seconds of a number or a duration; None for 0: no limit."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1
+        with suppress(ValueError):
+            seconds = duration(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"must be seconds, or a duration such as 90s, 30m or 2h; 0: no limit; not {text!r}")
+    return seconds or None
+
+
+def ray_host_and_port(address: str) -> tuple[str, int] | None:
+    """Return host and port of ``host:port`` or ``ray://host:port``; None for any other address."""
+    match = _RAY_ADDRESS.fullmatch(address)
+    return None if match is None else (match[1].strip("[]"), int(match[2]))
+
+
+def ray_address(text: str) -> str:
+    """Check that a text is ``auto`` or has a host and a port."""
+    if text != "auto" and ray_host_and_port(text) is None:
+        raise ValueError(f"must be auto, host:port or ray://host:port, not {text!r}")
+    return text
 
 
 def alert_targets(text: str) -> tuple[str, ...]:

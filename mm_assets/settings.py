@@ -33,7 +33,9 @@ from mm_assets.setting_parsers import (
     number,
     one_of,
     owners,
+    ray_address,
     suffixes,
+    time_limit,
     web_address,
 )
 from mm_assets.settings_file import PREFIX, SPACED, given_settings
@@ -113,16 +115,18 @@ class Settings:
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, number(int), "worker processes of a run; 0: one for every core")
-    shard_timeout: float = _setting(
+    shard_timeout: float | None = _setting(
         3600.0,
-        duration,
-        "how long a worker may take for a shard in one asset before it is ended",
+        time_limit,
+        "seconds (or 90s, 30m, 2h) that a worker may take for a shard in one asset; 0: no limit",
         written="1h",
     )
     engine: str = _setting(
         "local", one_of("local", "ray"), "where shards are worked on: processes of the run, or a Ray cluster"
     )
-    ray_address: str = _setting("auto", str, "the Ray cluster: `auto`, `host:port` or `ray://host:port`")
+    ray_address: str = _setting(
+        "auto", ray_address, "the Ray cluster: `auto`, `host:port` or `ray://host:port`"
+    )
     on_materialize_error: str = _setting(
         "drop_sample", one_of(*POLICIES), "what becomes of an item that cannot be had"
     )

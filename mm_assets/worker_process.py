@@ -21,7 +21,6 @@ from mm_assets.interleaved.notices import show_warnings_as_lines
 # Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
 # to it.
 TAKEN = b"taken"
-TIME_LIMIT = "took longer than {:g} seconds (MM_SHARD_TIMEOUT), and was ended"
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,19 @@ def failure_of(error: BaseException) -> WorkerFailure:
     return WorkerFailure(type(error).__name__, error_line(error), "".join(traceback.format_exception(error)))
 
 
+def took_too_long(seconds: float) -> str:
+    """Return the message about a job that was ended for its time limit."""
+    return f"took longer than {seconds:.10g} seconds (MM_SHARD_TIMEOUT), and was ended"
+
+
+def answer_of(message: bytes) -> Any:
+    """Return what a worker has sent: a result, or a `WorkerFailure`."""
+    try:
+        return ForkingPickler.loads(message)
+    except Exception as error:  # noqa: BLE001  (unpickling runs code of the result's own class)
+        return failure_of(error)
+
+
 @dataclass(eq=False)
 class Worker:
     """A started process, its pipe, and the jobs sent to it.
@@ -60,7 +72,7 @@ class Worker:
     stderr: int | None = None
     jobs: deque[Any] = field(default_factory=deque)
     taken_at: float | None = None  # `time.monotonic` when it began the first of `jobs`
-    is_overdue: bool = False  # and so it was killed
+    killed_at: float | None = None  # the same, when it was killed because that took too long
     has_started: bool = False
 
     def startup_output(self) -> str:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from mm_assets.formats.error_lines import error_line
 from mm_assets.interleaved.errors import MmAssetsError
-from mm_assets.worker_process import TAKEN, TIME_LIMIT, Worker, WorkerFailure, failure_of
+from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, answer_of, failure_of, took_too_long
 from mm_assets.worker_start import start as _start
 
 __all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
@@ -35,6 +35,8 @@ R = TypeVar("R")
 AHEAD = 2
 # If this many workers in a row die before their first job, workers cannot start at all.
 START_ATTEMPTS = 3
+# A process that waits for a file server in the kernel cannot be killed: after this time it is left behind.
+_STUCK_SECONDS = 10.0
 
 
 class WorkerStartError(MmAssetsError, ChildProcessError):
@@ -85,7 +87,7 @@ class WorkerPool:
         for worker in workers:
             worker.process.kill()
         for worker in workers:
-            worker.process.join()
+            worker.process.join(timeout=_STUCK_SECONDS)
             worker.close()
 
     def map(
@@ -145,23 +147,23 @@ class WorkerPool:
                     culprit = None if worker.taken_at is None else worker.jobs.popleft()
                     queue.extendleft(reversed(worker.jobs))
                     if culprit is not None:
-                        kind = "TookTooLong" if worker.is_overdue else "WorkerDied"
+                        kind = "WorkerDied" if worker.killed_at is None else "TookTooLong"
                         yield culprit, WorkerFailure(kind, died_of)
                         continue
-                    if worker.is_overdue:  # the result came at the last moment
+                    if worker.killed_at is not None:  # the result came at the last moment
                         continue
                     starts_left -= 1
                     if not starts_left:
                         raise WorkerStartError(f"worker processes do not start: {died_of}")
                 elif answer == TAKEN:
                     starts_left = START_ATTEMPTS
-                    worker.taken_at = None if worker.is_overdue else time.monotonic()
+                    worker.taken_at = time.monotonic() if worker.killed_at is None else None
                     if not worker.has_started and (startup_output := worker.startup_output()):
                         sys.stderr.write(f"{startup_output}\n")
                     worker.has_started = True
                 else:
                     worker.taken_at = None
-                    yield worker.jobs.popleft(), _loads(answer)
+                    yield worker.jobs.popleft(), answer_of(answer)
 
     def _free_worker(self, waiting: int) -> Worker | None:
         """Return the worker to take the next job, or None if all have enough.
@@ -195,13 +197,13 @@ class WorkerPool:
             self._kill_overdue(worker for pipe, worker in by_pipe.items() if pipe not in ready)
             if ready:
                 return [by_pipe[pipe] for pipe in ready]
-            if dead := [w for w in busy if not w.process.is_alive()]:
+            if dead := [w for w in busy if not w.process.is_alive() or _is_stuck(w)]:
                 return dead
 
     def _kill_overdue(self, busy: Iterable[Worker]) -> None:
         for worker in busy:
             if self._time_limit is not None and worker.seconds() > self._time_limit:
-                worker.is_overdue = True
+                worker.killed_at = worker.killed_at or time.monotonic()
                 worker.process.kill()
 
     def _bury(self, worker: Worker) -> str:
@@ -209,12 +211,12 @@ class WorkerPool:
         self._workers.remove(worker)
         worker.process.join(timeout=5)  # closing the pipe comes a moment before the exit status
         worker.process.kill()
-        worker.process.join()
+        worker.process.join(timeout=_STUCK_SECONDS)
         startup_output = "" if worker.has_started else worker.startup_output()
         worker.close()
         code = worker.process.exitcode or 0
-        if worker.is_overdue:
-            return TIME_LIMIT.format(self._time_limit)
+        if worker.killed_at is not None and self._time_limit is not None:
+            return took_too_long(self._time_limit)
         if code >= 0 and startup_output:
             return startup_output.splitlines()[-1]  # the last line of a traceback is the error
         if code >= 0:
@@ -225,6 +227,10 @@ class WorkerPool:
 
 
 _OOM_HINT = ", as the kernel does when memory runs out: fewer workers (MM_WORKERS, --workers) need less"
+
+
+def _is_stuck(worker: Worker) -> bool:
+    return worker.killed_at is not None and time.monotonic() - worker.killed_at > _STUCK_SECONDS
 
 
 def _signal_name(number: int) -> str:
@@ -246,10 +252,3 @@ def _receive(worker: Worker) -> bytes | None:
         return worker.pipe.recv_bytes() if worker.pipe.poll() else None
     except (EOFError, OSError):
         return None
-
-
-def _loads(answer: bytes) -> Any:
-    try:
-        return ForkingPickler.loads(answer)
-    except Exception as error:  # noqa: BLE001  (unpickling runs code of the result's own class)
-        return failure_of(error)

@@ -16,5 +16,8 @@ _NEEDED = 4 << 30  # the whole suite leaves some hundred MB; containers often ha
 
 def use_memory() -> None:
     """Let pytest make its folders in memory, unless ``PYTEST_DEBUG_TEMPROOT`` names a place."""
-    if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _NEEDED:
+    if not _MEMORY.is_dir() or not os.access(_MEMORY, os.W_OK):
+        return
+    may_execute = not os.statvfs(_MEMORY).f_flag & os.ST_NOEXEC  # tests write programs
+    if may_execute and shutil.disk_usage(_MEMORY).free >= _NEEDED:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))

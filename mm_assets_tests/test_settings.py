@@ -56,13 +56,19 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
         (
             "MM_IMAGE_EXTENSIONS",
             "jpg,tar.gz",
-            "MM_IMAGE_EXTENSIONS must be suffixes of file names, such as jpg, not 'tar.gz'",
+            "MM_IMAGE_EXTENSIONS: 'tar.gz' is no suffix of a file name, such as jpg",
         ),
         (
             "MM_JSON_EXTENSIONS",
             "*.json",
-            "MM_JSON_EXTENSIONS must be suffixes of file names, such as jpg, not '*.json'",
+            "MM_JSON_EXTENSIONS: '*.json' is no suffix of a file name, such as jpg",
         ),
+        (
+            "MM_SHARD_TIMEOUT",
+            "-1",
+            "MM_SHARD_TIMEOUT must be seconds, or a duration such as 90s, 30m or 2h; 0: no limit; not '-1'",
+        ),
+        ("MM_RAY_ADDRESS", "local", "MM_RAY_ADDRESS must be auto, host:port or ray://host:port, not 'local'"),
         ("MM_UI_URL", "ui:3000", "MM_UI_URL must begin with http:// or https://, not 'ui:3000'"),
         ("MM_ALERT_ON", "info", "MM_ALERT_ON must be one of error, warn, not 'info'"),
         ("MM_ALERTS", "json://s3cret 'x", "MM_ALERTS: No closing quotation"),
@@ -90,7 +96,10 @@ def test_targets_of_alerts_are_shown_nowhere() -> None:
     settings = Settings.load(given)
     assert settings.alerts == ("json://example.com/s3cret", "slack://a/b c")
     assert settings.fresh_within == 36 * 3600
-    assert (settings.shard_timeout, Settings.load({"MM_SHARD_TIMEOUT": "90s"}).shard_timeout) == (3600, 90)
+    assert settings.shard_timeout == 3600
+    given = {"90s": 90, "90": 90, "0.5": 0.5, "0": None, "2h": 7200}
+    found = {text: Settings.load({"MM_SHARD_TIMEOUT": text}).shard_timeout for text in given}
+    assert found == given
     assert "s3cret" not in repr(settings)
 
 

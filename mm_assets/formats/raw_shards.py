@@ -142,6 +142,12 @@ class RawLocations:
         """Return all roots that locators of these shards may point into; relative ones start at the first."""
         return [root for root in (self.local_root, self.remote_root) if root]
 
+    def local_folders(self) -> list[str]:
+        """Return the folder of each local location; modalities of paired shards have their own."""
+        items = self._items if self._paired is None else map(absolute, self._paired.locations.values())
+        folders = (root_of_locations([item], RAW_SUFFIXES) for item in items if not is_remote(item))
+        return list(dict.fromkeys(filter(None, folders)))
+
     def shards(self, files_per_partition: int | None = None) -> Listing:
         """Return all raw shards by partition key.
 

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 from dagster import ConfigurableResource, InitResourceContext
 from pydantic import Field, PrivateAttr
 
+from mm_assets.formats.raw_shards import RawLocations
+from mm_assets.formats.storage import is_remote
 from mm_assets.io_managers.lost_runs import watched
 from mm_assets.ray_pool import RayPool
 from mm_assets.workers import WorkerFailure, WorkerPool
@@ -35,11 +37,14 @@ class Workers(ConfigurableResource[Any]):
     """
 
     processes: int = Field(default=0, ge=0, description="Worker processes of a run; 0 = one for every core.")
-    engine: str = Field(default="local", description="local: processes of the run; ray: tasks on a cluster.")
-    ray_address: str = Field(default="auto", description="auto, host:port or ray://host:port.")
-    folders: list[str] = Field(
-        default=[], description="Local folders of shards and storage, which all Ray nodes have to share."
+    engine: str = Field(
+        default="local",
+        pattern="^(local|ray)$",
+        description="local: processes of the run; ray: tasks on a cluster.",
     )
+    ray_address: str = Field(default="auto", description="auto, host:port or ray://host:port.")
+    raw_shards: str = Field(default="", description="Locations of raw shards, which Ray nodes have to see.")
+    storage: str = Field(default="", description="Output root, which Ray nodes have to share if it is local.")
     shard_timeout: float | None = Field(
         default=None, gt=0, description="Seconds that a worker may take for one shard in one asset."
     )
@@ -64,7 +69,9 @@ class Workers(ConfigurableResource[Any]):
 
     def _new_pool(self) -> _Pool:
         if self.engine == "ray":
-            return RayPool(self.ray_address, self.processes, self.shard_timeout, self.folders)
+            written = [self.storage] if self.storage and not is_remote(self.storage) else []
+            read = RawLocations(self.raw_shards).local_folders()
+            return RayPool(self.ray_address, self.processes, self.shard_timeout, written, read)
         return WorkerPool(self.processes, time_limit=self.shard_timeout)
 
     def map(

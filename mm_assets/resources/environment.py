@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from mm_assets.accounting.outputs import OUTPUTS
-from mm_assets.formats.storage import absolute, is_remote, lasting
+from mm_assets.formats.storage import absolute, lasting
 from mm_assets.io_managers.parquet import IngestIOManager
 from mm_assets.io_managers.proof_resource import Prover
 from mm_assets.io_managers.quarantine import QuarantineIOManager
@@ -36,7 +36,8 @@ def resources_from_environment() -> dict[str, Any]:
         shard_timeout=settings.shard_timeout,
         engine=settings.engine,
         ray_address=settings.ray_address,
-        folders=[folder for folder in (root, *raw.roots()) if not is_remote(folder)],
+        raw_shards=settings.raw_shards,
+        storage=root,
     )
     layout: dict[str, Any] = {
         name: list(value) if isinstance(value, tuple) else value

@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # A driver takes the raylet that has its own address, and dies with it: that has to be the head's.
 _OTHER = "127.0.0.2"
-_LIMITS = {"num_cpus": 1, "object_store_memory": 100 << 20, "memory": 2 << 30}
+_LIMITS = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
 @dataclass
@@ -21,6 +22,7 @@ class RayNodes:
 
     cluster: Any
     other: Any
+    memory: int
 
     @property
     def address(self) -> str:
@@ -31,17 +33,34 @@ class RayNodes:
         """Variables of a run on this cluster."""
         return {"MM_ENGINE": "ray", "MM_RAY_ADDRESS": self.address}
 
+    def other_is_at_work(self) -> bool:
+        """Whether a task runs on the second node."""
+        raylet = self.other.all_processes["raylet"][0].process.pid
+        return any(
+            _parent(entry) == raylet and b"ray::_work" in (entry / "cmdline").read_bytes()
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdecimal()
+        )
+
     def kill_other(self) -> None:
         """Kill the second node with all that runs on it."""
         self.cluster.remove_node(self.other, allow_graceful=False)
 
     def start_other(self) -> None:
-        self.other = self.cluster.add_node(**_LIMITS, node_ip_address=_OTHER)
+        self.other = self.cluster.add_node(**_LIMITS, memory=self.memory, node_ip_address=_OTHER)
+
+
+def _parent(entry: Path) -> int:
+    """The parent of a process by its folder in /proc; 0 if it has ended."""
+    try:
+        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 @contextmanager
-def ray_nodes(environment: dict[str, str] | None = None) -> Iterator[RayNodes]:
-    """Start the nodes, whose tasks have these variables, too."""
+def ray_nodes(environment: dict[str, str] | None = None, memory: int = 2 << 30) -> Iterator[RayNodes]:
+    """Start the nodes, whose tasks have these variables, too, and which have so many bytes for tasks."""
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
@@ -53,12 +72,13 @@ def ray_nodes(environment: dict[str, str] | None = None) -> Iterator[RayNodes]:
             initialize_head=True,
             head_node_args={
                 **_LIMITS,
+                "memory": memory,
                 "include_dashboard": False,
                 "temp_dir": folder,
             },
         )
         try:
-            nodes = RayNodes(cluster, None)
+            nodes = RayNodes(cluster, None, memory)
             nodes.start_other()
             yield nodes
         finally:

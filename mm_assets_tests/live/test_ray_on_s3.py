@@ -37,7 +37,7 @@ def test_outputs_in_a_bucket_are_those_of_local_workers(
     raw = f"s3://{bucket}/raw/"
     assert start(raw, f"s3://{bucket}/local", tmp_path / "local-home").wait() == 0
     run = start(raw, f"s3://{bucket}/ray", tmp_path / "ray-home", **nodes.settings)
-    wait_for(lambda: s3.filesystem().glob(f"{bucket}/ray/curated/*.parquet"), 120, "the first shard")
+    wait_for(nodes.other_is_at_work, 120, "a task on the second node")
     nodes.kill_other()
     assert run.wait() == 0
     found, rows = [], []

@@ -91,12 +91,12 @@ def normal_extensions(extensions: tuple[str, ...]) -> tuple[str, ...]:
     """Return extensions in lower case, without a leading dot.
 
     Raises:
-        ValueError: no file name has one of them as its suffix.
+        ValueError: one of them has a dot, a slash, a space or a wildcard in it, or nothing.
     """
     found = tuple(item.lower().lstrip(".") for item in extensions)
     for written, suffix in zip(extensions, found, strict=True):
         if not _SUFFIX.fullmatch(suffix):
-            raise ValueError(f"must be suffixes of file names, such as jpg, not {written!r}")
+            raise ValueError(f"{written!r} is no suffix of a file name, such as jpg")
     return found
 
 
