@@ -170,7 +170,7 @@ class DagsterDev:
             "LaunchBackfillSuccess { backfillId }",
         )["backfillId"]
 
-    def wait_for_backfill(self, backfill: str, seconds: float = 85) -> str:
+    def wait_for_backfill(self, backfill: str, seconds: float = 240) -> str:
         """Wait for the end of a backfill; its status, COMPLETED_SUCCESS or COMPLETED_FAILED, for instance."""
         return wait_for(
             lambda: status if (status := self.backfill_status(backfill)) in _ENDED else None,
@@ -216,7 +216,7 @@ class DagsterDev:
         text = "query($id: ID!) { found: runOrError(runId: $id) { ... on Run { status } } }"
         return str(self.query(text, id=run)["found"]["status"])
 
-    def wait_for_run(self, run: str, seconds: float = 60) -> str:
+    def wait_for_run(self, run: str, seconds: float = 180) -> str:
         return wait_for(
             lambda: (
                 status if (status := self.run_status(run)) in ("SUCCESS", "FAILURE", "CANCELED") else None

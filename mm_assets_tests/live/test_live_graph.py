@@ -52,7 +52,7 @@ class Live:
         def are_registered(instance: dg.DagsterInstance) -> bool:
             return set(keys) <= set(instance.get_dynamic_partitions("shards"))
 
-        self.dev.wait_for(are_registered, 75, "the sensor to register the shards")
+        self.dev.wait_for(are_registered, 180, "the sensor to register the shards")
 
     def events(self, asset: str, run_ids: set[str]) -> list[str]:
         with self.dev.instance() as instance:
@@ -146,7 +146,7 @@ def test_asset_graph_is_shown(live: Live, first_backfill: str, tmp_path: Path) -
 @pytest.mark.clients
 def test_overview_shows_pictures_without_a_click(live: Live, first_backfill: str, tmp_path: Path) -> None:
     """Figures that equal the ledger's, plots and thumbnails, once the sensor has come by."""
-    wait_for(lambda: live.dev.materializations("overview"), 75, "the sensor to write the overview")
+    wait_for(lambda: live.dev.materializations("overview"), 180, "the sensor to write the overview")
     png = tmp_path / "overview.png"
     plots = ["aspect ratio", "images in a document", "pictures of kept images"]
     pictures = ["data:image/svg+xml", "data:image/webp;base64"]
@@ -271,7 +271,7 @@ def test_termination_leaves_no_worker_and_nothing_half_published(live: Live, fai
     _slow_tar(slow, megabytes=4000)
     live.wait_until_registered(["slow"])
     run = live.dev.launch_run("all_assets", {"dagster/partition": "slow"})
-    worker = wait_for(lambda: next(iter(_readers_of(slow)), None), 60, "a worker to read the slow shard")
+    worker = wait_for(lambda: next(iter(_readers_of(slow)), None), 180, "a worker to read the slow shard")
     live.dev.terminate(run)
     assert live.dev.wait_for_run(run, 30) == "CANCELED"
     wait_for(lambda: not is_running(worker), 5, "the worker to be gone")
