@@ -77,7 +77,18 @@ def _initialize(address: str) -> None:
             # What tasks print comes with their answers. Ray would add long messages on dead workers.
             ray.init(address=address, runtime_env=code, logging_level=logging.WARNING, log_to_driver=False)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, OSError) as error:
-        raise RayClusterError(f"MM_RAY_ADDRESS={address}: no Ray cluster: {error_line(error)}") from error
+        raise RayClusterError(
+            f"MM_RAY_ADDRESS={address}: no Ray cluster: {_cause(address, error)}"
+        ) from error
+
+
+def _cause(address: str, error: Exception) -> str:
+    if not isinstance(error, ConnectionError) or isinstance(error, ConnectionRefusedError):
+        return error_line(error)
+    if address == "auto":
+        return "none runs on this machine; set MM_RAY_ADDRESS to one that runs elsewhere"
+    hint = "it may ask for a token (RAY_AUTH_MODE=token), or have another version of Ray"
+    return f"something listens there, and does not take this run: {hint}"
 
 
 def _refuse_unreachable(address: str) -> None:

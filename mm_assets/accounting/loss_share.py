@@ -43,6 +43,7 @@ class LossShare:
         images: how many unreferenced members are images.
         fields: names of the fields in the documents.
         examples: a reason for each kind of fault.
+        suffixes: those of unreferenced members, the most common first.
     """
 
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class LossShare:
     images: int = 0
     fields: tuple[str, ...] = ()
     examples: Mapping[str, str] = field(default_factory=dict)
+    suffixes: tuple[str, ...] = ()
 
     @classmethod
     def of_report(cls, report: PartitionReport) -> LossShare:
@@ -98,6 +100,7 @@ class LossShare:
             unused,
             tuple(name for name in report.schema.names if name not in RESERVED_COLUMNS and name != SOURCE),
             examples,
+            _suffixes(parse_source_ref(loss.source_ref)["member"] or "" for loss in unreferenced),
         )
 
     @classmethod
@@ -139,6 +142,7 @@ class LossShare:
             images=sum(extension(name) in DEFAULT_IMAGE_EXTENSIONS for name in survey.unreferenced.first),
             fields=tuple(name for name in survey.columns.required_types() if name != SOURCE),
             examples=examples,
+            suffixes=_suffixes(survey.unreferenced.first),
         )
 
     @property
@@ -200,7 +204,12 @@ class LossShare:
             if unreferenced
             else ""
         )
-        return f"{found}{content}; fields seen: {fields}; set MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+        # Without a document there are no fields: the suffixes of documents, or of pairs, are others.
+        seen = f"; suffixes seen: {', '.join(self.suffixes[:_NAMED])}" if not self.samples else ""
+        cure = (
+            "MM_TEXTS_FIELD, MM_IMAGES_FIELD" if self.samples else "MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS"
+        )
+        return f"{found}{content}; fields seen: {fields}{seen}; set {cure}"
 
 
 def _nbytes(loss: Loss) -> int:
@@ -209,6 +218,11 @@ def _nbytes(loss: Loss) -> int:
 
 def _is_image(loss: Loss) -> bool:
     return extension(parse_source_ref(loss.source_ref)["member"] or "") in DEFAULT_IMAGE_EXTENSIONS
+
+
+def _suffixes(members: Iterable[str]) -> tuple[str, ...]:
+    counts = Counter(extension(member) or "(none)" for member in members)
+    return tuple(suffix for suffix, _ in counts.most_common())
 
 
 def _examples(losses: Iterable[Loss]) -> dict[str, str]:

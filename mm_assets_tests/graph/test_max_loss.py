@@ -85,7 +85,7 @@ def test_members_that_nobody_names(tmp_path: Path, deploy: Deploy) -> None:
     assert (success, landed) == (False, [])
     assert (
         "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; "
-        "fields seen: none" in errors["a"]
+        "fields seen: none; suffixes seen: bin; set MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS" in errors["a"]
     )
 
 
