@@ -32,6 +32,9 @@ class RayClusterError(MmAssetsError, ConnectionError):
 def connect(address: str) -> None:
     """Connect this process to a cluster, unless it is connected.
 
+    If the program that we are part of has connected it, its connection is used as it is: nodes then run the
+    package that they have installed.
+
     Args:
         address: ``auto``, ``host:port`` or ``ray://host:port``.
 
@@ -47,7 +50,7 @@ def connect(address: str) -> None:
     except ImportError as error:
         raise MissingExtra(f"MM_ENGINE=ray: {explained(error)}") from error
     with _lock:
-        if not _users and ray.is_initialized():  # by the program that we are part of
+        if not _users and ray.is_initialized():
             return
         if not _users:
             _initialize(address)

@@ -37,7 +37,8 @@ _MOST_TOLD = 1000  # different lines that a pool prints
 class _Task:
     """A job on the cluster.
 
-    ``future`` is that of its present attempt; ``overdue_since`` is when it was ended for its time limit.
+    ``reference`` and ``future`` are those of its present attempt, which ``is_overdue`` when it was ended for
+    its time limit.
     """
 
     number: int
@@ -223,9 +224,8 @@ class RayPool:
                     ray.cancel(task.reference, force=True)
             self._cores = max(1, int(ray.cluster_resources().get("CPU", 0)))
             if not running and not any(map(_has_room, ray.nodes())):
-                warn_user(
-                    "no Ray node has a core and 640 MiB of memory, which a shard takes: waiting for one"
-                )
+                needed = f"a core and {_TASK_MEMORY >> 20} MiB of memory"
+                warn_user(f"no Ray node has {needed}, which a shard takes: waiting for one")
 
     def _cancel(self, tasks: Collection[_Task]) -> None:
         """End tasks, and wait a moment until they have ended."""
@@ -240,11 +240,14 @@ class RayPool:
 
     def _connect(self) -> None:
         connect(self._address)
-        self._shared = SharedFolders((), ())  # from here on `close` leaves the cluster
+        try:
+            self._shared = SharedFolders(self._written, self._read)
+        except BaseException:
+            disconnect()
+            raise
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        self._shared = SharedFolders(self._written, self._read)
         self._work = ray.remote(num_cpus=1, memory=_TASK_MEMORY, max_retries=0)(_work)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         starts = ray.remote(num_cpus=0, max_restarts=-1, scheduling_strategy=here)(_Starts)
@@ -287,7 +290,7 @@ def _work(message: bytes, paths: Mapping[str, str], starts: Any, attempt: str) -
 
 
 class _Starts:
-    """When attempts began, on one clock, which Ray does not tell."""
+    """Start times of attempts, by the clock of one node. Ray itself does not report them."""
 
     def __init__(self) -> None:
         self._began: dict[str, float] = {}

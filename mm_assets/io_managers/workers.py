@@ -56,8 +56,10 @@ class Workers(ConfigurableResource[Any]):
         """Set up the workers, and end them with the run, however it ends (also by an interrupt)."""
         run_id = context.run.run_id if context.run else ""
         key = (run_id, self.processes, self.engine, self.ray_address, self.shard_timeout)
+        if key not in _pools:
+            _pools[key] = self._new_pool()
+        self._pool = _pools[key]
         _users[key] += 1
-        self._pool = _pools.setdefault(key, self._new_pool())
         try:
             with _watched_run(context) if _users[key] == 1 else nullcontext():
                 yield self

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# A driver takes the raylet that has its own address, and dies with it: that has to be the head's.
-_OTHER = "127.0.0.2"
 _LIMITS = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
@@ -36,26 +34,24 @@ class RayNodes:
     def other_is_at_work(self) -> bool:
         """Whether a task runs on the second node."""
         raylet = self.other.all_processes["raylet"][0].process.pid
-        return any(
-            _parent(entry) == raylet and b"ray::_work" in (entry / "cmdline").read_bytes()
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdecimal()
-        )
+        processes = (entry for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        return any(_is_task_of(raylet, process) for process in processes)
 
     def kill_other(self) -> None:
         """Kill the second node with all that runs on it."""
         self.cluster.remove_node(self.other, allow_graceful=False)
 
     def start_other(self) -> None:
-        self.other = self.cluster.add_node(**_LIMITS, memory=self.memory, node_ip_address=_OTHER)
+        self.other = self.cluster.add_node(**_LIMITS, memory=self.memory)
 
 
-def _parent(entry: Path) -> int:
-    """The parent of a process by its folder in /proc; 0 if it has ended."""
+def _is_task_of(raylet: int, process: Path) -> bool:
+    """Whether a process, by its folder in /proc, is a worker of this raylet and has a task."""
     try:
-        return int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+        parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        return parent == raylet and b"ray::_work" in (process / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
 
 
 @contextmanager
