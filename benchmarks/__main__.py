@@ -8,12 +8,15 @@ import sys
 from benchmarks import (
     accounting,
     events,
+    faults,
     growth,
     lance_table,
     memory,
     orchestration,
     pages,
     peer,
+    ray_workers,
+    store,
     ticks,
     training,
     whole_command,
@@ -38,6 +41,9 @@ def main() -> int:
         training,
         pages,
         ticks,
+        store,
+        ray_workers,
+        faults,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

@@ -13,6 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.stores import stores, use_stores
 from mm_assets.interleaved.notices import warn_user
 from mm_assets.ray_cluster import RayClusterError, connect, disconnect
 from mm_assets.ray_folders import SharedFolders, missing_folder
@@ -136,7 +137,7 @@ class RayPool:
             most = self._processes or _AHEAD * self._cores
             for job in itertools.islice(jobs, max(0, most - len(tasks))):
                 try:
-                    message = bytes(ForkingPickler.dumps((fn, job)))
+                    message = bytes(ForkingPickler.dumps((fn, job, stores())))
                 except Exception as error:  # noqa: BLE001  (pickling runs code of the job's own class)
                     yield job, failure_of(error)
                     continue
@@ -279,7 +280,8 @@ def _work(message: bytes, paths: Mapping[str, str], starts: Any, attempt: str) -
     with redirect_stderr(io.StringIO()) as told:
         show_warnings_as_lines()
         try:
-            fn, job = ForkingPickler.loads(message)
+            fn, job, options = ForkingPickler.loads(message)
+            use_stores(options)
             answer = ForkingPickler.dumps(fn(job))
         # SystemExit too: a job must not end the worker of others.
         except BaseException as error:  # noqa: BLE001

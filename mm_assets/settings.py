@@ -113,6 +113,9 @@ class Settings:
     filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
 
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
+    shards_per_partition: int = _setting(
+        1, number(int, above=0), "raw shards in one partition, grouped by the numbers in their names"
+    )
     storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
     workers: int = _setting(0, number(int), "worker processes of a run; 0: one for every core")
     shard_timeout: float | None = _setting(

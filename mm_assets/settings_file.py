@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.formats.error_places import located
+from mm_assets.formats.stores import S3_OPTIONS, S3_SCHEMES, StoreTable, is_store, repeated_location
 from mm_assets.interleaved.errors import MmAssetsError
 
 FILE = "mm_assets.toml"
 PREFIX = "MM_"
 # Settings whose items may hold commas: they are separated by whitespace, as in a shell.
 SPACED = ("MM_RAW_SHARDS", "MM_ALERTS")
+_STORES = "stores"
+_EXAMPLE = f'[{_STORES}."s3://bucket"]'
 
 
 class SettingsFileError(MmAssetsError, ValueError):
@@ -28,15 +31,21 @@ class GivenSettings(dict[str, str]):
     Attributes:
         of_file: variables whose text is that of the settings file.
         lists: those of them that are lists there.
+        stores: options of object stores by location, from the file alone.
     """
 
     def __init__(
-        self, of_file: Mapping[str, str], of_environment: Mapping[str, str], lists: Iterable[str] = ()
+        self,
+        of_file: Mapping[str, str],
+        of_environment: Mapping[str, str],
+        lists: Iterable[str] = (),
+        stores: StoreTable | None = None,
     ) -> None:
         overriding = {name: text for name, text in of_environment.items() if name.startswith(PREFIX)}
         super().__init__({**of_file, **overriding})
         self.of_file = frozenset(of_file).difference(overriding)
         self.lists = self.of_file.intersection(lists)
+        self.stores: StoreTable = stores or {}
 
     def place(self, name: str) -> str:
         """Return how the user knows a setting: its variable, or file and key."""
@@ -55,9 +64,32 @@ def given_settings(environment: Mapping[str, str] | None = None) -> GivenSetting
     if environment is not None:
         return GivenSettings({}, environment)
     values = _read(Path(FILE))
+    stores = _stores(Path(FILE), values.pop(_STORES, {}))
     texts = {PREFIX + key.upper(): _text(Path(FILE), key, value) for key, value in values.items()}
     lists = [PREFIX + key.upper() for key, value in values.items() if isinstance(value, list)]
-    return GivenSettings(texts, os.environ, lists)
+    return GivenSettings(texts, os.environ, lists, stores)
+
+
+def _stores(path: Path, tables: Any) -> StoreTable:
+    """Return the tables of object stores, each option of which is known and a text."""
+    if not isinstance(tables, dict):
+        raise SettingsFileError(f"{path}: {_STORES} has tables, as {_EXAMPLE}")
+    for location, options in tables.items():
+        place = f'{path}: [{_STORES}."{location}"]'
+        if not is_store(location):
+            raise SettingsFileError(f"{place}: not the URL of a bucket or a part of one, as {_EXAMPLE}")
+        if not isinstance(options, dict):
+            raise SettingsFileError(f"{place} must be a table")
+        for name, value in options.items():
+            if not isinstance(value, str):
+                raise SettingsFileError(f"{place}: {name} must be text in quotation marks")
+            if location.startswith(S3_SCHEMES) and name not in S3_OPTIONS:
+                raise SettingsFileError(f"{place}: {name}: no such option; there are {', '.join(S3_OPTIONS)}")
+        if ("aws_access_key_id" in options) != ("aws_secret_access_key" in options):
+            raise SettingsFileError(f"{place}: aws_access_key_id and aws_secret_access_key belong together")
+    if twice := repeated_location(tables):
+        raise SettingsFileError(f"{path}: {' and '.join(twice)} are one location, and have two tables")
+    return dict(tables)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -109,5 +141,9 @@ def _item(path: Path, key: str, value: Any) -> str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
+    if key == "storage" and isinstance(value, dict):
+        raise SettingsFileError(
+            f"{path}: storage is the folder of all outputs; options of an object store go into {_EXAMPLE}"
+        )
     kind = {bool: "true or false", dict: "a table", list: "a list in a list"}.get(type(value), str(value))
     raise SettingsFileError(f"{path}: {key} must be text, a number or a list of them, not {kind}")

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -14,8 +15,10 @@ from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any
 
+from mm_assets.formats.downloads import KeptCopies, keep_copies
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.free_memory import FreeMemory
+from mm_assets.formats.stores import StoreTable, use_stores
 from mm_assets.interleaved.notices import show_warnings_as_lines
 
 # Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
@@ -93,8 +96,30 @@ class Worker:
             os.close(self.stderr)
 
 
-def work(pipe: Connection) -> None:
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What a worker uses as its parent does.
+
+    Attributes:
+        folder: of temporary files; the parent removes it with what killed workers have left there.
+        copies: of remote files, for all workers of the pool.
+        stores: options of object stores.
+    """
+
+    folder: str
+    copies: KeptCopies
+    stores: StoreTable = field(repr=False)  # with credentials
+
+    def use(self) -> None:
+        """Set up this process."""
+        tempfile.tempdir = self.folder
+        keep_copies(self.copies)
+        use_stores(self.stores)
+
+
+def work(pipe: Connection, setup: WorkerSetup) -> None:
     """Take jobs and send results until the parent is gone: the main function of a worker."""
+    setup.use()
     # Ctrl-C goes to the whole process group; only the parent decides what happens to the work.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may ignore it, which is inherited

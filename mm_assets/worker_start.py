@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from mm_assets.worker_environment import WORKER_ENVIRONMENT
-from mm_assets.worker_process import Worker, work
+from mm_assets.worker_process import Worker, WorkerSetup, work
 
 _NAME = "mm-assets-worker"
 _STDERR = 2
@@ -32,16 +32,17 @@ _INTERRUPTS = {signal.SIGINT, signal.SIGTERM}
 _started: WeakSet[Worker] = WeakSet()
 
 
-def start(may_fork: bool) -> Worker:
+def start(may_fork: bool, setup: WorkerSetup) -> Worker:
     """Start one worker.
 
     Args:
         may_fork: whether it may inherit what this process has opened.
+        setup: what it uses as this process does.
 
     Raises:
         OSError: the system allows no further process.
     """
-    worker = _fork() if may_fork and not _would_break() else _spawn()
+    worker = _fork(setup) if may_fork and not _would_break() else _spawn(setup)
     _started.add(worker)
     return worker
 
@@ -57,12 +58,12 @@ def _would_break() -> bool:
         return True
 
 
-def _fork() -> Worker:
+def _fork(setup: WorkerSetup) -> Worker:
     context = get_context("fork")
     ours, theirs = context.Pipe()
     # What a fork inherits and must not keep: a pipe ends when the last of its holders has closed it.
     inherited = [ours, *(worker.pipe for worker in _started)]
-    process = context.Process(target=_forked, args=(theirs, inherited), daemon=True, name=_NAME)
+    process = context.Process(target=_forked, args=(theirs, inherited, setup), daemon=True, name=_NAME)
     try:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
         try:
@@ -77,13 +78,13 @@ def _fork() -> Worker:
     return Worker(process, ours)
 
 
-def _forked(pipe: Connection, inherited: list[Connection]) -> None:
+def _forked(pipe: Connection, inherited: list[Connection], setup: WorkerSetup) -> None:
     for other in inherited:
         other.close()
-    work(pipe)
+    work(pipe, setup)
 
 
-def _spawn() -> Worker:
+def _spawn(setup: WorkerSetup) -> Worker:
     """Start a worker without importing this program's `__main__` in it.
 
     Spawn runs the main module again in every child: under a console script of Dagster that imports all of
@@ -101,7 +102,7 @@ def _spawn() -> Worker:
     try:
         with _stderr_piped() as (stderr, stderr_end):
             process = context.Process(
-                target=_spawned, args=(child_pipe, _Descriptor(stderr)), daemon=True, name=_NAME
+                target=_spawned, args=(child_pipe, _Descriptor(stderr), setup), daemon=True, name=_NAME
             )
             process.start()
     except OSError:
@@ -115,10 +116,10 @@ def _spawn() -> Worker:
     return Worker(process, parent_pipe, stderr_end)
 
 
-def _spawned(pipe: Connection, stderr: int) -> None:
+def _spawned(pipe: Connection, stderr: int, setup: WorkerSetup) -> None:
     os.dup2(stderr, _STDERR)
     os.close(stderr)
-    work(pipe)
+    work(pipe, setup)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ head is the culprit, the job waiting behind it goes back to the queue, and a new
 No Dagster import: the command line uses the same pool.
 """
 
-import os
 import signal
 import sys
 import time
@@ -20,12 +19,24 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
+from mm_assets.available_cores import available_cores
+from mm_assets.formats.downloads import KeptCopies
 from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.stores import stores
+from mm_assets.formats.temporary_folder import TemporaryFolder
 from mm_assets.interleaved.errors import MmAssetsError
-from mm_assets.worker_process import TAKEN, Worker, WorkerFailure, answer_of, failure_of, took_too_long
+from mm_assets.worker_process import (
+    TAKEN,
+    Worker,
+    WorkerFailure,
+    WorkerSetup,
+    answer_of,
+    failure_of,
+    took_too_long,
+)
 from mm_assets.worker_start import start as _start
 
-__all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError", "available_cores"]
+__all__ = ["WorkerFailure", "WorkerPool", "WorkerStartError"]
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -41,11 +52,6 @@ _STUCK_SECONDS = 10.0
 
 class WorkerStartError(MmAssetsError, ChildProcessError):
     """No worker process gets as far as its first job (a failing import, no memory); no job is to blame."""
-
-
-def available_cores() -> int:
-    """Return the cores this process may use: the CPU set of a container, not of the machine."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 class WorkerPool:
@@ -70,6 +76,7 @@ class WorkerPool:
         self._may_fork = may_fork
         self._time_limit = time_limit
         self._mapping = False
+        self._folder: TemporaryFolder | None = None
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -89,6 +96,9 @@ class WorkerPool:
         for worker in workers:
             worker.process.join(timeout=_STUCK_SECONDS)
             worker.close()
+        if self._folder is not None:
+            self._folder.remove()
+            self._folder = None
 
     def map(
         self, fn: Callable[[J], R], jobs: Iterable[J]
@@ -176,7 +186,7 @@ class WorkerPool:
             return idle
         if len(self._workers) < self.processes:
             try:
-                self._workers.append(_start(self._may_fork))
+                self._workers.append(_start(self._may_fork, self._setup()))
             except OSError as error:
                 if not self._workers:
                     raise WorkerStartError(f"worker processes do not start: {error_line(error)}") from error
@@ -184,6 +194,12 @@ class WorkerPool:
             else:
                 return self._workers[-1]
         return idle if idle is not None and len(idle.jobs) < AHEAD and waiting >= self.processes else None
+
+    def _setup(self) -> WorkerSetup:
+        if self._folder is None:
+            self._folder = TemporaryFolder()
+            self._copies = KeptCopies.beside(self._folder.path)
+        return WorkerSetup(self._folder.path, self._copies, stores())
 
     def _wait(self, busy: list[Worker]) -> list[Worker]:
         """Return workers with an answer, or dead ones.

@@ -138,6 +138,37 @@ def test_a_list_of_locations_keeps_each_whole(name: str, folder: Path) -> None:
             "mm_assets.toml: Invalid value (at line 1, column 11); write text in quotation marks",
         ),
         (
+            "[storage.'s3://bucket']\nprofile_name = 'a'",
+            "mm_assets.toml: storage is the folder of all outputs; options of an object store go into "
+            '[stores."s3://bucket"]',
+        ),
+        ("stores = 's3://bucket'", 'mm_assets.toml: stores has tables, as [stores."s3://bucket"]'),
+        (
+            "[stores.bucket]\nprofile_name = 'a'",
+            'mm_assets.toml: [stores."bucket"]: not the URL of a bucket or a part of one, as [stores."s3://bu',
+        ),
+        (
+            "[stores.'simplecache::s3://bucket']\nprofile_name = 'a'",
+            'mm_assets.toml: [stores."simplecache::s3://bucket"]: not the URL of a bucket',
+        ),
+        (
+            "[stores.'s3://bucket']\nprofile = 'a'",
+            'mm_assets.toml: [stores."s3://bucket"]: profile: no such option; there are profile_name, aws_',
+        ),
+        (
+            "[stores.'s3://bucket']\nendpoint_url = 7",
+            'mm_assets.toml: [stores."s3://bucket"]: endpoint_url must be text in quotation marks',
+        ),
+        (
+            "[stores.'s3://bucket']\naws_access_key_id = 'a'",
+            'mm_assets.toml: [stores."s3://bucket"]: aws_access_key_id and aws_secret_access_key belong tog',
+        ),
+        (
+            "[stores.'s3://bucket']\n[stores.'s3a://bucket/']",
+            "mm_assets.toml: s3://bucket and s3a://bucket/ are one location, and have two tables",
+        ),
+        ("[stores]\n's3://bucket' = 1", 'mm_assets.toml: [stores."s3://bucket"] must be a table'),
+        (
             "min_aspect_ratio = 2\nmax_aspect_ratio = 1",
             "mm_assets.toml: min_aspect_ratio is 2, more than mm_assets.toml: max_aspect_ratio, which is 1",
         ),
@@ -191,12 +222,20 @@ def test_the_file_of_init_has_every_setting_with_its_default() -> None:
     assert text == settings_text()
     assert Settings.load() == Settings()
     names = {setting.name for setting in fields(Settings)}
-    set_ = re.sub(r"^# (\w+ = )", r"\1", text, flags=re.MULTILINE)
+    set_ = re.sub(r"^# (\w+ = |\[stores)", r"\1", text, flags=re.MULTILINE)
     write(set_)
     assert {name.removeprefix("MM_").lower() for name in given_settings()} == names
+    assert given_settings().stores == {"s3://bucket": {"profile_name": "curation"}}
     assert Settings.load() == Settings()
     headings = re.findall("# --- (.*) ---", text)
-    assert headings == ["data", "layout of the raw documents", "limits and checks", "operation", "filters"]
+    assert headings == [
+        "data",
+        "layout of the raw documents",
+        "limits and checks",
+        "operation",
+        "filters",
+        "object stores",
+    ]
     assert "# what becomes of an item that cannot be had (error | warn | drop_row | drop_sample)" in text
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mm_assets import workers
+from mm_assets.available_cores import available_cores
 from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
 from mm_assets_tests.worker_jobs import RefusesPickling, act
 
@@ -194,7 +195,7 @@ def test_no_worker_is_started_before_or_beyond_the_work() -> None:
 
 
 def test_zero_processes_means_all_cores_and_less_is_an_error() -> None:
-    assert WorkerPool(0).processes == workers.available_cores() >= 1
+    assert WorkerPool(0).processes == available_cores() >= 1
     with pytest.raises(ValueError, match="processes must be 0"):
         WorkerPool(-1)
 
@@ -235,8 +236,8 @@ def test_workers_that_cannot_start_are_not_blamed_on_jobs(
 ) -> None:
     start = workers._start
 
-    def stillborn(may_fork: bool) -> Any:
-        worker = start(may_fork)
+    def stillborn(*arguments: Any) -> Any:
+        worker = start(*arguments)
         worker.process.kill()
         return worker
 
@@ -286,6 +287,18 @@ def script(tmp_path: Path, jobs: list[tuple[str, Any]], start: str) -> "subproce
         text=True,
         start_new_session=True,
     )
+
+
+def test_temporary_files_are_in_a_folder_that_goes_with_the_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with WorkerPool(2) as pool:
+        found = results(pool, [("temporary", n) for n in range(4)])
+        made = [Path(str(path)) for path in found.values()]
+        assert len(made) == 4 and all(path.is_file() and path.is_relative_to(tmp_path) for path in made)
+        assert len({path.parent for path in made}) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_spawned_workers_do_not_import_the_main_program(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,10 @@ def act(order: tuple[str, Any]) -> Any:
             return sum(name.startswith("socket:") for name in names)
         case ("environment", name):
             return os.environ.get(name)
+        case ("temporary", _):
+            descriptor, name = tempfile.mkstemp()
+            os.close(descriptor)
+            return name
         case ("folder", _):
             return os.getcwd()
         case ("sigint", _):

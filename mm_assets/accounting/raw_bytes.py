@@ -15,6 +15,7 @@ from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, open_binary, size_of
+from mm_assets.formats.store_errors import is_store_failure
 from mm_assets.formats.tar.header import BLOCK, TarDamage, check_header, member_size
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault
@@ -138,6 +139,8 @@ class RawFiles:
             try:
                 size = size_of(file, self._options) - location.offset
             except OSError as error:
+                if is_store_failure(error):
+                    raise
                 return self._message(error, file, str(location.source))
         if location.is_damaged_range:
             size = min(size, MAX_DAMAGED_RANGE_BYTES)
@@ -161,7 +164,9 @@ class RawFiles:
                 with _undamaged_start(file, source, self._options) as fetch:
                     _fill(fetch, locations, found)
         # File systems raise errors of any class, and a record without bytes is still useful.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if is_store_failure(error):  # the next run may find them
+                raise
             for index, _ in locations:
                 if found[index] is None:
                     found[index] = self._message(error, file, source)

@@ -14,14 +14,13 @@ from stat import S_ISDIR
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.formats.file_stamps import mark_of
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import local_bytes, replace_file
+from mm_assets.formats.storage import filesystem, local_bytes, replace_file
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class ShardRecords:
 
     def __init__(self, root: str) -> None:
         self._root = root.rstrip("/") + "/"
-        self._fs, path = url_to_fs(root)
+        self._fs, path = filesystem(root)
         self._ledger = f"{path.rstrip('/')}/ledger"
 
     def path(self, asset: str, key: str) -> str:
@@ -168,7 +167,7 @@ def stat_outputs(uris: Iterable[str]) -> dict[str, dict[str, Any] | None]:
     found: dict[str, dict[str, Any] | None] = {}
     remote: list[str] = []
     for uri in uris:
-        fs, path = url_to_fs(uri)
+        fs, path = filesystem(uri)
         if isinstance(fs, LocalFileSystem):
             found[uri] = _local_stat(path)
         else:
@@ -202,7 +201,7 @@ def _local_stat(path: str) -> dict[str, Any] | None:
 
 def _remote_stat(uri: str) -> dict[str, Any] | None:
     fs: AbstractFileSystem
-    fs, path = url_to_fs(uri)
+    fs, path = filesystem(uri)
     try:
         info = fs.info(path)
     except FileNotFoundError:

@@ -25,8 +25,8 @@ class ShardProof:
         config: identifies code and options.
         stat: tells whether the output is still the one that was examined.
         problems: one line for each difference.
-        beside: those problems that concern only index files, ledger, scores and quarantine beside the output;
-            the next run repairs these by itself.
+        beside: those problems that concern only index files, ledger, scores and quarantine beside the output,
+            which the next run repairs by itself, or the store, which did not give out the output.
         examined_at: time of the examination (UTC, ISO 8601).
     """
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import dagster as dg
 
 from mm_assets.accounting.outputs import OUTPUTS
+from mm_assets.formats.error_lines import readable_store_errors
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS, ProofRequest, Prover
@@ -38,6 +39,10 @@ def _zero_loss(asset: dg.AssetKey) -> dg.AssetChecksDefinition:
         ),
     )
     def zero_loss(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
+        with readable_store_errors():
+            yield from verify(context, prover)
+
+    def verify(context: dg.AssetCheckExecutionContext, prover: Prover) -> Iterator[dg.Output[None]]:
         request = _request(context, asset)
         damaged: dict[str, str] = {}
 

@@ -42,6 +42,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         os.environ.setdefault(name, value)
     options = _parser().parse_args(arguments)
     _refuse_unknown_settings()
+    _use_stores()
     return int(options.run(options))
 
 
@@ -59,3 +60,10 @@ def _refuse_unknown_settings() -> None:
     from mm_assets.settings import Settings
 
     Settings.load()
+
+
+def _use_stores() -> None:
+    from mm_assets.formats.stores import use_stores
+    from mm_assets.settings_file import given_settings
+
+    use_stores(given_settings().stores)

@@ -75,6 +75,7 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone and sets the exit code."""
+    from mm_assets.available_cores import available_cores
     from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
     from mm_assets.formats.error_lines import error_line, readable_store_errors
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.formats.writer import PartitionReport, WriteReport
     from mm_assets.interleaved.notices import warn_user
     from mm_assets.settings import Settings
-    from mm_assets.workers import WorkerPool, available_cores
+    from mm_assets.workers import WorkerPool
 
     started = time.monotonic()
     with located(options.src):

@@ -7,6 +7,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+_STORES = (
+    "# --- object stores ---",
+    "",
+    "# Options of one bucket, or a part of it, where those of the environment are not right for it:",
+    "# profile_name, or aws_access_key_id, aws_secret_access_key and aws_session_token, with region_name and",
+    "# endpoint_url.",
+    "# At the end of the file: what follows the name in brackets belongs to it.",
+    '# [stores."s3://bucket"]',
+    '# profile_name = "curation"',
+)
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -48,6 +59,7 @@ def settings_text() -> str:
         choices = " | ".join(setting.metadata["choices"])
         meaning = setting.metadata["meaning"] + (f" ({choices})" if choices else "")
         lines += ["", f"# {meaning}", f"# {setting.name} = {_toml(setting.metadata['written'])}"]
+    lines += ["", *_STORES]
     return "\n".join(lines) + "\n"
 
 

@@ -29,15 +29,19 @@ def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> No
     For a partition without losses the list of an earlier conversion is removed.
     """
     from mm_assets.accounting.ledger import items_table, publish_losses
+    from mm_assets.formats.file_stamps import existing_files
     from mm_assets.formats.keys import partition_filename
     from mm_assets.formats.storage import join
 
+    reports_of: dict[str, PartitionReport] = {}
     for report in reports:
         output = os.path.basename(writer.uri_of(report.partition)).removesuffix(writer.suffix)
         name = output if writer.is_single_file else partition_filename(report.partition)
-        publish_losses(
-            join(folder(writer), f"{name}.parquet"), items_table("convert", report.partition, report.losses)
-        )
+        reports_of[join(folder(writer), f"{name}.parquet")] = report
+    earlier = existing_files(uri for uri, report in reports_of.items() if not report.losses)
+    for uri, report in reports_of.items():
+        if report.losses or uri in earlier:
+            publish_losses(uri, items_table("convert", report.partition, report.losses))
 
 
 def summary(losses: Iterable[Loss]) -> list[str]:

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     root = settings_root(settings)
     with readable_store_errors(), _dagster() as instance:
         locations = RawLocations(settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
-        listing = locations.shards(1)
+        listing = locations.shards(settings.shards_per_partition)
         with located(root):
             retirement = Retirement(root)
             known = retirement.partitions() | set(_known_to(instance))

@@ -6,11 +6,10 @@ import errno
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from mm_assets.formats.error_places import TEMPORARY_FILES, place_of
+from mm_assets.formats.error_places import place_of, temporary_place
 from mm_assets.formats.store_errors import StoreError, is_of_store, store_error_message
 from mm_assets.interleaved.extras import explained
 
@@ -105,7 +104,7 @@ def _of_system(error: BaseException, message: str) -> str:
         return message if names_itself else _at(place, message)
     # No store reports a full disk: it is the disk of the local file that is uploaded.
     if number in _FULL and "://" in place:
-        place = TEMPORARY_FILES.format(tempfile.gettempdir())
+        place = temporary_place()
     return _at(_OWN_TEMPORARY.sub("", place), _WORDS.get(number) or os.strerror(number).lower())
 
 

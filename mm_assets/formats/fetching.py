@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.store_errors import is_store_failure
 from mm_assets.formats.tar.scan import Member, TarDamage, TarIndex, scan
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.interleaved.errors import MmAssetsError
@@ -158,6 +159,8 @@ class _RemoteFetcher(Fetcher):
         ]
 
     def _checked(self, data: object, offset: int, size: int) -> bytes | Fault:
+        if isinstance(data, Exception) and is_store_failure(data):
+            raise data
         if not isinstance(data, bytes):
             return Fault(FETCH_FAILED, f"failed to read {self._name}: {type(data).__name__}: {data}")
         if len(data) != size:

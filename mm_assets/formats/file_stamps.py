@@ -13,7 +13,8 @@ import fsspec
 import xxhash
 
 from mm_assets.formats.error_places import located
-from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.origins import parallel_map
+from mm_assets.formats.storage import StorageOptions, exists, filesystem, is_remote, local_path
 
 MISSING = "missing"
 
@@ -58,6 +59,29 @@ def files_in(folder: str, options: StorageOptions | None = None, suffix: str = "
         for info in listed
         if str(info["name"]).endswith(suffix) and info.get("type") == "file"
     }
+
+
+def existing_files(uris: Iterable[str], options: StorageOptions | None = None) -> set[str]:
+    """Return those of some files that exist; several in one remote folder are looked up in one listing.
+
+    An object store answers each question after a file that is not there with two requests.
+    """
+    folders: dict[str, list[str]] = {}
+    for uri in uris:
+        folders.setdefault(uri.rpartition("/")[0], []).append(uri)
+    found: set[str] = set()
+    others: list[str] = []
+    for folder, files in folders.items():
+        if len(files) > 1 and is_remote(folder):
+            with suppress(PermissionError):  # a store may refuse to list
+                names = files_in(folder, options)
+                found.update(file for file in files if file.rpartition("/")[2] in names)
+                continue
+        others += files
+    if others:
+        are_there = parallel_map(lambda file: exists(file, options), others, others[0])
+        found.update(file for file, is_there in zip(others, are_there, strict=True) if is_there)
+    return found
 
 
 def _local_files_in(folder: str, suffix: str) -> dict[str, StampedFile]:

@@ -21,6 +21,7 @@ from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
+from mm_assets.formats.store_errors import is_store_failure
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault, lost_frame
 from mm_assets.interleaved.policies import with_errors
@@ -104,7 +105,9 @@ def materialize_table(
             with open_fetcher(path, name, storage_options) as fetcher:
                 _fetch(fetcher, name, requests, fetched, errors)
         # File systems raise errors of any class (botocore, aiohttp, missing packages).
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if is_store_failure(error):  # no fault of the item
+                raise
             fault = Fault(FETCH_FAILED, f"failed to read {name}: {_reason(error, path, name)}")
             errors.update({row: fault for rows in requests.values() for row, _ in rows if row not in fetched})
     if roots is not None:

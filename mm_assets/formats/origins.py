@@ -74,7 +74,9 @@ class OriginNotes:
 
     def read(self, names: Iterable[str]) -> dict[str, Origin]:
         """Return the origins of the outputs that have a note. An unreadable note counts as none."""
-        names = list(names) if exists(self._folder, self._options) else []
+        names = list(names)
+        if len(names) > 1 and not exists(self._folder, self._options):
+            return {}
         found = zip(names, parallel_map(self._read, names, self._folder), strict=True)
         return {name: origin for name, origin in found if origin is not None}
 

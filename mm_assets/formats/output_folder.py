@@ -13,7 +13,8 @@ from mm_assets.formats.store_errors import is_access_denied
 def refuse_unwritable(folder: str) -> None:
     """Raise the error that writing into a folder or URL prefix would end in; the folder need not exist.
 
-    A store may allow writing but refuse to list: such errors only show when something is written.
+    On S3, an upload is begun and given up: nothing appears. Of other stores it only shows that they refuse to
+    list.
 
     Raises:
         OSError: the folder cannot be written. Errors of object store clients pass through.
@@ -26,10 +27,13 @@ def refuse_unwritable(folder: str) -> None:
         try:
             fs.ls(path, detail=False)
         except FileNotFoundError:
-            return
-        except PermissionError as error:
+            pass
+        except PermissionError as error:  # who may write need not be allowed to list
             if not is_access_denied(error):
                 raise
+        begin_upload = getattr(fs, "refuse_unwritable", None)
+        if begin_upload is not None:
+            begin_upload(path)
 
 
 def _refuse_unwritable_path(path: str) -> None:

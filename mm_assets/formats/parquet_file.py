@@ -18,6 +18,7 @@ from mm_assets.formats.storage import (
     regular_file,
     staged,
 )
+from mm_assets.formats.store_errors import is_of_store
 from mm_assets.interleaved.errors import MmAssetsError, ShardError
 
 T = TypeVar("T")
@@ -62,8 +63,7 @@ def open_parquet(
         arguments = {"buffer_size": _READ_BUFFER, **arguments}
     try:
         if is_remote(uri):
-            fs, path = filesystem(uri, options)
-            source = pa.PythonFile(fs.open(path, "rb"), mode="r")
+            source = pa.PythonFile(open_binary(uri, options), mode="r")
         else:
             source = path
         file = pq.ParquetFile(source, **arguments)
@@ -72,6 +72,8 @@ def open_parquet(
     except FileNotFoundError:
         raise
     except _DAMAGE as error:
+        if is_of_store(error):
+            raise
         is_too_long = "Exceeded size limit" in str(error)
         reason = (
             f"its footer lists more than {_MAX_LISTED} columns or row groups"
@@ -113,6 +115,8 @@ def checked(read: Callable[[], T], name: str) -> T:
     try:
         return read()
     except _DAMAGE as error:
+        if is_of_store(error):
+            raise
         raise ShardError(f"{name}: damaged Parquet data: {error}") from error
 
 
@@ -144,7 +148,8 @@ def column_chunks(
     if not is_remote(uri):
         return checked(lambda: file.read([column], use_threads=False), name).column(0).chunks
     # Fetches the ranges of the column at once, without the images between them.
-    with open_parquet_file(uri, columns=[column], storage_options=options, engine="pyarrow") as parts:
+    fs, path = filesystem(uri, options)
+    with open_parquet_file(path, fs=fs, columns=[column], engine="pyarrow") as parts:
         return checked(lambda: pq.ParquetFile(parts).read([column], use_threads=False), name).column(0).chunks
 
 

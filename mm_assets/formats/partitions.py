@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from mm_assets.formats.format_table import SUFFIXES, format_by_suffix
 from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.shard_groups import member_name
 from mm_assets.formats.storage import StorageOptions, is_remote, size_of
 
 _UNITS = {
@@ -66,13 +67,21 @@ def _unescaped(path: str) -> str:
     return folder + slash + (plain if was_escaped else name)
 
 
+def own_name(partition: str, file: str) -> str | None:
+    """Return the name that a file would have as a partition, if ``partition`` is its group; else None."""
+    return member_name(partition, partition_name(file, posixpath.dirname(file)))
+
+
 def id_prefix(prefix: str | None, partition: str, files: Sequence[str], file: str) -> str:
     """Return the prefix of a file's sample ids: its partition's name, or "" where ``prefix`` is None.
 
-    When a partition has several files, the file's own name follows: ids may start again in each file.
+    When a partition has several files, the file's own name follows: ids may start again in each file. In a
+    group of raw shards it is the shard's own name alone: ids do not depend on the size of groups.
     """
     if prefix is None:
         return ""
+    if (member := own_name(partition, file)) is not None:
+        return f"{member}/"
     return f"{partition}/" if len(files) == 1 else f"{partition}/{partition_name(file, common_root(files))}/"
 
 

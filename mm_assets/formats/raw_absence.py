@@ -6,10 +6,13 @@ import posixpath
 from collections.abc import Iterator
 from functools import cache
 
+from mm_assets.formats.partitions import own_name
 from mm_assets.formats.raw_files import RAW_SUFFIXES
 from mm_assets.formats.raw_shards import Listing, RawLocations
 from mm_assets.formats.storage import StorageOptions, filesystem, join
 from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
+
+_NAMED = 3  # files in a line
 
 
 class RawAbsence:
@@ -36,6 +39,13 @@ class RawAbsence:
         }
         self._names = cache(self._list)
 
+    def _files_beside(self, key: str) -> Iterator[str]:
+        """Yield the listed files whose partitions are in the same folder."""
+        folder = posixpath.dirname(key)
+        for other, shard in self._listing.items():
+            if posixpath.dirname(other) == folder:
+                yield from shard.files
+
     def reason_to_keep(self, key: str, is_named: bool = False) -> str | None:
         """Return why the outputs of a partition must stay, or None: its raw shard is gone.
 
@@ -48,6 +58,11 @@ class RawAbsence:
         """
         if key in self._listing:
             return f"{key}: its raw shard exists: {', '.join(self._listing[key].files)}"
+        if members := [file for file in self._files_beside(key) if own_name(key, file) is not None]:
+            return (
+                f"{key}: raw shards of this group exist: {', '.join(members[:_NAMED])}; "
+                "is MM_SHARDS_PER_PARTITION set as it was?"
+            )
         folder, name = posixpath.split(key)
         for root in self._roots:
             place = join(root, folder) if folder else root

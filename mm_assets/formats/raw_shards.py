@@ -17,8 +17,9 @@ from mm_assets.formats.error_lines import error_line, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.listing import expand
 from mm_assets.formats.paired.raw.address import PairedAddress, modality_of
-from mm_assets.formats.partitions import partition_name, plan_partitions, root_of_locations
+from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
+from mm_assets.formats.shard_groups import group_name
 from mm_assets.formats.storage import (
     StorageOptions,
     absolute,
@@ -148,8 +149,8 @@ class RawLocations:
         folders = (root_of_locations([item], RAW_SUFFIXES) for item in items if not is_remote(item))
         return list(dict.fromkeys(filter(None, folders)))
 
-    def shards(self, files_per_partition: int | None = None) -> Listing:
-        """Return all raw shards by partition key.
+    def shards(self, shards_per_partition: int = 1) -> Listing:
+        """Return all raw shards by partition key, in groups of several (`group_name`) if asked.
 
         A file named in the text, also by a brace list, is a partition whether it exists or not: a missing one
         fails alone, when it is read. So does a partition whose name several files share.
@@ -183,26 +184,24 @@ class RawLocations:
         stamps |= remote_stamps(
             [file for file in included if is_remote(file) and file not in stamps], self._options
         )
-        return Listing(self._planned(included, files_per_partition, stamps), unmatched)
+        return Listing(self._planned(included, shards_per_partition, stamps), unmatched)
 
     def _planned(
-        self, files: Sequence[str], files_per_partition: int | None, stamps: Mapping[str, str]
+        self, files: Sequence[str], shards_per_partition: int, stamps: Mapping[str, str]
     ) -> dict[str, RawShard]:
         by_name: dict[str, list[str]] = {}
         for file in files:
             by_name.setdefault(partition_name(file, self._root_of(file)), []).append(file)
-        alone = {name: tuple(same) for name, same in by_name.items() if len(same) == 1}
-        if files_per_partition not in (None, 1):
-            unambiguous = [file for (file,) in alone.values()]
-            planned = plan_partitions(
-                unambiguous, files_per_partition, options=self._options, root_of=self._root_of
-            )
-            alone = {partition.name: partition.files for partition in planned}
-        shards = {name: RawShard(name, same, stamps=stamps) for name, same in alone.items()}
-        ambiguous = {
-            name: RawShard(name, tuple(same), True, stamps) for name, same in by_name.items() if len(same) > 1
-        }
-        return shards | ambiguous
+        groups: dict[str, list[str]] = {}
+        for name, same in sorted(by_name.items()) if shards_per_partition > 1 else by_name.items():
+            if len(same) == 1:
+                groups.setdefault(group_name(name, shards_per_partition), []).append(same[0])
+        shards = {name: RawShard(name, tuple(group), stamps=stamps) for name, group in groups.items()}
+        for name, same in by_name.items():
+            if len(same) > 1:  # in no group; a group that has this name is as unreadable
+                others = groups.get(name, [])
+                shards[name] = RawShard(name, (*others, *same), True, stamps)
+        return shards
 
     def _elements(self) -> dict[str, bool]:
         """Return all locations with brace lists expanded, and whether each names a single file.

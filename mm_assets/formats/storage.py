@@ -23,6 +23,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
+from mm_assets.formats.read_ahead import PART_BYTES, ReadAhead
+from mm_assets.formats.stores import S3_SCHEMES, fsspec_arguments
 from mm_assets.formats.temporary_files import create_locked, is_stale, is_temporary, temporary_name
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.extras import MissingExtra, explained
@@ -31,6 +33,9 @@ StorageOptions = dict[str, Any]
 
 _LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+
+_PARTS_AT_ONCE = 4
+_MOST_PARTS = 10_000  # of an upload, by the rules of S3
 
 # Registered by name: the class is imported only when such a URL is opened.
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
@@ -62,17 +67,29 @@ def absolute(location: str) -> str:
 def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a path or URL, and its path there.
 
+    Without ``options``, those of the URL's location count, if there are any (`stores`).
+
     Raises:
         ValueError: the URL's scheme is unknown.
         MissingExtra: its client is not installed.
     """
     try:
-        fs, path = fsspec.core.url_to_fs(local_path(uri), **(options or {}))
+        arguments = options or fsspec_arguments(uri)
+        if uri.startswith(S3_SCHEMES):
+            return _s3(uri, arguments)
+        fs, path = fsspec.core.url_to_fs(local_path(uri), **arguments)
     except ImportError as error:
         raise MissingExtra(f"{uri}: {explained(error)}") from error
     except ValueError as error:
         raise ValueError(f"{uri}: {error}") from error
     return fs, path
+
+
+def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, str]:
+    from mm_assets.formats.s3_file_system import S3FileSystem
+
+    arguments = {**S3FileSystem._get_kwargs_from_urls(url), **options}
+    return S3FileSystem(**arguments), str(S3FileSystem._strip_protocol(url))
 
 
 def lasting(uri: str, options: StorageOptions | None = None) -> str:
@@ -115,7 +132,7 @@ def regular_file(uri: str) -> str:
 
 
 def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
-    """Open any file for reading.
+    """Open any file for reading, a remote one with `ReadAhead`.
 
     Raises:
         NoRegularFile: it is a pipe, a socket or a device.
@@ -123,8 +140,10 @@ def open_binary(uri: str, options: StorageOptions | None = None) -> IO[bytes]:
     if not is_remote(uri):
         return open(regular_file(uri), "rb")
     fs, path = filesystem(uri, options)
+    # Files within files have caches of their own.
+    arguments = {} if "::" in uri else {"cache_type": ReadAhead.name}
     with located(uri):
-        return fs.open(path, "rb", block_size=8 << 20)
+        return fs.open(path, "rb", block_size=PART_BYTES, **arguments)
 
 
 def size_of(uri: str, options: StorageOptions | None = None) -> int:
@@ -189,9 +208,7 @@ class StagedFile:
             sync(os.path.dirname(target) or ".")
             self._release()
         else:
-            fs, path = filesystem(self.uri, self._options)
-            with located(self.uri):
-                fs.put_file(self.path, path)
+            put(self.path, self.uri, self._options)
             self.discard()
         return size
 
@@ -276,6 +293,18 @@ def publish_bytes(uri: str, data: bytes, options: StorageOptions | None = None) 
     with staged(uri, options) as file:
         Path(file.path).write_bytes(data)
         file.publish()
+
+
+def put(file: str, uri: str, options: StorageOptions | None = None) -> None:
+    """Copy a local file to a URL, where it appears as a whole; a large one in several parts at once."""
+    fs, path = filesystem(uri, options)
+    with located(uri):
+        if isinstance(fs.protocol, tuple) and "s3" in fs.protocol:
+            # By default s3fs holds up to ten parts of 50 MB in memory.
+            part = max(PART_BYTES, -(-os.path.getsize(file) // _MOST_PARTS))
+            fs.put_file(file, path, chunksize=part, max_concurrency=_PARTS_AT_ONCE)
+        else:
+            fs.put_file(file, path)
 
 
 def remove(uri: str, options: StorageOptions | None = None) -> None:

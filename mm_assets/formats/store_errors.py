@@ -23,6 +23,9 @@ _DENIED = (
     "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
 )
 _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
+_OVERLOADED = "the store asks for fewer requests, time and again: try again later, or with fewer workers"
+_STORE_FAILED = "the store failed, time and again: try again later"
+_BROKEN_OFF = "the store broke off its answers, time and again: try again later"
 _OTHER_REGION = "the bucket is in another region: set AWS_REGION"
 
 # Keys: the class of an error, or the code in an S3 server's answer.
@@ -50,6 +53,14 @@ _WORDS = {
     "AccessDenied": _DENIED,
     "403": _DENIED,
     "NoSuchBucket": "no such bucket",
+    "SlowDown": _OVERLOADED,
+    "ServiceUnavailable": _OVERLOADED,
+    "429": _OVERLOADED,
+    "503": _OVERLOADED,
+    "InternalError": _STORE_FAILED,
+    "500": _STORE_FAILED,
+    "502": _STORE_FAILED,
+    "504": _STORE_FAILED,
     "PermanentRedirect": _OTHER_REGION,
     "AuthorizationHeaderMalformed": _OTHER_REGION,
     "301": _OTHER_REGION,
@@ -58,8 +69,22 @@ _WORDS = {
     ),
     "ClientConnectorError": "no connection to {endpoint}",
     "ClientConnectorDNSError": "no connection to {endpoint}",
+    "HTTP error": _NO_CONNECTION,
+    "ClientPayloadError": _BROKEN_OFF,
+    "IncompleteReadError": _BROKEN_OFF,
+    "ResponseStreamingError": _BROKEN_OFF,
+    "ResponseParserError": _BROKEN_OFF,
+    "HTTPClientError": _NO_CONNECTION,
 }
+_OF_THE_PLACE = frozenset({"AccessDenied", "403", "NoSuchBucket"})
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
+# Lance tells of a store's answer in the text of its error alone.
+_LANCE = re.compile(r"Error performing [A-Z]+ https?://|Error getting list response")
+_LANCE_CODES = (
+    re.compile(r"<Code>(\w+)</Code>"),
+    re.compile(r"status code: (\d{3})\b"),
+    re.compile(r"(HTTP error): "),
+)
 _ENDPOINT = re.compile(r"https?://[^/\s\"]+|(?<=host )\S+")
 
 
@@ -69,7 +94,9 @@ class StoreError(MmAssetsError, OSError):
 
 def is_of_store(error: BaseException) -> bool:
     """Return whether an error comes from an object store client, and is not yet a `StoreError`."""
-    return not isinstance(error, StoreError) and _stems_from_library(error)
+    return not isinstance(error, StoreError) and (
+        _stems_from_library(error) or any(code in _WORDS for code in _lance_codes(error))
+    )
 
 
 def _stems_from_library(error: BaseException) -> bool:
@@ -86,6 +113,18 @@ def is_access_denied(error: BaseException) -> bool:
     return not {"AccessDenied", "403"}.isdisjoint(_names(error))
 
 
+def is_store_failure(error: BaseException) -> bool:
+    """Return whether an error, or its cause, says something of the store or the credentials, not of a file.
+
+    A file that could not be read for such a reason may be as it was written.
+    """
+    if isinstance(error, StoreError) or any(
+        name in _WORDS and name not in _OF_THE_PLACE for name in _names(error)
+    ):
+        return True
+    return error.__cause__ is not None and is_store_failure(error.__cause__)
+
+
 def store_error_message(error: BaseException) -> str:
     """Return the cause of a store's error in plain words, or in the client's own if there are none."""
     message = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
@@ -98,6 +137,13 @@ def _is_of_library(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in _LIBRARIES
 
 
+def _lance_codes(error: BaseException) -> list[str]:
+    text = str(error)
+    if not _LANCE.search(text):
+        return []
+    return [match[1] for pattern in _LANCE_CODES if (match := pattern.search(text))]
+
+
 def _names(error: BaseException) -> list[str]:
     """Return the codes in the answers first, then the class names."""
     errors = [error, *([error.__cause__] if error.__cause__ is not None else [])]
@@ -106,4 +152,4 @@ def _names(error: BaseException) -> list[str]:
         for e in errors
         if isinstance(response := getattr(e, "response", None), dict)
     ]
-    return [*codes, *(kind.__name__ for e in errors for kind in type(e).__mro__)]
+    return [*codes, *_lance_codes(error), *(kind.__name__ for e in errors for kind in type(e).__mro__)]

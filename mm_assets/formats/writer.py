@@ -16,13 +16,14 @@ import pyarrow as pa
 from mm_assets.formats.absent_content import absent_content
 from mm_assets.formats.error_lines import cause_line
 from mm_assets.formats.existing_partitions import MODES, ExistingPartitions
+from mm_assets.formats.file_stamps import existing_files
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.materialize import materialize_parts
-from mm_assets.formats.origins import Note, parallel_map
+from mm_assets.formats.origins import Note
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.reports import PartitionReport, WriteReport
 from mm_assets.formats.spooling import grouped_streams
-from mm_assets.formats.storage import StorageOptions, exists, join, lasting
+from mm_assets.formats.storage import StorageOptions, join, lasting
 from mm_assets.formats.tally import RowTally
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.batch import InterleavedBatch
@@ -138,8 +139,8 @@ class InterleavedWriter(ABC):
     def existing(self, partitions: Iterable[str]) -> set[str]:
         """Return those of some partitions that have an output."""
         uris = {partition: self.file_of(partition) for partition in partitions}
-        found = parallel_map(lambda uri: exists(uri, self.storage_options), uris.values(), self.path)
-        return {partition for partition, is_there in zip(uris, found, strict=True) if is_there}
+        found = existing_files(uris.values(), self.storage_options)
+        return {partition for partition, uri in uris.items() if uri in found}
 
     def file_of(self, partition: str) -> str:
         """Return the file whose existence means that a partition's output exists."""

@@ -13,8 +13,10 @@ import dagster as dg
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.automation.backfills import STARTED_BY
 from mm_assets.definitions import build_definitions
+from mm_assets.formats.error_lines import readable_store_errors
 from mm_assets.formats.output_folder import refuse_unwritable
 from mm_assets.formats.raw_shards import Listing
+from mm_assets.formats.storage import exists
 from mm_assets.headless.home import prepare_home
 from mm_assets.headless.instance import open_instance
 from mm_assets.headless.interrupts import was_interrupted
@@ -76,7 +78,14 @@ def prove(shards: Sequence[str] = ()) -> int:
 
     Args:
         shards: partitions to prove; none: all, and files that no shard has written.
+
+    Raises:
+        FileNotFoundError: there is no storage, which may be a misspelt one.
     """
+    storage = Settings.load().storage
+    with readable_store_errors():
+        if not exists(storage):
+            raise FileNotFoundError(f"{storage}: no such storage, so there is nothing to prove (MM_STORAGE)")
     with _instance() as instance:
         order = list(instance.get_dynamic_partitions(str(SHARDS.name)))
         keys = [known(key, order, "partition") for key in dict.fromkeys(shards)] or order

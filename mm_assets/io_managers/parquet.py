@@ -11,8 +11,8 @@ from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.accounting.records import ShardRecord, ShardRecords
 from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
-from mm_assets.formats.partitions import parse_bytes
-from mm_assets.formats.raw_shards import relative_root
+from mm_assets.formats.partitions import own_name, parse_bytes
+from mm_assets.formats.raw_shards import files_of, relative_root
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.check_log import CheckLog
@@ -21,6 +21,8 @@ from mm_assets.io_managers.raw_gate import GATE_CHECKS, RawGate, ShardInspection
 from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.shard_checks import specs_by_shard
 from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
+
+_MEMBERS = "members"  # in the account of a group: the names of its raw shards
 
 
 def ingest_shard(job: ShardJob) -> ShardResult:
@@ -48,6 +50,8 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     )
     writer = InterleavedParquetWriter(job.dest, on_materialize_error=policy, roots=options["raw_roots"])
     result, report = convert_shard(job, reader, writer, max_loss=options["max_loss"])
+    if report is not None and (members := _members(job)):
+        result = replace(result, account={**result.account, _MEMBERS: members})
     if report is not None:
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
@@ -117,7 +121,11 @@ class IngestIOManager(RawInput, _ParquetOutput):
         for job in jobs:
             inspection = inspections[job.key]
             checks = unreadable(inspection) if isinstance(inspection, str) else inspection.checks
-            refusal = _refusal_of(inspection, is_strict) or _refusal_to_empty(inspection, before.get(job.key))
+            refusal = (
+                _refusal_of(inspection, is_strict)
+                or _refusal_to_empty(inspection, before.get(job.key))
+                or _refusal_to_shrink(job, before.get(job.key))
+            )
             self._verdicts[job.key] = checks
             if refusal is not None:
                 self._refused.add(job.key)
@@ -212,6 +220,25 @@ def _refusal_to_empty(inspection: ShardInspection | str, before: ShardRecord | N
         f"{damage[0]}. No sample can be read: the {kept} published before stay "
         "(an empty tar would remove them)"
     )
+
+
+def _refusal_to_shrink(job: ShardJob, before: ShardRecord | None) -> str | None:
+    """Return why a group of raw shards may not be made without some that it was made from, or None."""
+    known = set(before.account.get(_MEMBERS, ())) if before is not None else set()
+    gone = sorted(known.difference(_members(job)))
+    if not gone:
+        return None
+    more = f" and {len(gone) - 1} more" if len(gone) > 1 else ""
+    return (
+        f"raw shard {gone[0]!r}{more} of this partition is gone: the samples published before stay "
+        "(an empty tar in its place would remove them)"
+    )
+
+
+def _members(job: ShardJob) -> list[str]:
+    """Return the names of the raw shards in a group; none if the partition is one raw shard."""
+    names = (own_name(job.key, file) for file in files_of(job.shard.uri))
+    return [name for name in names if name is not None]
 
 
 class ParquetIOManager(_ParquetOutput):

@@ -17,6 +17,7 @@ from mm_assets.accounting.shard_proof import ShardProof
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.storage import size_of
+from mm_assets.formats.store_errors import is_store_failure
 from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.schema_text import schema_from_text
 
@@ -62,13 +63,27 @@ class ProofJob:
 
 
 def prove_shard(job: ProofJob) -> ShardProof:
-    """Read one shard with the library of its users; compare counts, digest and types with those written."""
+    """Read one shard with the library of its users; compare counts, digest and types with those written.
+
+    A shard that the store does not give out is not proven, but it is not damaged either.
+    """
+    try:
+        return _examined(job)
+    except (OSError, ValueError) as error:
+        if not is_store_failure(error):
+            raise
+        return _proof(job, Derived(), beside=(f"{job.output.uri}: not examined: {error_line(error)}",))
+
+
+def _examined(job: ProofJob) -> ShardProof:
     written = job.account["written"]
     expected = schema_from_text(job.account["schema"])
     output = job.output
     try:
         found = derive(output.kind, output.uri, job.key)
     except (OSError, ValueError, TypeError, LookupError) as error:
+        if is_store_failure(error):
+            raise
         return _proof(job, Derived(), (f"{output.uri}: cannot be read: {error_line(error)}",))
     if job.table_schema and found.digest != written["digest"]:
         # Other shards have widened columns since: compare the rows in the types they were written in.
@@ -148,6 +163,8 @@ def _differences(job: ProofJob) -> list[str]:
                 names=(left.asset, right.asset),
             )
         except (OSError, ValueError, TypeError, LookupError) as error:
+            if is_store_failure(error):
+                raise
             lines.append(f"cannot be compared with {other.asset}: {error_line(error)}")
             continue
         lines.extend(str(difference) for difference in result.differences)

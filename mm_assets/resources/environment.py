@@ -5,6 +5,7 @@ from typing import Any
 
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.formats.storage import absolute, lasting
+from mm_assets.formats.stores import use_stores
 from mm_assets.io_managers.parquet import IngestIOManager
 from mm_assets.io_managers.proof_resource import Prover
 from mm_assets.io_managers.quarantine import QuarantineIOManager
@@ -17,6 +18,7 @@ from mm_assets.resources.image_validation import ImageValidation
 from mm_assets.resources.maintained_storage import MaintainedStorage
 from mm_assets.resources.raw_shards import RawShards
 from mm_assets.settings import Settings
+from mm_assets.settings_file import given_settings
 
 
 def resources_from_environment() -> dict[str, Any]:
@@ -28,9 +30,15 @@ def resources_from_environment() -> dict[str, Any]:
         ValueError: for a variable with an invalid value.
     """
     settings = Settings.load()
+    use_stores(given_settings().stores)
     root = _storage_root(settings.storage)
     policy = settings.on_materialize_error
-    raw = RawShards(locations=settings.raw_shards, excluded=root, missing_keys=settings.missing_keys)
+    raw = RawShards(
+        locations=settings.raw_shards,
+        excluded=root,
+        missing_keys=settings.missing_keys,
+        files_per_partition=settings.shards_per_partition,
+    )
     workers = Workers(
         processes=settings.workers,
         shard_timeout=settings.shard_timeout,

@@ -26,7 +26,9 @@ class RawShards(dg.ConfigurableResource[Any]):
         default="skip",
         description="Keys that not all modalities of paired shards have: skip, partial or error.",
     )
-    files_per_partition: int = Field(default=1, ge=1, description="Raw files that make up one partition.")
+    files_per_partition: int = Field(
+        default=1, ge=1, description="Raw files that make up one partition, by the numbers in their names."
+    )
 
     def listing(self) -> Listing:
         """Return the current shards by partition key.

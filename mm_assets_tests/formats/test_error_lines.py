@@ -160,7 +160,24 @@ def test_the_innermost_place_counts_and_a_file_that_is_named_before_it() -> None
         (answer("NoSuchBucket"), f"{URL}: no such bucket"),
         (answer("PermanentRedirect"), f"{URL}: the bucket is in another region: set AWS_REGION"),
         (answer("{odd}"), f"{URL}: An error occurred ({{odd}})"),
-        (answer("SlowDown"), f"{URL}: in the server's own words"),
+        (answer("SlowDown"), f"{URL}: the store asks for fewer requests, time and again: try again later"),
+        (answer("InternalError"), f"{URL}: the store failed, time and again: try again later"),
+        (answer("NotSignedUp"), f"{URL}: in the server's own words"),
+        (
+            OSError(
+                "LanceError(IO): Generic S3 error: Error performing PUT http://h:1/b/a.lance in 2ms - Server "
+                "returned non-2xx status code: 403 Forbidden: <Error><Code>AccessDenied</Code></Error>, "
+                "/rust/src/io.rs:12:3"
+            ),
+            f"{URL}: permission denied: the credentials do not allow it, or are wrong",
+        ),
+        (
+            OSError(
+                "LanceError(IO): Generic S3 error: Error performing GET http://h:1/b/a.lance in 2s, after 7 "
+                "retries, max_retries: 7 - HTTP error: error sending request"
+            ),
+            f"{URL}: no connection to http://h:1: is AWS_ENDPOINT_URL right, and the server up?",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

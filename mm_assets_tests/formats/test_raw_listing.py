@@ -13,6 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from mm_assets.formats.raw_shards import AmbiguousPartition, Listing, RawLocations, files_of
+from mm_assets.formats.shard_groups import group_name, member_name
 
 TIME = 1_600_000_000_000_000_000
 
@@ -168,16 +169,59 @@ def test_files_that_contend_for_a_name_cost_that_partition_alone(raw: Path) -> N
     assert listing(f"{raw}/b")["x"].version == clear["x"].version
 
 
-def test_files_that_contend_for_a_name_are_in_no_group(raw: Path) -> None:
+def test_groups_follow_from_the_numbers_in_names(raw: Path) -> None:
     (raw / "b" / "x.tar.gz").write_bytes(b"")
-    found = RawLocations(f"{raw}/a {raw}/b").shards(files_per_partition=2)
+    found = RawLocations(f"{raw}/a {raw}/b").shards(2)
     assert {key: [os.path.basename(file) for file in shard.files] for key, shard in found.items()} == {
-        "a/s-0+1": ["s-0.tar", "s-1.tar"],
-        "a/s-3+1": ["s-3.tar", "z.TAR"],
+        "a/s-0-1": ["s-0.tar", "s-1.tar"],
+        "a/s-2-3": ["s-3.tar"],
+        "b/deep/z": ["z.TAR"],
         "b/y": ["y.tgz"],
         "b/x": ["x.tar", "x.tar.gz"],
     }
-    assert files_of(found["a/s-0+1"].uri) == (f"{raw}/a/s-0.tar", f"{raw}/a/s-1.tar")
+    assert files_of(found["a/s-0-1"].uri) == (f"{raw}/a/s-0.tar", f"{raw}/a/s-1.tar")
+
+
+@pytest.mark.parametrize(
+    ("shard", "size", "group"),
+    [
+        ("web-00012", 1, "web-00012"),
+        ("web-00012", 10, "web-00010-00019"),
+        ("en/web-00217", 100, "en/web-00200-00299"),
+        ("99", 100, "00-99"),
+        ("100", 100, "100-199"),
+        ("0099", 100, "0000-0099"),
+        ("v2/pages", 100, "v2/pages"),
+        ("v2-pages٣", 100, "v2-pages٣"),
+    ],
+)
+def test_names_of_groups(shard: str, size: int, group: str) -> None:
+    assert group_name(shard, size) == group
+    member = member_name(group, os.path.basename(shard))
+    assert member == (None if group == shard else shard)
+
+
+@pytest.mark.parametrize(
+    ("partition", "shard"),
+    [
+        ("web-00000-00099", "web-00100"),
+        ("web-00000-00099", "web-007"),
+        ("web-00000-00099", "wob-00007"),
+        ("web-00000-00099", "web-00000-00099"),
+        ("web-00012", "web-00012"),
+        ("web-00000+1", "web-00000"),
+    ],
+)
+def test_no_member_of_a_group(partition: str, shard: str) -> None:
+    assert member_name(partition, shard) is None
+
+
+def test_a_group_whose_name_others_contend_for_is_not_read(raw: Path) -> None:
+    for name in ("c-0.tar", "c-1.tar", "c-0-1.tar", "c-0-1.tar.gz"):
+        (raw / "b" / name).write_bytes(b"")
+    found = RawLocations(f"{raw}/b/c*").shards(2)
+    with pytest.raises(AmbiguousPartition, match=r"4 files would become partition 'c-0-1'"):
+        files_of(found["c-0-1"].uri)
 
 
 @pytest.mark.parametrize("at", [0, 65_535, -65_536, -1])

@@ -90,24 +90,49 @@ def test_locations_with_a_space_are_quoted(tmp_path: Path, deploy: Deploy) -> No
     assert list(materialized(result)["curated_parquet"]) == ["web-00000"]
 
 
-def test_files_per_partition_loses_no_file(
-    tmp_path: Path, deploy: Deploy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shards = make_shards(tmp_path / "raw", members=3, pdf=0, samples=4)
-    from mm_assets.resources.raw_shards import RawShards
+def _samples(result: dg.ExecuteInProcessResult) -> dict[str, object]:
+    made = materialized(result)["curated_parquet"]
+    return {key: event.metadata["samples"].value for key, event in made.items()}
 
-    listing = RawShards(locations=str(tmp_path / "raw"), files_per_partition=2).listing()
-    assert {key: raw.files for key, raw in listing.items()} == {
-        "web-00000+1": (str(shards[0]), str(shards[1])),
-        "web-00002": (str(shards[2]),),
-    }
-    monkeypatch.setattr(RawShards, "listing", lambda _: listing)
-    result = deploy().run()
+
+@pytest.mark.parametrize("size", ["1", "2", "100"])
+def test_sample_ids_do_not_depend_on_groups(tmp_path: Path, deploy: Deploy, size: str) -> None:
+    for number in (0, 1, 2):
+        write_tar(tmp_path / "raw" / f"web-{number}.tar", {"0.json": _document("same")})
+    deployment = deploy(MM_SHARDS_PER_PARTITION=size, MM_SAMPLE_ID_PREFIX="shard")
+    assert deployment.run().success
+    ids = pq.ParquetDataset(f"{deployment.storage}/curated").read(["sample_id"]).column(0)
+    assert sorted(ids.unique().to_pylist()) == ["web-0/same", "web-1/same", "web-2/same"]
+
+
+def test_shards_per_partition(tmp_path: Path, deploy: Deploy) -> None:
+    shards = make_shards(tmp_path / "raw", members=5, pdf=0, samples=4)
+    late = shards.pop(0)
+    late.rename(tmp_path / "late")
+    deployment = deploy(MM_SHARDS_PER_PARTITION="2")
+    result = deployment.run()
     assert result.success
-    counts = {
-        key: made.metadata["samples"].value for key, made in materialized(result)["curated_parquet"].items()
-    }
-    assert counts == {"web-00000+1": 8, "web-00002": 4}
+    assert _samples(result) == {"web-00000-00001": 4, "web-00002-00003": 8, "web-00004-00005": 4}
+
+    # A shard that comes later belongs to the group of its number; the other groups stay as they are.
+    (tmp_path / "late").rename(late)
+    result = deployment.run()
+    assert result.success
+    assert _samples(result) == {"web-00000-00001": 8, "web-00002-00003": 8, "web-00004-00005": 4}
+    made = materialized(result)["curated_parquet"]
+    assert {key for key, event in made.items() if "unchanged" not in event.metadata} == {"web-00000-00001"}
+
+    # One that goes takes nothing with it, though another comes, and though it was alone in its group.
+    shards[1].unlink()
+    result = deployment.run()
+    assert not result.success
+    assert _samples(result) == {"web-00000-00001": 8, "web-00004-00005": 4}
+    shards[3].rename(shards[3].with_name("web-00005.tar"))
+    assert _samples(deployment.run()) == {"web-00000-00001": 8}
+    gone = "raw shard 'web-00002' of this partition is gone: the samples published before stay "
+    assert gone in _errors(result, deployment)
+    files = pq.ParquetDataset(f"{deployment.storage}/curated").read(["sample_id"])
+    assert len(files.column("sample_id").unique()) == 20
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,29 @@ def test_a_shard_that_exists_and_is_not_read_is_kept(fresh: Deployment) -> None:
     assert line == f"kept: a: its raw shard exists, though it is not read: {fresh.raw}/a.parquet"
 
 
+def test_groups_are_kept_by_a_command_that_knows_of_none(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for number in (0, 1, 2):
+        _write(str(raw), f"web-{number}", f"s{number}")
+    _write(str(raw), "extra", "e")
+    with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
+        settings = {"MM_WORKERS": "1", "MM_SHARDS_PER_PARTITION": "3"}
+        grouped = Deployment(str(raw), str(tmp_path / "storage"), instance, settings)
+        assert grouped.run().success
+        before = _files(grouped.storage)
+        alone = replace(grouped, environment={"MM_WORKERS": "1"})
+        (line,) = commands.lines(run(alone, "retire"))
+        files = ", ".join(f"{raw}/web-{number}.tar" for number in (0, 1, 2))
+        told = f"kept: web-0-2: raw shards of this group exist: {files}; "
+        assert line == f"{told}is MM_SHARDS_PER_PARTITION set as it was?"
+        assert _files(grouped.storage) == before
+        for number in (0, 1, 2):
+            (raw / f"web-{number}.tar").unlink()
+        assert "retiring web-0-2" in ok(grouped, "retire", "web-0-2")
+        assert _samples(grouped.storage) == {"e"}
+
+
 def test_after_a_compaction_of_the_table_too(fresh: Deployment) -> None:
     """Then the rows of several shards are in one fragment."""
     maintain(f"{fresh.storage}/lance/items.lance")

@@ -75,6 +75,9 @@ def test_a_variable_of_the_configuration_that_is_not_set_is_one_line(tmp_path: P
     )
     raw = tmp_path / "a.tar"
     raw.touch()
+    storage = tmp_path / "storage"
+    storage.mkdir()
+    settings = {"DAGSTER_HOME": str(tmp_path), "MM_RAW_SHARDS": str(raw), "MM_STORAGE": str(storage)}
     for command in (["run", "--dry-run"], ["prove"], ["retire"]):
-        told = only_line(run(*command, DAGSTER_HOME=str(tmp_path), MM_RAW_SHARDS=str(raw)))
+        told = only_line(run(*command, **settings))
         assert told == f"{tmp_path}/dagster.yaml: not set in the environment: NOWHERE_SET"

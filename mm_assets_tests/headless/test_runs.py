@@ -75,6 +75,9 @@ def test_a_shard_that_was_made_when_more_was_allowed_has_lost_too_much(project: 
 
 
 def test_prove(project: Project) -> None:
+    missing = f"{project.storage}: no such storage, so there is nothing to prove (MM_STORAGE)"
+    assert only_line(project.command("prove")) == missing
+    project.storage.mkdir()
     assert fine(project.command("prove")) == "nothing to prove: no shard was ever made\n"
     project.shards("ab")
     fine(project.run())

@@ -1,9 +1,11 @@
 """Runs whose process has died are failed, and others are left alone."""
 
 import os
+import re
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,17 @@ def test_only_runs_of_dead_processes_are_lost(instance: dg.DagsterInstance) -> N
         assert Path(instance.root_directory, tags[PROCESS]).exists()
     assert not Path(instance.root_directory, tags[PROCESS]).exists()
     assert not Path(instance.root_directory, dead.strip()).exists()
+
+
+def test_a_run_in_another_pod_is_left_to_its_launcher(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """On Kubernetes each pod has its own folder: the file of a run is not there, and its process unknown."""
+    (tmp_path / "pod").mkdir()
+    with dg.instance_for_test(temp_dir=str(tmp_path / "pod")) as of_pod, process_tag(of_pod) as tags:
+        name = tags[PROCESS]
+        for tag in (name, re.sub(r"\.\w+-\d+-(\w+)\.tmp$", r".0badcafe-4000000-\1.tmp", name)):
+            run(instance, str(uuid.uuid4()), {PROCESS: tag})
+        assert tag != name
+        assert fail_lost_runs(instance, "ours") == []
 
 
 def test_a_run_that_repeats_a_lost_one_is_not_lost_for_the_tag_it_has_from_that(

@@ -23,8 +23,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(io_managers.workers, "WorkerPool", WorkerPool)
     start = workers._start
 
-    def counted(may_fork: bool) -> Any:
-        worker = start(may_fork)
+    def counted(*arguments: Any) -> Any:
+        worker = start(*arguments)
         processes.append(worker.process)
         return worker
 

@@ -62,6 +62,8 @@ def ray_nodes(environment: dict[str, str] | None = None, memory: int = 2 << 30) 
     before = dict(os.environ)
     # Short: Ray's sockets lie in it.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    # `Cluster` notes its address here all the same, in a folder that only other ways to start Ray make.
+    Path("/tmp/ray").mkdir(exist_ok=True)
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", **(environment or {})})
     try:
         cluster = Cluster(

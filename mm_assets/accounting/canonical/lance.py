@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -34,12 +35,14 @@ def lance_parts(
 
     from mm_assets.formats.lance.location import Location
     from mm_assets.formats.lance.reader import lance_options
+    from mm_assets.formats.lance.unanswered import until_answered
 
     location = Location(uri, lance_options(uri, options))
     if not location.has_table():
         raise FileNotFoundError(f"{uri}: no Lance table here")
     with _naming(uri):
-        dataset = lance.dataset(location.uri, storage_options=location.storage_options or None)
+        options_of_table = location.storage_options or None
+        dataset = until_answered(partial(lance.dataset, location.uri, storage_options=options_of_table))
         schema = _original(pa.Table.from_batches([], dataset.schema)).schema
         yield RowPart(pa.Table.from_batches([], schema))
         fragments, ids = _rows_of(dataset, location, partition)

@@ -17,7 +17,7 @@ from mm_assets.formats.arrow_cache.metadata import (
     metadata_text,
     parse_metadata,
 )
-from mm_assets.formats.storage import StorageOptions, filesystem
+from mm_assets.formats.storage import StorageOptions, filesystem, put
 from mm_assets.formats.temporary_files import ABANDONED_SECONDS
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class RemoteGeneration:
     """
 
     def __init__(self, uri: str, options: StorageOptions | None) -> None:
+        self._uri, self._options = uri, options
         self._fs, self._path = filesystem(uri, options)
         self.folder = Path(tempfile.mkdtemp(prefix="mm-assets-"))
 
@@ -38,7 +39,7 @@ class RemoteGeneration:
         """Make the shards in ``folder`` the cache, and return the metadata with their final names."""
         renamed = of_generation(meta, uuid.uuid4().hex[:12])
         for old, new in zip(meta.shard_filenames, renamed.shard_filenames, strict=True):
-            self._fs.put_file(str(self.folder / old), f"{self._path}/{new}")
+            put(str(self.folder / old), f"{self._uri}/{new}", self._options)
         previous = self._published()
         self._fs.pipe_file(f"{self._path}/{METADATA_FILE}", metadata_text(renamed, shard_size_bytes).encode())
         self._remove(previous - set(renamed.shard_filenames), set(renamed.shard_filenames))

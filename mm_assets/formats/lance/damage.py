@@ -8,10 +8,12 @@ from typing import Any
 
 import lance
 
-from mm_assets.formats.error_lines import cause_line
+from mm_assets.formats.error_lines import cause_line, error_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
+from mm_assets.formats.lance.unanswered import until_answered
+from mm_assets.formats.store_errors import StoreError, is_of_store
 
 _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
@@ -20,7 +22,8 @@ _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are no
 def naming_table(uri: str) -> Iterator[None]:
     """Turn Lance's errors for damaged files into ``OSError``, in one line that names the table.
 
-    This includes Lance's panics, which are no ``Exception``.
+    This includes Lance's panics, which are no ``Exception``. What a store refused is a ``StoreError``: the
+    files may be as they were written.
     """
     try:
         with located(uri):
@@ -28,6 +31,8 @@ def naming_table(uri: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except BaseException as error:
+        if is_of_store(error):
+            raise StoreError(error_line(error)) from error
         if not isinstance(error, _RAISED) and type(error).__name__ != "PanicException":
             raise
         raise OSError(f"{uri}: unreadable Lance data: {cause_line(error, uri)}") from error
@@ -40,16 +45,22 @@ def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
         OSError: for a damaged manifest.
     """
     with naming_table(uri):
-        dataset = lance.dataset(uri, **arguments)
+        dataset = until_answered(lambda: lance.dataset(uri, **arguments))
         _ = dataset.schema  # decoded on first use
         return dataset
 
 
 def is_readable(uri: str, read: Callable[[], object]) -> bool:
-    """Return whether ``read`` succeeds."""
+    """Return whether ``read`` succeeds.
+
+    Raises:
+        StoreError: nobody can tell, as the store refuses.
+    """
     try:
         with naming_table(uri):
-            read()
+            until_answered(read)
+    except StoreError:
+        raise
     except OSError:
         return False
     return True

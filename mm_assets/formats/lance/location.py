@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mm_assets.formats.storage import local_bytes, sweep
+from mm_assets.formats.storage import filesystem, local_bytes, sweep
+from mm_assets.formats.stores import fsspec_arguments
 from mm_assets.formats.temporary_files import is_temporary, temporary_name
 
 Item = TypeVar("Item")
@@ -63,11 +64,10 @@ class Location:
             self._root = Path(os.path.abspath(rest if separator else text))
             self.uri = str(self._root)
             return
-        import fsspec
-
-        arguments = _s3_arguments(self.storage_options) if scheme in ("s3", "s3a") else {}
+        is_s3 = scheme in ("s3", "s3a")
+        arguments = _s3_arguments(self.storage_options) if is_s3 else fsspec_arguments(text)
         # Listings must be fresh: other processes write records all the time.
-        self._fs = fsspec.filesystem(scheme, use_listings_cache=False, **arguments)
+        self._fs, _ = filesystem(text, {"use_listings_cache": False, **arguments})
         self.uri = text.rstrip("/")
 
     def has_table(self) -> bool:

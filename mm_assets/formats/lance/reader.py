@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,10 +16,14 @@ from mm_assets.formats.lance.damage import naming_table, opened
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema, with_original_names
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.lance.unanswered import until_answered
 from mm_assets.formats.listing import matching
 from mm_assets.formats.partitions import Partition, partition_name, refuse_equal_names
 from mm_assets.formats.reader import FileSource, InterleavedReader
 from mm_assets.formats.storage import StorageOptions, absolute, filesystem, is_remote, join
+from mm_assets.formats.store_errors import StoreError
+from mm_assets.formats.store_retries import attempts
+from mm_assets.formats.stores import lance_arguments
 from mm_assets.interleaved.errors import ShardError
 
 __all__ = ["InterleavedLanceReader"]
@@ -79,6 +84,8 @@ class LanceSource(FileSource):
         arguments = {"version": partition.version, **read_kwargs}
         try:
             self._dataset = opened(uri, storage_options=lance_options(uri, options), **arguments)
+        except StoreError:
+            raise
         except OSError as error:
             raise ShardError(str(error)) from error
         stored = from_storage_schema(self._dataset.schema)
@@ -115,6 +122,8 @@ class LanceSource(FileSource):
         try:
             with naming_table(self.uri):
                 yield
+        except StoreError:
+            raise
         except OSError as error:
             raise ShardError(str(error)) from error
 
@@ -125,7 +134,8 @@ class LanceSource(FileSource):
             rows = fragment.count_rows()
             for start in range(0, rows, step):
                 # Not a scanner: whatever its limits, it reads ahead by hundreds of megabytes.
-                table = fragment.take(list(range(start, min(start + step, rows))), columns=stored)
+                numbers = list(range(start, min(start + step, rows)))
+                table = until_answered(partial(fragment.take, numbers, columns=stored))
                 yield from_storage(table).rename_columns(columns)
 
     def _rows_at_once(self, max_bytes: int | None) -> int:
@@ -139,7 +149,14 @@ class LanceSource(FileSource):
 
 
 def lance_options(uri: str, options: StorageOptions | None) -> dict[str, str] | None:
-    """Return Lance's storage options for a URI: the given ones, or those of the environment for a URL."""
-    if options:
-        return {key: str(value) for key, value in options.items()}
-    return storage_options_from_env() or None if is_remote(uri) else None
+    """Return Lance's storage options for a URI: the given ones; of a URL else those of its location.
+
+    They say how often Lance repeats a request to a store, as `store_retries` has it.
+    """
+    given = {key: str(value) for key, value in (options or {}).items()}
+    if not is_remote(uri):
+        return given or None
+    return {
+        "client_max_retries": str(attempts() - 1),
+        **(given or lance_arguments(uri, storage_options_from_env())),
+    }

@@ -19,6 +19,7 @@ import xxhash
 from lance.commit import CommitConflictError
 
 from mm_assets.formats.lance.partitions import LancePartitionStats, PartitionRecord
+from mm_assets.formats.lance.unanswered import until_answered
 from mm_assets.interleaved.errors import MmAssetsError
 
 Result = TypeVar("Result")
@@ -28,6 +29,7 @@ _IDS_PER_QUERY = 20_000  # 30-60 ms each with a BTREE, and a predicate of 1-2 MB
 # A conflict means that another commit landed; with 0.5 s between the last ones this is half a minute.
 _ATTEMPTS = 60
 _LONGEST_WAIT = 0.5  # seconds
+_CONFLICT = "Retryable commit conflict"
 
 
 class Snapshot:
@@ -277,16 +279,21 @@ class StaleSnapshot(MmAssetsError, CommitConflictError):
 
 
 def retry_on_conflict(action: Callable[[], Result]) -> Result:
-    """Return the result of ``action``, called again after each ``CommitConflictError``.
+    """Return the result of ``action``, called again after each conflict of commits, and `until_answered`.
 
     Raises:
-        CommitConflictError: after about half a minute of conflicts.
+        CommitConflictError, OSError: after about half a minute of conflicts.
     """
     for attempt in range(_ATTEMPTS):
         try:
-            return action()
-        except CommitConflictError:
-            if attempt == _ATTEMPTS - 1:
+            return until_answered(action)
+        except (CommitConflictError, OSError) as error:
+            if attempt == _ATTEMPTS - 1 or not _is_conflict(error):
                 raise
             time.sleep(random.uniform(0.2, 1.0) * min(_LONGEST_WAIT, 0.01 * 2 ** min(attempt, 10)))
     raise AssertionError("unreachable")
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Return whether another commit came first. Of indexes, Lance says so in words alone."""
+    return isinstance(error, CommitConflictError) or _CONFLICT in str(error)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from mm_assets.formats.error_places import TEMPORARY_FILES, located
+from mm_assets.formats.error_places import located, temporary_place
 from mm_assets.formats.storage import regular_file
 from mm_assets.formats.tar.header import TarDamage, damage
 
@@ -114,7 +114,7 @@ def _spooled(
                         f"{name}: unpacks to more than {max_bytes} bytes, {_WHY_LIMITED}", max_bytes
                     )
                 view = memoryview(block)
-                with located(TEMPORARY_FILES.format(folder or tempfile.gettempdir())):
+                with located(folder or temporary_place()):
                     while view:
                         view = view[file.write(view) :]
         except TarDamage as error:

@@ -109,6 +109,8 @@ class WebdatasetSource(FileSource):
         if pending:
             yield self._table(pending, names, with_bytes)
         self._note_frames()
+        if with_bytes:
+            self._samples.forget_copy()
 
     def _note_frames(self) -> None:
         """Note unreferenced frames. Only at the end, because samples may share a TIFF."""

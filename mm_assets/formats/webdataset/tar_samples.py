@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
+from mm_assets.formats.downloads import Download
 from mm_assets.formats.sample_ids import SampleIds
-from mm_assets.formats.storage import StorageOptions, is_remote, local_path, open_binary, size_of
+from mm_assets.formats.storage import StorageOptions, is_remote, local_path, size_of
 from mm_assets.formats.tar.scan import (
     DamagedRange,
     Member,
@@ -86,6 +87,7 @@ class TarSamples:
         self._is_merged = uri.startswith(f"{MERGED_PROTOCOL}://")
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
+        self._download: Download | None = None
         with ExitStack() as stack:
             self.descriptor, self.index = self._open(uri, options, stack)
             self.decoder, self.members = self._documents(layout, max_member_bytes)
@@ -93,6 +95,11 @@ class TarSamples:
 
     def close(self) -> None:
         self._stack.close()
+
+    def forget_copy(self) -> None:
+        """Remove the local copy of a remote tar, as nobody will read it again."""
+        if self._download is not None:
+            self._download.forget()
 
     @property
     def nbytes(self) -> int:
@@ -205,8 +212,11 @@ class TarSamples:
         return bytes(data)
 
     def _open(self, uri: str, options: StorageOptions | None, stack: ExitStack) -> tuple[int, TarIndex]:
-        limit = unpacked_limit(size_of(uri, options))
-        source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else local_path(uri)
+        source: str | IO[bytes] = local_path(uri)
+        if is_remote(uri):
+            self._download = stack.enter_context(closing(Download(uri, options)))
+            source = self._download.file
+        limit = unpacked_limit(size_of(uri) if self._download is None else self._download.size)
         if self._ids is None:
             descriptor = stack.enter_context(local_tar(source, self.images_name, max_bytes=limit))
             return descriptor, scan(descriptor, self.images_name)

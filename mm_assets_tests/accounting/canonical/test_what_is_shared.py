@@ -25,6 +25,7 @@ SHARED = {
     "mm_assets.formats.lance.reader": "the storage options of a Lance table",
     "mm_assets.formats.lance.partitions": "the records that say which rows are a partition's",
     "mm_assets.formats.lance.snapshot": "the record that holds for a version of the table",
+    "mm_assets.formats.lance.unanswered": "requests that a store did not answer, again",
     "mm_assets.formats.arrow_cache.metadata": "what the metadata of a cache promise of its files",
     "mm_assets.formats.arrow_cache.shards": "the digest of a shard file, and its columns",
 }

@@ -26,7 +26,7 @@ def rows(
     for number, sample_id in enumerate(ids):
         for position, modality in ((-1, "metadata"), (0, "image")):
             image = modality == "image"
-            values = (
+            cells = (
                 sample_id,
                 position,
                 modality,
@@ -36,7 +36,7 @@ def rows(
                 "{}",
                 None,
             )
-            for name, value in zip(columns, values, strict=True):
+            for name, value in zip(columns, cells, strict=True):
                 columns[name].append(value)
     table = pa.table(columns, schema=INTERLEAVED_SCHEMA)
     for name, (kind, values) in (extra or {}).items():

@@ -1,0 +1,170 @@
+"""Conversion on an S3 store, beside clients that only get and put the same bytes, and beside the peer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks import curator
+from benchmarks.measuring import ROOT, Measurement, measure, measure_command
+from benchmarks.results import Results, spread
+from benchmarks.routes import MAX_ASPECT_RATIO, MIN_ASPECT_RATIO, PER_IMAGE_FIELDS
+from benchmarks.shards import Shape, make_shards
+from benchmarks.store_clients import AT_ONCE, CLIENTS, PART
+from benchmarks.workbench import DATA
+from mm_assets_tests.live.faulty_proxy import Pace, faulty_proxy
+from mm_assets_tests.live.s3_server import S3Server, s3_server
+
+_OURS, _PEER = "mm_assets convert", "NeMo Curator, writing to the local disk"
+_BOUNDS = ("--min-aspect-ratio", str(MIN_ASPECT_RATIO), "--max-aspect-ratio", str(MAX_ASPECT_RATIO))
+_FIELDS = ("--per-image-fields", ",".join(PER_IMAGE_FIELDS))
+_GOAL = 0.8
+_FAR = Pace(latency=0.02, bytes_per_second=5e6)
+
+
+def add_to(commands: Any) -> None:
+    """Declare the benchmark and its options."""
+    parser = commands.add_parser("store", help="conversion on an S3 store, beside its own speed (5 minutes)")
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=512, help="in all shards, of 1.45 MB each")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--far", action="store_true", help="each connection has 5 MB/s, each request takes 20 ms more"
+    )
+    parser.add_argument("--without-peer", action="store_true", help="which takes minutes a round")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Put shards into a store, and measure everything on them in turns."""
+    name = f"store{'-far' if options.far else ''}-{options.shards}x{options.samples}"
+    results = Results(name, "Conversion on an S3 store")
+    shards = make_shards(DATA, Shape("members", options.shards, options.samples))
+    runs: dict[str, list[Measurement]] = defaultdict(list)
+    with s3_server() as near, faulty_proxy(near.endpoint) as proxy:
+        server = replace(near, endpoint=proxy.endpoint) if options.far else near
+        bucket = server.new_bucket()
+        for shard in shards:
+            server.filesystem().put_file(str(shard), f"{bucket}/raw/{shard.name}")
+        keys = [f"raw/{shard.name}" for shard in shards]
+        requests, written = _counted(server, bucket, keys)
+        if options.far:
+            proxy.pace = _FAR
+        for number in range(options.rounds):
+            _round(server, bucket, keys, written, number, runs)
+            if number == 0 and not options.without_peer:
+                runs[_PEER].append(_peer(server, bucket, keys))
+    read = sum(shard.stat().st_size for shard in shards)
+    if options.far:
+        results.say(
+            f"Through a proxy: {_FAR.latency * 1000:.0f} ms more for each request, and "
+            f"{_FAR.bytes_per_second / 1e6:.0f} MB/s for each connection."
+        )
+    _report(results, runs, read, written, options.rounds)
+    _report_requests(results, requests, read / len(shards))
+    results.publish()
+    return 0
+
+
+def _round(
+    server: S3Server,
+    bucket: str,
+    keys: Sequence[str],
+    written: int,
+    number: int,
+    runs: dict[str, list[Measurement]],
+) -> None:
+    programs = [*CLIENTS, _OURS]
+    for program in programs if number % 2 == 0 else reversed(programs):
+        os.sync()
+        if program == _OURS:
+            runs[program].append(measure_command(_convert(bucket, f"out-{number}"), server.env))
+        else:
+            runs[program].append(_raw_copy(server, bucket, keys, program, written))
+        print(f"round {number + 1}: {program}: {runs[program][-1].wall:.2f} s", flush=True)
+
+
+def _convert(bucket: str, output: str) -> list[str]:
+    source, target = f"s3://{bucket}/raw/", f"s3://{bucket}/{output}"
+    command = [sys.executable, "-m", "mm_assets.cli", "convert", source, target, "--to", "parquet"]
+    return [*command, *_BOUNDS, *_FIELDS]
+
+
+def _raw_copy(server: S3Server, bucket: str, keys: Sequence[str], client: str, nbytes: int) -> Measurement:
+    with tempfile.TemporaryDirectory(prefix="mm-assets-copy-") as folder:
+        return measure(
+            "benchmarks.store_clients:prepare",
+            python=curator.PYTHON if client == "obstore" else None,
+            environment=server.env,
+            client=client,
+            keys=list(keys),
+            bucket=bucket,
+            folder=folder,
+            nbytes=nbytes,
+        )
+
+
+def _peer(server: S3Server, bucket: str, keys: Sequence[str]) -> Measurement:
+    with (
+        tempfile.TemporaryDirectory(prefix="mm-assets-peer-") as folder,
+        tempfile.TemporaryDirectory(prefix="ray-") as scratch,
+    ):
+        files = [f"s3://{bucket}/{key}" for key in keys]
+        output = str(Path(folder, "output"))
+        command = [str(curator.PYTHON), "-m", "benchmarks.curator", "webdataset", "parquet", output, *files]
+        return measure_command(command, {**server.env, "RAY_TMPDIR": scratch, "PYTHONPATH": str(ROOT)})
+
+
+def _counted(server: S3Server, bucket: str, keys: Sequence[str]) -> tuple[Mapping[str, int], int]:
+    """Convert once through a proxy that counts requests; return them by kind, and the bytes written."""
+    with faulty_proxy(server.endpoint) as proxy:
+        environment = {**server.env, "AWS_ENDPOINT_URL": proxy.endpoint}
+        measure_command(_convert(bucket, "counted"), environment)
+        requests = Counter(proxy.requests)
+    store = server.filesystem()
+    files = store.find(f"{bucket}/counted", detail=True)
+    return requests, sum(info["size"] for name, info in files.items() if name.endswith(".parquet"))
+
+
+def _report(
+    results: Results, runs: Mapping[str, Sequence[Measurement]], read: int, written: int, rounds: int
+) -> None:
+    results.say(
+        f"SeaweedFS on the same machine. {read / 1e6:,.0f} MB are read and {written / 1e6:,.0f} MB written, "
+        f"{rounds} rounds in turns. The clients get each object in parts of {PART >> 20} MiB, {AT_ONCE} at "
+        "once, into a file, and put as many bytes as the conversion writes; two objects at a time. They are "
+        "measured without their imports, the commands with start-up and all processes; peak is that of the "
+        "largest process. The peer ran once."
+    )
+    best = min(median(run.wall for run in runs[client]) for client in CLIENTS)
+    rows = []
+    for program, found in runs.items():
+        wall = [run.wall for run in found]
+        share = "" if program in CLIENTS else f"{best / median(wall):.2f}"
+        rate = f"{(read + written) / median(wall) / 1e6:.0f}"
+        cpu = spread([run.cpu for run in found])
+        rows.append((program, spread(wall), cpu, rate, f"{max(run.peak for run in found):.0f}", share))
+    header = (
+        "program",
+        "wall s",
+        "CPU s",
+        "MB/s, both ways",
+        "largest process, MiB",
+        "of the fastest client",
+    )
+    results.table(header, rows)
+    results.say(f"Goal: {_GOAL} of the store's own speed, at most 256 MiB a worker above its start.")
+    results.keep({name: [vars(run) for run in found] for name, found in runs.items()})
+
+
+def _report_requests(results: Results, requests: Mapping[str, int], mean: float) -> None:
+    results.say(f"Requests of one conversion, shards of {mean / 1e6:.0f} MB: {json.dumps(dict(requests))}")

@@ -1,0 +1,223 @@
+"""How the file system of ``s3://`` URLs repeats requests, and that it takes no failure for absence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.fetching import open_fetcher
+from mm_assets.formats.listing import expand, names_in
+from mm_assets.formats.parquet_file import column_chunks
+from mm_assets.formats.s3_file_system import S3FileSystem
+from mm_assets.formats.storage import (
+    exists,
+    filesystem,
+    open_binary,
+    publish_bytes,
+    read_bytes,
+    remove,
+    size_of,
+)
+from mm_assets_tests.live.faulty_proxy import (
+    ANSWER_LOST,
+    CUT,
+    DOWN,
+    INTERNAL_ERROR,
+    KINDS,
+    RESET,
+    SILENCE,
+    SLOW_DOWN,
+    Faults,
+    FaultyProxy,
+    faulty_proxy,
+)
+from mm_assets_tests.live.s3_server import REGION, S3Server
+
+pytestmark = pytest.mark.clients
+
+CONTENT = os.urandom(3 << 20)
+NUMBERS = [1, 2, 3]
+ATTEMPTS = 3
+
+
+@dataclass
+class Place:
+    """A folder with a few objects, on a store behind a proxy."""
+
+    proxy: FaultyProxy
+    url: str
+    options: dict[str, Any]
+
+    @property
+    def file(self) -> str:
+        return f"{self.url}/a.tar"
+
+    @property
+    def fs(self) -> S3FileSystem:
+        fs = filesystem(self.url, self.options)[0]
+        fs.invalidate_cache()
+        return fs
+
+    @property
+    def path(self) -> str:
+        return self.file.removeprefix("s3://")
+
+
+@pytest.fixture(scope="module")
+def behind_proxy(s3: S3Server) -> Iterator[Place]:
+    bucket = s3.new_bucket()
+    for name in ("a.tar", "b.tar", "deep/c.tar", "deep/deeper/d.tar"):
+        s3.filesystem().pipe_file(f"{bucket}/in/{name}", CONTENT)
+    table = pa.BufferOutputStream()
+    pq.write_table(pa.table({"n": NUMBERS, "blob": [CONTENT] * len(NUMBERS)}), table)
+    s3.filesystem().pipe_file(f"{bucket}/table.parquet", table.getvalue().to_pybytes())
+    with faulty_proxy(s3.endpoint) as proxy:
+        options = {
+            "key": s3.key,
+            "secret": s3.secret,
+            "client_kwargs": {"endpoint_url": proxy.endpoint, "region_name": REGION},
+            "config_kwargs": {"read_timeout": 1},
+        }
+        yield Place(proxy, f"s3://{bucket}/in", options)
+
+
+@pytest.fixture
+def place(behind_proxy: Place) -> Place:
+    behind_proxy.proxy.reset()
+    behind_proxy.fs.invalidate_cache()
+    return behind_proxy
+
+
+def _range(place: Place) -> bytes:
+    with open_binary(place.file, place.options) as file:
+        file.seek(1 << 20)
+        return file.read(1000)
+
+
+def _column(place: Place) -> list[int]:
+    url = f"{place.url.removesuffix('/in')}/table.parquet"
+    file: Any = None  # only that of a local file is looked at
+    return [n for chunk in column_chunks(url, file, url, "n", place.options) for n in chunk.to_pylist()]
+
+
+def _fetched(place: Place) -> Any:
+    with open_fetcher(place.file, place.file, place.options) as fetcher:
+        return fetcher.fetch([(None, 1 << 20, 1000), (None, 5, 5)])
+
+
+def _published(place: Place) -> bytes | None:
+    publish_bytes(f"{place.url}/new", b"new", place.options)
+    return read_bytes(f"{place.url}/new", place.options)
+
+
+def _removed(place: Place) -> bool:
+    publish_bytes(f"{place.url}/passing", b"", place.options)
+    remove(f"{place.url}/passing", place.options)
+    return exists(f"{place.url}/passing", place.options)
+
+
+def _listed(what: str) -> Callable[[Place], list[str]]:
+    def listed(place: Place) -> list[str]:
+        place.fs.invalidate_cache()
+        return [
+            name.removeprefix(place.url) for name in expand(place.url + what, (".tar",), place.options).files
+        ]
+
+    return listed
+
+
+TARS = ["/a.tar", "/b.tar", "/deep/c.tar", "/deep/deeper/d.tar"]
+OPERATIONS: dict[str, tuple[Callable[[Place], Any], Any]] = {
+    "a folder": (_listed(""), TARS),
+    "a pattern": (_listed("/*.tar"), TARS[:2]),
+    "a pattern of folders": (_listed("/*/*.tar"), TARS[2:3]),
+    "a pattern of any depth": (_listed("/**/*.tar"), TARS),
+    "a brace list": (_listed("/{a,b}.tar"), TARS[:2]),
+    "names in a folder": (lambda p: sorted(names_in(p.url, p.options)), ["a.tar", "b.tar", "c.tar", "d.tar"]),
+    "size": (lambda p: size_of(p.file, p.options), len(CONTENT)),
+    "existence": (lambda p: exists(p.file, p.options), True),
+    "absence": (lambda p: exists(f"{p.url}/none", p.options), False),
+    "is a file": (lambda p: p.fs.isfile(p.path), True),
+    "is a folder": (lambda p: p.fs.isdir(p.url), True),
+    "a whole object": (lambda p: read_bytes(p.file, p.options), CONTENT),
+    "a range": (_range, CONTENT[1 << 20 :][:1000]),
+    "ranges": (_fetched, [CONTENT[1 << 20 :][:1000], CONTENT[5:10]]),
+    "a column": (_column, NUMBERS),
+    "publishing": (_published, b"new"),
+    "removal": (_removed, False),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_spoilt_requests_are_sent_again(place: Place, operation: str) -> None:
+    do, expected = OPERATIONS[operation]
+    for seed in range(3):
+        place.proxy.reset(Faults(0.3, KINDS, seed=seed, silences=1))
+        assert do(place) == expected
+
+
+@pytest.mark.parametrize("kind", [SLOW_DOWN, INTERNAL_ERROR, RESET, CUT, SILENCE, ANSWER_LOST])
+def test_a_read_gets_over_each_fault(place: Place, kind: str) -> None:
+    place.fs.info(place.path)
+    place.proxy.reset(Faults(1.0, (kind,), methods=frozenset(["GET"]), at_most=2, silences=2))
+    assert read_bytes(place.file, place.options) == CONTENT
+    assert place.proxy.happened == {kind: 2}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_failure_looks_like_absence_and_no_retry_is_within_another(
+    place: Place, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
+    place.proxy.refusal = DOWN
+    with pytest.raises(OSError) as caught:
+        OPERATIONS[operation][0](place)
+    line = error_line(caught.value)
+    assert line.startswith("s3://") and "the store asks for fewer requests, time and again" in line
+    # Ranges of one object are asked for at the same time.
+    assert place.proxy.requests.total() == ATTEMPTS * (3 if operation == "ranges" else 1)
+
+
+@pytest.mark.parametrize("operation", ["a whole object", "a range", "ranges", "a column"])
+def test_bytes_that_are_not_given_out(place: Place, operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
+    place.proxy.reset(Faults(1.0, (INTERNAL_ERROR,), methods=frozenset(["GET"])))
+    with pytest.raises(OSError) as caught:
+        OPERATIONS[operation][0](place)
+    assert error_line(caught.value).endswith(": the store failed, time and again: try again later")
+
+
+def test_a_store_that_cuts_each_answer(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(ATTEMPTS))
+    place.proxy.reset(Faults(1.0, (CUT,), methods=frozenset(["GET"])))
+    with pytest.raises(Exception) as caught:
+        read_bytes(place.file, place.options)
+    assert "the store broke off its answers" in error_line(caught.value)
+    assert place.proxy.requests["GET"] <= 5
+
+
+def test_an_upload_in_parts_whose_last_answer_is_lost(place: Place, tmp_path: Path) -> None:
+    big = tmp_path / "big"
+    big.write_bytes(CONTENT * 4)
+    place.proxy.reset(Faults(1.0, (ANSWER_LOST,), methods=frozenset(["POST"]), paths="uploadId", at_most=1))
+    place.fs.put_file(str(big), f"{place.path}.big", chunksize=5 << 20)
+    assert place.proxy.happened_to == {"POST complete: answer lost": 1}
+    assert place.fs.cat_file(f"{place.path}.big") == CONTENT * 4
+
+
+def test_a_folder_is_found_writable_without_a_trace(place: Place) -> None:
+    before = place.fs.find(place.url)
+    place.proxy.reset(Faults(1.0, (ANSWER_LOST,), paths="uploads", methods=frozenset(["POST"]), at_most=2))
+    place.fs.refuse_unwritable(f"{place.url}/out")
+    place.fs.invalidate_cache()
+    assert place.fs.find(place.url) == before
+    uploads = place.fs.call_s3("list_multipart_uploads", Bucket=place.url.split("/")[2])
+    assert not uploads.get("Uploads")
