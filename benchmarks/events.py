@@ -31,11 +31,21 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--classes", nargs="+", choices=("stock", "ours"), default=["stock", "ours"])
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--known",
+        type=int,
+        default=0,
+        metavar="N",
+        help=f"measure {_CHUNK} shards in a database that has the events of N others: those of {_CHUNK} real "
+        "ones, and copies of their rows",
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure each number of shards, database and class in a process of its own."""
+    if options.known:
+        return _run_with_known(options)
     results = Results(f"events-{max(options.shards)}", "What the events of a shard cost")
     results.say(
         f"Shards of 2 samples, all assets and checks, runs of {_CHUNK} shards one after the other in one "
@@ -58,6 +68,34 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_with_known(options: argparse.Namespace) -> int:
+    """Measure one run before and one after so many shards are known."""
+    results = Results(
+        f"events-known-{options.known}", f"What the events of a shard cost beside {options.known}"
+    )
+    results.say(
+        f"Shards of 2 samples, all assets and checks, {options.workers} workers. One run of {_CHUNK} shards "
+        f"in an empty database, then its rows are copied under other names until {options.known} shards are "
+        f"known, then another run of {_CHUNK} shards. Only the database is that large: the outputs are those "
+        f"of {2 * _CHUNK} shards. Per shard of each run; CPU is that of the process that runs Dagster."
+    )
+    raw = small_shards(2 * _CHUNK)
+    rows, figures = [], []
+    for database in options.databases:
+        for kind in options.classes:
+            found = _measure(raw, database, kind, options.workers, options.known).result
+            figures.append({"database": database, "class": kind, **found})
+            runs = [f"{1000 * seconds / _CHUNK:.1f}" for seconds in (*found["cpu"], *found["wall"])]
+            rows.append((database, kind, *runs, f"{found['copied']:,}"))
+            print(" ".join(rows[-1]), flush=True)
+    moments = ("first", f"beside {options.known}")
+    header = [f"{what} ms, {when}" for what in ("CPU", "wall") for when in moments]
+    results.table(("database", "class", *header, "rows copied"), rows)
+    results.keep({"workers": options.workers, "known": options.known, "runs": figures})
+    results.publish()
+    return 0
+
+
 def _row(count: int, database: str, kind: str, found: Measurement) -> tuple[str, ...]:
     each = found.result
     return (
@@ -72,7 +110,7 @@ def _row(count: int, database: str, kind: str, found: Measurement) -> tuple[str,
     )
 
 
-def _measure(raw: Path, database: str, kind: str, workers: int) -> Measurement:
+def _measure(raw: Path, database: str, kind: str, workers: int, known: int = 0) -> Measurement:
     with ExitStack() as stack:
         output = stack.enter_context(fresh_output())
         url = stack.enter_context(_postgres()) if database == "postgres" else None
@@ -85,6 +123,9 @@ def _measure(raw: Path, database: str, kind: str, workers: int) -> Measurement:
             "MM_STORAGE": str(output),
             "MM_WORKERS": str(workers),
         }
+        if known:
+            task = "benchmarks.events:prepare_run_beside_known"
+            return measure(task, environment=environment, url=url, known=known)
         return measure("benchmarks.events:prepare_runs", environment=environment, url=url)
 
 
@@ -126,44 +167,130 @@ def _postgres() -> Iterator[str]:
             server.cleanup()
 
 
-def prepare_runs(url: str | None) -> Work:
-    """Materialize all assets for all raw shards but the first, `_CHUNK` in each run; that one warms up."""
-    import dagster as dg
+class _Runs:
+    """Runs of all assets, in the instance and for the shards of the environment."""
 
-    from mm_assets.definitions import defs
-    from mm_assets.partitions import SHARDS
-    from mm_assets.resources.environment import resources_from_environment
+    def __init__(self) -> None:
+        import dagster as dg
 
-    job = defs.resolve_job_def("all_assets")
-    instance = dg.DagsterInstance.get()
-    first, *keys = resources_from_environment()["raw"].listing()
-    instance.add_dynamic_partitions(str(SHARDS.name), [first, *keys])
+        from mm_assets.definitions import defs
+        from mm_assets.partitions import SHARDS
+        from mm_assets.resources.environment import resources_from_environment
 
-    def materialize(some: list[str]) -> int:
+        self._job = defs.resolve_job_def("all_assets")
+        self._partitions = str(SHARDS.name)
+        self.instance = dg.DagsterInstance.get()
+        self.keys = list(resources_from_environment()["raw"].listing())
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+
+    def add_partitions(self, keys: list[str]) -> None:
+        self.instance.add_dynamic_partitions(self._partitions, keys)
+
+    def materialize(self, some: list[str]) -> int:
+        """Make all assets of neighbours in the list of partitions; return the number of events."""
         tags = {
             "dagster/asset_partition_range_start": some[0],
             "dagster/asset_partition_range_end": some[-1],
         }
         quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        result = job.execute_in_process(instance=instance, tags=tags, raise_on_error=False, run_config=quiet)
+        cpu, wall = time.process_time(), time.monotonic()
+        result = self._job.execute_in_process(
+            instance=self.instance, tags=tags, raise_on_error=False, run_config=quiet
+        )
+        self.cpu.append(time.process_time() - cpu)
+        self.wall.append(time.monotonic() - wall)
         if not result.success:
             raise RuntimeError(f"run {result.run_id} failed")
         return len(result.all_events)
 
-    materialize([first])  # makes the tables of the database, too
-    before = _database_bytes(instance, url)
+
+def prepare_runs(url: str | None) -> Work:
+    """Materialize all assets for all raw shards but the first, `_CHUNK` in each run; that one warms up."""
+    runs = _Runs()
+    first, *keys = runs.keys
+    runs.add_partitions(runs.keys)
+    runs.materialize([first])  # makes the tables of the database, too
+    before = _database_bytes(runs.instance, url)
 
     def work() -> dict[str, Any]:
         chunks = [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
-        cpu, events = [], 0
-        for chunk in chunks:
-            started = time.process_time()
-            events += materialize(chunk)
-            cpu.append(time.process_time() - started)
-        size = _database_bytes(instance, url) - before
-        return {"cpu": cpu, "last": len(chunks[-1]), "bytes": size, "events": events}
+        events = sum(runs.materialize(chunk) for chunk in chunks)
+        size = _database_bytes(runs.instance, url) - before
+        return {"cpu": runs.cpu[1:], "last": len(chunks[-1]), "bytes": size, "events": events}
 
     return work
+
+
+def prepare_run_beside_known(url: str | None, known: int) -> Work:
+    """Materialize all assets of `_CHUNK` shards, make ``known`` of them in the database, and add `_CHUNK`."""
+    runs = _Runs()
+    first, *keys = runs.keys
+    some, others = keys[:_CHUNK], keys[_CHUNK:]
+    runs.add_partitions([first, *some])
+    runs.materialize([first])
+
+    def work() -> dict[str, Any]:
+        runs.materialize(some)
+        copied = 0
+        for number in range(1, -(-known // _CHUNK)):
+            names = {key: f"{key}-{number:04}" for key in some}
+            runs.add_partitions(list(names.values()))
+            copied += _copy_rows(runs.instance, names, number, url)
+        runs.add_partitions(others)
+        runs.materialize(others)
+        return {"cpu": runs.cpu[1:], "wall": runs.wall[1:], "copied": copied}
+
+    return work
+
+
+def _copy_rows(instance: Any, names: dict[str, str], number: int, url: str | None) -> int:
+    """Copy what the database has of some partitions, under other names; return the number of rows."""
+    import sqlalchemy as db
+    from dagster._core.storage.event_log import SqlEventLogStorageTable
+    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetEventTagsTable
+
+    copied = 0
+    with instance.event_log_storage.index_connection() as connection:
+        logged = SqlEventLogStorageTable
+        in_names = logged.c.partition.in_(list(names))
+        low, high = connection.execute(
+            db.select(db.func.min(logged.c.id), db.func.max(logged.c.id)).where(in_names)
+        ).one()
+        shift = number * (high - low + 1)
+        rows = [dict(row._mapping) for row in connection.execute(db.select(logged).where(in_names))]
+        name_of = {row["id"]: row["partition"] for row in rows}
+        tags = AssetEventTagsTable
+        of_events = tags.c.event_id.in_(db.select(logged.c.id).where(in_names))
+        tag_rows = [dict(row._mapping) for row in connection.execute(db.select(tags).where(of_events))]
+        checks = AssetCheckExecutionsTable
+        of_shards = checks.c.partition.in_(list(names))
+        check_rows = [dict(row._mapping) for row in connection.execute(db.select(checks).where(of_shards))]
+        for row in rows:
+            _rename(row, row["partition"], names, "event")
+            row["id"] += shift
+        for row in tag_rows:
+            _rename(row, name_of[row["event_id"]], names, "value")
+            row["event_id"] += shift
+            del row["id"]
+        for row in check_rows:
+            _rename(row, row["partition"], names, "evaluation_event")
+            for name in ("evaluation_event_storage_id", "materialization_event_storage_id"):
+                row[name] = row[name] and row[name] + shift
+            del row["id"]
+        for table, found in ((logged, rows), (tags, tag_rows), (checks, check_rows)):
+            connection.execute(table.insert(), found)
+            copied += len(found)
+        if url is not None:
+            next_id = "setval(pg_get_serial_sequence('event_logs', 'id'), (SELECT max(id) FROM event_logs))"
+            connection.execute(db.text(f"SELECT {next_id}"))
+    return copied
+
+
+def _rename(row: dict[str, Any], partition: str, names: dict[str, str], text: str) -> None:
+    row[text] = row[text] and row[text].replace(partition, names[partition])
+    if "partition" in row:
+        row["partition"] = names[partition]
 
 
 def _database_bytes(instance: Any, url: str | None) -> int:

@@ -54,6 +54,15 @@ def _run(folder: Path, raw: Path, kill_after: float | None = None) -> float:
         return kill_after
 
 
+def _difference(found: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    """By key, what was found and what was expected, where they differ."""
+    return {
+        key: (found.get(key), expected.get(key))
+        for key in sorted(found.keys() | expected.keys())
+        if found.get(key) != expected.get(key)
+    }
+
+
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("raw")
@@ -77,6 +86,6 @@ def test_another_run_brings_back_what_a_killed_one_has_lost(
     _run(tmp_path, raw, kill_after=moment)
     _run(tmp_path, raw)
     found = _seen(tmp_path, raw)
-    differing = {part for part in expected if found[part] != expected[part]}
-    assert not differing, (f"killed after {moment:.2f} s of {seconds:.2f}", differing)
+    differing = {part: _difference(found[part], expected[part]) for part in expected}
+    assert not any(differing.values()), (f"killed after {moment:.2f} s of {seconds:.2f}", differing)
     shutil.rmtree(tmp_path / "storage")
