@@ -17,9 +17,9 @@ import numpy as np
 
 from mm_assets.accounting import survey_codec
 from mm_assets.accounting.contract import Published
-from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.survey_store import SurveyStore
+from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.storage import is_remote, join
 

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mm_assets.accounting.file_index import SCHEMA as INDEX_SCHEMA
 from mm_assets.accounting.quarantine import QUARANTINE_SCHEMA
 from mm_assets.accounting.retirement import Retirement
+from mm_assets.formats.file_index import SCHEMA as INDEX_SCHEMA
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, RESERVED_COLUMNS
 from mm_assets.versions.manifest import STATES_SCHEMA
 from mm_assets.versions.sample_store import SAMPLES_SCHEMA

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting import survey_codec
 from mm_assets.accounting.canonical import derive
-from mm_assets.accounting.file_index import hashes_of
 from mm_assets.accounting.sealed_json import unseal
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
+from mm_assets.formats.file_index import hashes_of
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
 from mm_assets_tests.live.raw_versions import write_version

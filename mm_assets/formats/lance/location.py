@@ -60,6 +60,7 @@ class Location:
         self.storage_options = dict(storage_options or {})
         self._root: Path | None = None
         self._fs: Any = None
+        self.fs_options: dict[str, Any] | None = None  # of fsspec, for a URL
         if not separator or scheme == "file":
             self._root = Path(os.path.abspath(rest if separator else text))
             self.uri = str(self._root)
@@ -67,7 +68,8 @@ class Location:
         is_s3 = scheme in ("s3", "s3a")
         arguments = _s3_arguments(self.storage_options) if is_s3 else fsspec_arguments(text)
         # Listings must be fresh: other processes write records all the time.
-        self._fs, _ = filesystem(text, {"use_listings_cache": False, **arguments})
+        self.fs_options = {"use_listings_cache": False, **arguments}
+        self._fs, _ = filesystem(text, self.fs_options)
         self.uri = text.rstrip("/")
 
     def has_table(self) -> bool:

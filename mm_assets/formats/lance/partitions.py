@@ -9,6 +9,9 @@ no record names) when its commit is known.
 Each commit call writes its own record files. Another may delete them only when they say that they were
 committed, or are old. So no committer, however slow, can delete the record of rows that another is about to
 commit.
+
+``<table>/_mm_assets/record_index/`` has what committed records say, without the sample ids, in few files
+(`FileIndex`): to read the records of all partitions, a run opens those files and the records that are new.
 """
 
 from __future__ import annotations
@@ -16,24 +19,33 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from urllib.parse import quote
 
 import pyarrow as pa
 import xxhash
 
-from mm_assets.formats.lance.fragments import FragmentSet, unpack_ids
+from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
+from mm_assets.formats.file_stamps import files_in
+from mm_assets.formats.lance.fragments import FragmentSet, pack_ids, unpack_ids
 from mm_assets.formats.lance.location import Location, each
+from mm_assets.formats.storage import join
+from mm_assets.formats.temporary_files import is_temporary
 from mm_assets.interleaved.notices import warn_user
 
 FOLDER = "_mm_assets/partitions"
+INDEX_FOLDER = "_mm_assets/record_index"
 _SUFFIX = ".arrow"
 _SEAL = "seal"  # digest of the rest of a record
 _LONGEST_NAME = 150  # bytes of a partition's name in a file name; file systems take 255 with the set id
 # Another process may be between its intent and its commit; Lance gives unfinished writers the same seven
 # days.
 _INTENT_SECONDS = 7 * 24 * 3600.0
+_INDEXED_AT_ONCE = 2000  # records in memory before they are written to the index
+_NO_IDS = pack_ids(pa.array([], pa.string()))
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,8 @@ class PartitionRecord:
         read_version: the table's version when the intent was put.
         version: version that the commit made; None: not known to be committed.
         created: Unix time in seconds.
+        load_ids: returns the packed sample ids; of a record that has been pruned meanwhile, those of no
+            sample.
     """
 
     partition: str
@@ -60,7 +74,7 @@ class PartitionRecord:
     read_version: int
     version: int | None
     created: float
-    packed_ids: bytes
+    load_ids: Callable[[], bytes] = field(repr=False, compare=False)
 
     @classmethod
     def intent(cls, fragments: FragmentSet, read_version: int, attempt: str) -> PartitionRecord:
@@ -77,14 +91,14 @@ class PartitionRecord:
             read_version=read_version,
             version=None,
             created=time.time(),
-            packed_ids=fragments.packed_ids,
+            load_ids=lambda: fragments.packed_ids,
         )
 
     def committed(self, version: int, attempt: str) -> PartitionRecord:
         return replace(self, version=version, attempt=attempt)
 
     def sample_ids(self) -> pa.Array:
-        return unpack_ids(self.packed_ids)
+        return unpack_ids(self.load_ids())
 
     def holds(self, fragments: FragmentSet) -> bool:
         """Return whether these are the rows of ``fragments``.
@@ -111,23 +125,33 @@ class PartitionRecord:
         return f"{FOLDER}/{_file_key(self.partition)}@{self.set_id}-{self.attempt}{_SUFFIX}"
 
     def to_bytes(self) -> bytes:
-        values = {name: value for name, value in self.__dict__.items() if name != "packed_ids"}
-        packed = json.dumps({**values, _SEAL: _seal(json.dumps(values).encode(), self.packed_ids)}).encode()
-        return len(packed).to_bytes(8, "little") + packed + self.packed_ids
+        text, packed_ids = self.header(), self.load_ids()
+        seal = json.dumps({_SEAL: _seal(text.encode(), packed_ids)})
+        packed = f"{text[:-1]}, {seal[1:]}".encode()
+        return len(packed).to_bytes(8, "little") + packed + packed_ids
+
+    def header(self) -> str:
+        """Return everything but the sample ids as text, for `from_header`."""
+        return json.dumps({name: value for name, value in self.__dict__.items() if name != "load_ids"})
+
+    @classmethod
+    def from_header(cls, text: str | bytes, load_ids: Callable[[], bytes]) -> PartitionRecord:
+        values = json.loads(text)
+        return cls(**{**values, "data_files": tuple(values["data_files"])}, load_ids=load_ids)
 
     @classmethod
     def from_bytes(cls, data: bytes, name: str) -> PartitionRecord:
         try:
             end = 8 + int.from_bytes(data[:8], "little")
             packed = data[8:end]
-            values = json.loads(packed)
-            seal = values.pop(_SEAL, None)  # older records have none
+            seal = json.loads(packed).get(_SEAL)  # older records have none
             if seal is not None:
                 written_last = f', "{_SEAL}": {json.dumps(seal)}}}'.encode()
                 sealed = packed.removesuffix(written_last) + b"}"  # the text before the seal
                 if not packed.endswith(written_last) or seal != _seal(sealed, data[end:]):
                     raise ValueError("not as it was written")
-            return cls(**{**values, "data_files": tuple(values["data_files"])}, packed_ids=data[end:])
+                packed = sealed
+            return cls.from_header(packed, lambda: data[end:])
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"damaged partition record {name}: {error}") from error
 
@@ -137,16 +161,30 @@ class PartitionRecords:
 
     def __init__(self, location: Location) -> None:
         self._location = location
+        self._index = FileIndex(join(location.uri, INDEX_FOLDER), location.fs_options)
 
     def all(self) -> dict[str, list[PartitionRecord]]:
-        """Return every record, by partition."""
-        return self._read(self._location.names(FOLDER))
+        """Return every record, by partition; those in the index without their sample ids, see `load_ids`."""
+        stamps = self._stamps()
+        named = {
+            name: PartitionRecord.from_header(text, partial(self._load_ids, name))
+            for name, text in self._index.texts(stamps).items()
+        }
+        named |= self._read(stamps.keys() - named.keys())
+        found: dict[str, list[PartitionRecord]] = {}
+        for _, record in sorted(named.items()):
+            found.setdefault(record.partition, []).append(record)
+        return found
 
     def of(self, partitions: Collection[str]) -> dict[str, list[PartitionRecord]]:
         """Return the records of these partitions; each is a key, with an empty list when it has none."""
         keys = {_file_key(partition) for partition in partitions}
-        found = self._read(name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys)
-        return {partition: found.get(partition, []) for partition in partitions}
+        names = [name for name in self._location.names(FOLDER) if name.rpartition("@")[0] in keys]
+        found: dict[str, list[PartitionRecord]] = {partition: [] for partition in partitions}
+        for record in self._read(names).values():
+            if record.partition in found:
+                found[record.partition].append(record)
+        return found
 
     def named(self, partitions: Iterable[str]) -> set[str]:
         """Return those of some partitions that have a record, by file names alone."""
@@ -155,6 +193,23 @@ class PartitionRecords:
 
     def put(self, records: Iterable[PartitionRecord]) -> None:
         each(lambda record: self._location.put(record.path, record.to_bytes()), records)
+
+    def index(self) -> None:
+        """Index the committed records that are not indexed yet: they do not change any more.
+
+        A damaged one is left out: whoever reads all records is told of it.
+        """
+        stamps = self._stamps()
+        missing = sorted(stamps.keys() - self._index.texts(stamps).keys())
+        for start in range(0, len(missing), _INDEXED_AT_ONCE):
+            facts = {}
+            for name, data in self._contents(missing[start : start + _INDEXED_AT_ONCE]):
+                with suppress(ValueError):
+                    record = PartitionRecord.from_bytes(data, name)
+                    if record.version is not None:
+                        facts[name] = FileFacts(record.header(), hashes_of(()))
+            if facts:
+                self._index.add(facts, stamps)
 
     def sweep(self) -> None:
         """Remove what killed writers left."""
@@ -177,14 +232,27 @@ class PartitionRecords:
                     warn_user(f"{error}: its partition is written again")
                     self._location.delete(f"{FOLDER}/{name}")
 
-    def _read(self, names: Iterable[str]) -> dict[str, list[PartitionRecord]]:
-        paths = [f"{FOLDER}/{name}" for name in names if name.endswith(_SUFFIX)]
-        found: dict[str, list[PartitionRecord]] = {}
-        for path, data in zip(paths, self._location.read_all(paths), strict=True):
-            if data is not None:  # else pruned by another committer since the listing
-                record = PartitionRecord.from_bytes(data, f"{self._location.uri}/{path}")
-                found.setdefault(record.partition, []).append(record)
-        return found
+    def _read(self, names: Iterable[str]) -> dict[str, PartitionRecord]:
+        return {
+            name: PartitionRecord.from_bytes(data, f"{self._location.uri}/{FOLDER}/{name}")
+            for name, data in self._contents(names)
+        }
+
+    def _contents(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield name and content of each record, but of those that were pruned since they were listed."""
+        wanted = [name for name in names if name.endswith(_SUFFIX)]
+        contents = self._location.read_all([f"{FOLDER}/{name}" for name in wanted])
+        for name, data in zip(wanted, contents, strict=True):
+            if data is not None:
+                yield name, data
+
+    def _load_ids(self, name: str) -> bytes:
+        record = self._read([name]).get(name)
+        return record.load_ids() if record is not None else _NO_IDS
+
+    def _stamps(self) -> Mapping[str, str]:
+        files = files_in(join(self._location.uri, FOLDER), self._location.fs_options, _SUFFIX)
+        return {name: file.stamp for name, file in files.items() if not is_temporary(name)}
 
 
 def _seal(values: bytes, packed_ids: bytes) -> str:

@@ -324,6 +324,7 @@ class LanceTable:
         self._records.put(record for record in [*landed, *confirmed] if record.rows)
         removals = [record for record in landed if not record.rows]
         self._records.delete([*replacement.obsolete, *removals])
+        self._records.index()
 
 
 def _describe(sets: Iterable[FragmentSet]) -> str:

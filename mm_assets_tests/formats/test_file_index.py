@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mm_assets.accounting import file_index
-from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
+from mm_assets.formats import file_index
+from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
 
 
 def facts(text: str, *ids: str) -> FileFacts:
