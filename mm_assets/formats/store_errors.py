@@ -20,7 +20,7 @@ _EXPIRED = (
 )
 _DENIED = (
     "permission denied: the credentials do not allow it, or are wrong "
-    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or [stores] in the settings file)"
 )
 _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
 _OVERLOADED = "the store asks for fewer requests, time and again: try again later, or with fewer workers"
@@ -47,8 +47,13 @@ _WORDS = {
     "ExpiredToken": _EXPIRED,
     "InvalidToken": _EXPIRED,
     "TokenRefreshRequired": _EXPIRED,
-    "InvalidAccessKeyId": "the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL",
-    "SignatureDoesNotMatch": "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY",
+    "InvalidAccessKeyId": (
+        "the server does not know this key: see AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL, or [stores] in the "
+        "settings file"
+    ),
+    "SignatureDoesNotMatch": (
+        "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY, or [stores] in the settings file"
+    ),
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
     "AccessDenied": _DENIED,
     "403": _DENIED,

@@ -150,7 +150,7 @@ def test_the_innermost_place_counts_and_a_file_that_is_named_before_it() -> None
         (answer("ExpiredToken"), f"{URL}: the credentials have expired: get new ones"),
         (
             answer("InvalidAccessKeyId"),
-            f"{URL}: the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL",
+            f"{URL}: the server does not know this key: see AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
         ),
         (
             answer("SignatureDoesNotMatch"),

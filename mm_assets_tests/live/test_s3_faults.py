@@ -36,7 +36,7 @@ COMMITS = 4  # rounds of two processes
 EXPIRED_LINE = (
     "the credentials have expired: get new ones (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN)"
 )
-_KEYS = "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)"
+_KEYS = "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or [stores] in the settings file)"
 DENIED_LINE = f"permission denied: the credentials do not allow it, or are wrong {_KEYS}"
 
 

@@ -24,7 +24,7 @@ WRONG = {
     ),
     "key": (
         {"AWS_ACCESS_KEY_ID": "nobody"},
-        "the server does not know this key: see AWS_ACCESS_KEY_ID, and AWS_ENDPOINT_URL",
+        "the server does not know this key: see AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
     ),
     "no credentials": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},

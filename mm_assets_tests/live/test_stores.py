@@ -52,5 +52,5 @@ def test_two_stores_with_two_credentials(
         assert start(f"s3://{raw}/", f"s3://{out}/storage", home).wait(timeout=240) == 1
         assert told_by(home) == [
             f"mm-assets: no raw shards: s3://{raw}/: the secret is not that of the key: "
-            "see AWS_SECRET_ACCESS_KEY"
+            "see AWS_SECRET_ACCESS_KEY, or [stores] in the settings file"
         ]
