@@ -236,7 +236,7 @@ def prepare_run_beside_known(url: str | None, known: int) -> Work:
         for number in range(1, -(-known // _CHUNK)):
             names = {key: f"{key}-{number:04}" for key in some}
             runs.add_partitions(list(names.values()))
-            copied += _copy_rows(runs.instance, names, number, url)
+            copied += _copy_rows(runs.instance, names, url)
         runs.add_partitions(others)
         runs.materialize(others)
         return {"cpu": runs.cpu[1:], "wall": runs.wall[1:], "copied": copied}
@@ -244,8 +244,13 @@ def prepare_run_beside_known(url: str | None, known: int) -> Work:
     return work
 
 
-def _copy_rows(instance: Any, names: dict[str, str], number: int, url: str | None) -> int:
-    """Copy what the database has of some partitions, under other names; return the number of rows."""
+def _copy_rows(instance: Any, names: dict[str, str], url: str | None) -> int:
+    """Copy what the database has of some partitions, under other names; return the number of rows.
+
+    Args:
+        names: the name of each copy, by that of the partition.
+        url: of Postgres; None for SQLite.
+    """
     import sqlalchemy as db
     from dagster._core.storage.event_log import SqlEventLogStorageTable
     from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetEventTagsTable
@@ -254,10 +259,8 @@ def _copy_rows(instance: Any, names: dict[str, str], number: int, url: str | Non
     with instance.event_log_storage.index_connection() as connection:
         logged = SqlEventLogStorageTable
         in_names = logged.c.partition.in_(list(names))
-        low, high = connection.execute(
-            db.select(db.func.min(logged.c.id), db.func.max(logged.c.id)).where(in_names)
-        ).one()
-        shift = number * (high - low + 1)
+        low = connection.execute(db.select(db.func.min(logged.c.id)).where(in_names)).scalar_one()
+        shift = connection.execute(db.select(db.func.max(logged.c.id))).scalar_one() + 1 - low
         rows = [dict(row._mapping) for row in connection.execute(db.select(logged).where(in_names))]
         name_of = {row["id"]: row["partition"] for row in rows}
         tags = AssetEventTagsTable

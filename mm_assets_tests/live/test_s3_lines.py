@@ -20,11 +20,12 @@ FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
 WRONG = {
     "secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
-        "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY",
+        "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY, or [stores] in the settings file",
     ),
     "key": (
         {"AWS_ACCESS_KEY_ID": "nobody"},
-        "the server does not know this key: see AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL",
+        "the server does not know this key: see AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL, or [stores] in the "
+        "settings file",
     ),
     "no credentials": (
         {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None},
