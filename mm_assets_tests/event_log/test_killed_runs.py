@@ -25,12 +25,21 @@ _SHARDED = [asset.to_user_string() for asset in ASSETS[1:]]
 
 
 def _seen(folder: Path, raw: Path) -> dict[str, Any]:
-    """What a run leaves, but for what tells whether a shard was made or found as it is."""
+    """What a run leaves, but for what tells which shards it made and which it found as they are.
+
+    The checks of raw shards look at those that it reads; whether a shard adds a column depends on those that
+    have been published before.
+    """
     with open_instance(folder / "home", STOCK) as instance:
         found = view(Deployment(str(raw), str(folder / "storage"), instance, {}))
     for partitions in found["latest"].values():
         for metadata, *_ in partitions.values():
             metadata.pop("unchanged", None)
+    for place, (*_, metadata, _) in found["evaluations"].items():
+        metadata.pop("evaluated_in_this_run", None)
+        if place.startswith("raw_shards.schema_contract "):
+            metadata.pop("added", None)
+            metadata.pop("absent", None)
     return found
 
 
