@@ -49,12 +49,17 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--prove", type=int, default=0, metavar="N", help="prove all outputs up to N known shards"
     )
+    parser.add_argument(
+        "--earlier", type=Path, metavar="FILE", help="results (JSON) with other numbers, for the same tables"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Make the storage of each size, and measure beside it."""
     found = {}
+    if options.earlier is not None:
+        found = {each["known"]: each for each in json.loads(options.earlier.read_text())["sizes"]}
     for known in options.shards:
         found[known] = _measure(known, options)
         _publish(options, found)
@@ -237,6 +242,6 @@ def _publish(options: argparse.Namespace, found: dict[int, dict[str, Any]]) -> N
             f"Beside {each['known']:,}: a run of all assets for a copied shard found "
             f"{'all unchanged' if not again else 'changed: ' + ', '.join(again)}."
         )
-    add_tables(results, list(found.values()))
+    add_tables(results, [found[known] for known in sorted(found)])
     results.keep({"workers": options.workers, "sizes": list(found.values())})
     results.publish()
