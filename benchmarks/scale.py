@@ -58,8 +58,6 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Make the storage of each size, and measure beside it."""
     found = {}
-    if options.earlier is not None:
-        found = {each["known"]: each for each in json.loads(options.earlier.read_text())["sizes"]}
     for known in options.shards:
         found[known] = _measure(known, options)
         _publish(options, found)
@@ -226,6 +224,9 @@ def _command(environment: dict[str, str], *arguments: str) -> dict[str, Any]:
 
 
 def _publish(options: argparse.Namespace, found: dict[int, dict[str, Any]]) -> None:
+    if options.earlier is not None:
+        earlier = json.loads(options.earlier.read_text())["sizes"]
+        found = {each["known"]: each for each in earlier} | found
     results = Results(f"scale-{max(options.shards)}", f"A run of {_RUN} shards beside many known ones")
     results.say(
         f"Shards of 2 samples, all assets and checks, {options.workers} workers, event log of mm_assets on "
