@@ -16,6 +16,7 @@ from benchmarks import (
     pages,
     peer,
     ray_workers,
+    scale,
     store,
     ticks,
     training,
@@ -44,6 +45,7 @@ def main() -> int:
         store,
         ray_workers,
         faults,
+        scale,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.asset_runs import AssetRuns, database_bytes
+from benchmarks.event_rows import EventRows
 from benchmarks.measuring import Measurement, Work, measure
 from benchmarks.orchestration import small_shards
 from benchmarks.results import Results
@@ -116,7 +117,7 @@ def _measure(raw: Path, database: str, kind: str, workers: int, known: int = 0) 
         url = stack.enter_context(_postgres()) if database == "postgres" else None
         home = output.with_name("home")
         home.mkdir()
-        (home / "dagster.yaml").write_text(json.dumps(_configuration(kind, url)))  # JSON is YAML
+        (home / "dagster.yaml").write_text(json.dumps(event_log_configuration(kind, url)))  # JSON is YAML
         environment = {
             "DAGSTER_HOME": str(home),
             "MM_RAW_SHARDS": str(raw),
@@ -125,11 +126,11 @@ def _measure(raw: Path, database: str, kind: str, workers: int, known: int = 0) 
         }
         if known:
             task = "benchmarks.events:prepare_run_beside_known"
-            return measure(task, environment=environment, url=url, known=known)
+            return measure(task, environment=environment, known=known)
         return measure("benchmarks.events:prepare_runs", environment=environment, url=url)
 
 
-def _configuration(kind: str, url: str | None) -> dict[str, Any]:
+def event_log_configuration(kind: str, url: str | None = None) -> dict[str, Any]:
     configuration: dict[str, Any] = {"telemetry": {"enabled": False}}
     if url is None:
         if kind == "ours":
@@ -167,64 +168,26 @@ def _postgres() -> Iterator[str]:
             server.cleanup()
 
 
-class _Runs:
-    """Runs of all assets, in the instance and for the shards of the environment."""
-
-    def __init__(self) -> None:
-        import dagster as dg
-
-        from mm_assets.definitions import defs
-        from mm_assets.partitions import SHARDS
-        from mm_assets.resources.environment import resources_from_environment
-
-        self._job = defs.resolve_job_def("all_assets")
-        self._partitions = str(SHARDS.name)
-        self.instance = dg.DagsterInstance.get()
-        self.keys = list(resources_from_environment()["raw"].listing())
-        self.cpu: list[float] = []
-        self.wall: list[float] = []
-
-    def add_partitions(self, keys: list[str]) -> None:
-        self.instance.add_dynamic_partitions(self._partitions, keys)
-
-    def materialize(self, some: list[str]) -> int:
-        """Make all assets of neighbours in the list of partitions; return the number of events."""
-        tags = {
-            "dagster/asset_partition_range_start": some[0],
-            "dagster/asset_partition_range_end": some[-1],
-        }
-        quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-        cpu, wall = time.process_time(), time.monotonic()
-        result = self._job.execute_in_process(
-            instance=self.instance, tags=tags, raise_on_error=False, run_config=quiet
-        )
-        self.cpu.append(time.process_time() - cpu)
-        self.wall.append(time.monotonic() - wall)
-        if not result.success:
-            raise RuntimeError(f"run {result.run_id} failed")
-        return len(result.all_events)
-
-
 def prepare_runs(url: str | None) -> Work:
     """Materialize all assets for all raw shards but the first, `_CHUNK` in each run; that one warms up."""
-    runs = _Runs()
+    runs = AssetRuns()
     first, *keys = runs.keys
     runs.add_partitions(runs.keys)
     runs.materialize([first])  # makes the tables of the database, too
-    before = _database_bytes(runs.instance, url)
+    before = database_bytes(runs.instance, url)
 
     def work() -> dict[str, Any]:
         chunks = [keys[start : start + _CHUNK] for start in range(0, len(keys), _CHUNK)]
-        events = sum(runs.materialize(chunk) for chunk in chunks)
-        size = _database_bytes(runs.instance, url) - before
+        events = sum(len(runs.materialize(chunk).all_events) for chunk in chunks)
+        size = database_bytes(runs.instance, url) - before
         return {"cpu": runs.cpu[1:], "last": len(chunks[-1]), "bytes": size, "events": events}
 
     return work
 
 
-def prepare_run_beside_known(url: str | None, known: int) -> Work:
+def prepare_run_beside_known(known: int) -> Work:
     """Materialize all assets of `_CHUNK` shards, make ``known`` of them in the database, and add `_CHUNK`."""
-    runs = _Runs()
+    runs = AssetRuns()
     first, *keys = runs.keys
     some, others = keys[:_CHUNK], keys[_CHUNK:]
     runs.add_partitions([first, *some])
@@ -232,76 +195,14 @@ def prepare_run_beside_known(url: str | None, known: int) -> Work:
 
     def work() -> dict[str, Any]:
         runs.materialize(some)
+        rows = EventRows(runs.instance, some)
         copied = 0
         for number in range(1, -(-known // _CHUNK)):
             names = {key: f"{key}-{number:04}" for key in some}
             runs.add_partitions(list(names.values()))
-            copied += _copy_rows(runs.instance, names, url)
+            copied += rows.store(names, number)
         runs.add_partitions(others)
         runs.materialize(others)
         return {"cpu": runs.cpu[1:], "wall": runs.wall[1:], "copied": copied}
 
     return work
-
-
-def _copy_rows(instance: Any, names: dict[str, str], url: str | None) -> int:
-    """Copy what the database has of some partitions, under other names; return the number of rows.
-
-    Args:
-        names: the name of each copy, by that of the partition.
-        url: of Postgres; None for SQLite.
-    """
-    import sqlalchemy as db
-    from dagster._core.storage.event_log import SqlEventLogStorageTable
-    from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetEventTagsTable
-
-    copied = 0
-    with instance.event_log_storage.index_connection() as connection:
-        logged = SqlEventLogStorageTable
-        in_names = logged.c.partition.in_(list(names))
-        low = connection.execute(db.select(db.func.min(logged.c.id)).where(in_names)).scalar_one()
-        shift = connection.execute(db.select(db.func.max(logged.c.id))).scalar_one() + 1 - low
-        rows = [dict(row._mapping) for row in connection.execute(db.select(logged).where(in_names))]
-        name_of = {row["id"]: row["partition"] for row in rows}
-        tags = AssetEventTagsTable
-        of_events = tags.c.event_id.in_(db.select(logged.c.id).where(in_names))
-        tag_rows = [dict(row._mapping) for row in connection.execute(db.select(tags).where(of_events))]
-        checks = AssetCheckExecutionsTable
-        of_shards = checks.c.partition.in_(list(names))
-        check_rows = [dict(row._mapping) for row in connection.execute(db.select(checks).where(of_shards))]
-        for row in rows:
-            _rename(row, row["partition"], names, "event")
-            row["id"] += shift
-        for row in tag_rows:
-            _rename(row, name_of[row["event_id"]], names, "value")
-            row["event_id"] += shift
-            del row["id"]
-        for row in check_rows:
-            _rename(row, row["partition"], names, "evaluation_event")
-            for name in ("evaluation_event_storage_id", "materialization_event_storage_id"):
-                row[name] = row[name] and row[name] + shift
-            del row["id"]
-        for table, found in ((logged, rows), (tags, tag_rows), (checks, check_rows)):
-            connection.execute(table.insert(), found)
-            copied += len(found)
-        if url is not None:
-            next_id = "setval(pg_get_serial_sequence('event_logs', 'id'), (SELECT max(id) FROM event_logs))"
-            connection.execute(db.text(f"SELECT {next_id}"))
-    return copied
-
-
-def _rename(row: dict[str, Any], partition: str, names: dict[str, str], text: str) -> None:
-    row[text] = row[text] and row[text].replace(partition, names[partition])
-    if "partition" in row:
-        row["partition"] = names[partition]
-
-
-def _database_bytes(instance: Any, url: str | None) -> int:
-    import sqlalchemy as db
-
-    if url is None:
-        instance.event_log_storage.dispose()  # what is in the write-ahead log goes into the files
-        folder = Path(instance.root_directory, "history")
-        return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    with db.create_engine(url, poolclass=db.NullPool).connect() as connection:
-        return int(connection.execute(db.text("SELECT pg_database_size(current_database())")).scalar_one())

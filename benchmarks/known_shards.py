@@ -1,0 +1,336 @@
+"""Storage as after many raw shards: what real ones left, under other names and with other sample ids.
+
+Written anew, because it names the shard or its sample ids: records, surveys, notes on what was published,
+proofs, statistics of tars, records of Lance partitions. Hard links under other names: raw shards and all data
+files, whose content therefore is that of the real ones, sample ids included.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import xxhash
+
+_LINKED = ("curated", "filtered", "scores", "quarantine", "webdataset", "ledger/balance", "ledger/items")
+_CACHES = "arrow_cache"
+_TABLE = "lance/items.lance"
+_PROCESSES = 2
+_INDEXED_AT_ONCE = 2000
+
+
+def copied_name(key: str, number: int) -> str:
+    """The name of a copy of a shard."""
+    return f"{key}-{number:04}"
+
+
+@contextmanager
+def noted_fingerprints() -> Iterator[dict[str, Any]]:
+    """What each fingerprint that is made meanwhile is a digest of."""
+    from mm_assets.io_managers import base
+    from mm_assets.io_managers.shards import digest
+
+    made_from: dict[str, Any] = {}
+
+    def noted(value: Any) -> str:
+        found = digest(value)
+        made_from[found] = value
+        return found
+
+    with mock.patch.object(base, "digest", noted):
+        yield made_from
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What is to be copied, and how often.
+
+    Args:
+        root: the storage.
+        raw: the folder of raw shards.
+        keys: the real shards.
+        made_from: of each fingerprint in their records, what it is a digest of.
+        count: how many copies of each there shall be.
+    """
+
+    root: str
+    raw: str
+    keys: tuple[str, ...]
+    made_from: Mapping[str, Any]
+    count: int
+
+    def make(self) -> Iterator[tuple[int, dict[str, tuple[str, str]]]]:
+        """Make them; yield the number of each copy with the versions of its raw shards, old and new."""
+        shards = [RealShard(self.root, self.raw, key, self.made_from) for key in self.keys]
+        version = self._commit(shards)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(_PROCESSES, spawn, _take, (shards, version)) as pool:
+            yield from enumerate(pool.map(_copy, range(1, self.count + 1)), 1)
+        self._index(shards)
+        self._sum_up_proofs()
+
+    def names(self) -> list[str]:
+        """The names of all copies."""
+        return [copied_name(key, number) for number in range(1, self.count + 1) for key in self.keys]
+
+    def _commit(self, shards: Sequence[RealShard]) -> int:
+        """Add fragments with the data files of the copies to the table; return its version."""
+        import lance
+        from lance.fragment import FragmentMetadata
+
+        uri = f"{self.root}/{_TABLE}"
+        dataset = lance.dataset(uri)
+        text_of = {}
+        for fragment in dataset.get_fragments():
+            fields = fragment.metadata.to_json()
+            text_of[tuple(file["path"] for file in fields["files"])] = json.dumps({**fields, "id": 0})
+        new = []
+        for number in range(1, self.count + 1):
+            for shard in shards:
+                if shard.committed is not None:
+                    text = text_of[shard.committed.data_files]
+                    for name in shard.committed.data_files:
+                        text = text.replace(name, _data_file(name, number))
+                    new.append(FragmentMetadata.from_json(text))
+        operation = lance.LanceOperation.Update(
+            removed_fragment_ids=[], updated_fragments=[], new_fragments=new
+        )
+        committed = lance.LanceDataset.commit(dataset, lance.Transaction(dataset.version, operation))
+        return int(committed.version)
+
+    def _index(self, shards: Sequence[RealShard]) -> None:
+        from mm_assets.accounting import survey_codec
+        from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
+        from mm_assets.accounting.survey_index import FOLDERS
+        from mm_assets.accounting.survey_store import SurveyStore
+
+        store = SurveyStore(self.root)
+        stamps_of = (store.survey_stamps(), store.note_stamps(), store.id_stamps())
+        nothing = hashes_of(())
+        all_facts: list[dict[str, FileFacts]] = [{}, {}, {}]
+        texts = [
+            (
+                survey_codec.columns_to_text(shard.survey.columns),
+                survey_codec.published_to_text(shard.published),
+            )
+            for shard in shards
+        ]
+        for number in range(1, self.count + 1):
+            for shard, (columns, published) in zip(shards, texts, strict=True):
+                name = copied_name(shard.key, number)
+                hashes = hashes_of(shard.sample_ids(number).to_pylist())
+                kinds = (FileFacts(columns, hashes), FileFacts(published, nothing), FileFacts("", hashes))
+                for facts, found in zip(all_facts, kinds, strict=True):
+                    facts[name] = found
+        for folder, facts, stamps in zip(FOLDERS, all_facts, stamps_of, strict=True):
+            index, names = FileIndex(f"{self.root}/ledger/index/{folder}"), list(facts)
+            for start in range(0, len(names), _INDEXED_AT_ONCE):
+                some = names[start : start + _INDEXED_AT_ONCE]
+                index.add({name: facts[name] for name in some}, stamps)
+
+    def _sum_up_proofs(self) -> None:
+        from mm_assets.accounting import proof_table
+        from mm_assets.accounting.proof_store import ProofStore
+
+        store = ProofStore(self.root)
+        for folder in sorted(Path(self.root, "proof").iterdir()):
+            if folder.is_dir():
+                real = [proof for key in self.keys if (proof := store.read(folder.name, key)) is not None]
+                proofs = [
+                    replace(proof, partition=copied_name(proof.partition, number))
+                    for number in range(1, self.count + 1)
+                    for proof in real
+                ]
+                table = proof_table.merged(proof_table.proof_table(real), proofs)
+                folder.with_suffix(".parquet").write_bytes(proof_table.to_bytes(table))
+                store.roll_up(folder.name, ())
+
+
+@dataclass(frozen=True)
+class RealShard:
+    """What all assets left of one real shard."""
+
+    root: str
+    raw: str
+    key: str
+    made_from: Mapping[str, Any]
+
+    def copy(self, number: int, table_version: int) -> tuple[str, str]:
+        """Make a copy; return the versions of the raw shard, old and new."""
+        name = copied_name(self.key, number)
+        version = self._link_raw(name)
+        for path in self.linked:
+            target = f"{self.root}/{path.replace(self.key, name)}"
+            if path.startswith(_CACHES):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.link(f"{self.root}/{path}", target)
+        set_id = self._copy_partition(name, number, table_version)
+        digests = self._copy_notes(name, number, version)
+        changed = {self.key: name, self.survey.version: version, **set_id}
+        for path, text, made_from in self.sealed:
+            fields = json.loads(_changed(text, changed))
+            if made_from:
+                fields["fingerprint"] = _digest(json.loads(_changed(made_from, changed)))
+                files = fields["account"]["files"]
+                files.update({file: digest for file, digest in digests.items() if file in files})
+            Path(self.root, path.replace(self.key, name)).write_bytes(_seal(fields))
+        statistics = f"webdataset/.mm_assets/{self.key}.tar.json"
+        stated = self._text(statistics)
+        if stated is not None:
+            Path(self.root, statistics.replace(self.key, name)).write_text(stated.replace(self.key, name))
+        return self.survey.version, version
+
+    def sample_ids(self, number: int) -> pa.Array:
+        """The sample ids of a copy."""
+        ids = self.survey.sample_ids.to_pylist()
+        return pa.array([f"{number:06}{sample_id[6:]}" for sample_id in ids], pa.string())
+
+    @cached_property
+    def survey(self) -> Any:
+        """The survey of the raw shard."""
+        from mm_assets.accounting.survey_store import SurveyStore
+
+        found = SurveyStore(self.root).read(self.key)
+        assert found is not None
+        return found
+
+    @cached_property
+    def published(self) -> Any:
+        """What the curated output was made with."""
+        from mm_assets.accounting.survey_store import SurveyStore
+
+        ((_, found),) = SurveyStore(self.root).read_notes([self.key])
+        return found
+
+    @cached_property
+    def committed(self) -> Any:
+        """The record of the partition in the Lance table; None if it has no rows."""
+        from mm_assets.formats.lance.location import Location
+        from mm_assets.formats.lance.partitions import PartitionRecords
+
+        found = PartitionRecords(Location(f"{self.root}/{_TABLE}")).of([self.key])[self.key]
+        return found[-1] if found else None
+
+    @cached_property
+    def linked(self) -> list[str]:
+        """The files of which copies are hard links, below the root."""
+        root = Path(self.root)
+        found = [
+            path
+            for folder in _LINKED
+            for path in root.joinpath(folder).glob(f"**/{self.key}.*")
+            if ".mm_assets" not in path.parts
+        ]
+        found += root.joinpath(_CACHES, self.key).iterdir()
+        return [str(path.relative_to(root)) for path in found]
+
+    @cached_property
+    def sealed(self) -> list[tuple[str, str, str]]:
+        """Records and proofs: path, text, and of a record what its fingerprint is a digest of, as text."""
+        from mm_assets.accounting.sealed_json import unseal
+
+        found = []
+        for folder in ("ledger", "proof"):
+            for path in sorted(Path(self.root, folder).glob(f"*/{self.key}.json")):
+                fields = unseal(path.read_bytes())
+                made_from = json.dumps(self.made_from[fields["fingerprint"]]) if folder == "ledger" else ""
+                text = json.dumps(fields, ensure_ascii=False)
+                found.append((str(path.relative_to(self.root)), text, made_from))
+        return found
+
+    def _text(self, path: str) -> str | None:
+        file = Path(self.root, path)
+        return file.read_text() if file.exists() else None
+
+    def _link_raw(self, name: str) -> str:
+        from mm_assets.formats.raw_shards import RawShard
+
+        file = f"{self.raw}/{name}.tar"
+        os.link(f"{self.raw}/{self.key}.tar", file)
+        return RawShard(name, (file,)).version
+
+    def _copy_partition(self, name: str, number: int, version: int) -> dict[str, str]:
+        """Copy data files and record of the partition in the table; return its set id, old and new."""
+        from mm_assets.formats.lance.fragments import pack_ids
+        from mm_assets.formats.lance.location import Location
+        from mm_assets.formats.lance.partitions import PartitionRecords
+
+        record = self.committed
+        if record is None:
+            return {}
+        files = tuple(_data_file(file, number) for file in record.data_files)
+        data = f"{self.root}/{_TABLE}/data"
+        for old, new in zip(record.data_files, files, strict=True):
+            os.link(f"{data}/{old}", f"{data}/{new}")
+        set_id = f"{number:08x}{record.set_id[8:]}"
+        ids = pack_ids(self.sample_ids(number))
+        copied = replace(
+            record, partition=name, set_id=set_id, data_files=files, version=version, packed_ids=ids
+        )
+        PartitionRecords(Location(f"{self.root}/{_TABLE}")).put([copied])
+        return {record.set_id: set_id}
+
+    def _copy_notes(self, name: str, number: int, version: str) -> dict[str, Any]:
+        """Copy the survey and the notes on what was published; return the digests of the notes."""
+        from mm_assets.accounting import survey_codec
+        from mm_assets.accounting.survey_store import SurveyStore
+
+        ids = self.sample_ids(number)
+        samples = self.survey.samples.set_column(0, self.survey.samples.schema.field(0), ids)
+        ids_file, published_file, survey_file = SurveyStore(self.root).uris(name)
+        survey_codec.write_survey(survey_file, name, replace(self.survey, version=version, samples=samples))
+        survey_codec.write_published(published_file, name, self.published)
+        survey_codec.write_published_ids(ids_file, name, ids)
+        notes = {file.removeprefix(f"{self.root}/"): Path(file) for file in (ids_file, published_file)}
+        return {name: _file_digest(file.read_bytes()) for name, file in notes.items()}
+
+
+_shards: Sequence[RealShard] = ()
+_table_version = 0
+
+
+def _take(shards: Sequence[RealShard], table_version: int) -> None:
+    """Begin a process that makes copies."""
+    global _shards, _table_version
+    _shards, _table_version = shards, table_version
+
+
+def _copy(number: int) -> dict[str, tuple[str, str]]:
+    return {shard.key: shard.copy(number, _table_version) for shard in _shards}
+
+
+def _data_file(name: str, number: int) -> str:
+    return f"{name.removesuffix('.lance')}-{number:04}.lance"
+
+
+def _changed(text: str, changed: Mapping[str, str]) -> str:
+    for old, new in changed.items():
+        text = text.replace(old, new)
+    return text
+
+
+def _digest(value: Any) -> str:
+    from mm_assets.io_managers.shards import digest
+
+    return digest(value)
+
+
+def _file_digest(data: bytes) -> dict[str, Any]:
+    """What `mm_assets.accounting.file_digests` tells of a file, without a thread for each call."""
+    return {"bytes": len(data), "digest": xxhash.xxh3_128_hexdigest(data)}
+
+
+def _seal(fields: Mapping[str, Any]) -> bytes:
+    from mm_assets.accounting.sealed_json import seal
+
+    return seal(fields)
