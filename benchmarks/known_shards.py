@@ -110,10 +110,13 @@ class Copies:
 
     def _index(self, shards: Sequence[RealShard]) -> None:
         from mm_assets.accounting import survey_codec
-        from mm_assets.accounting.file_index import FileFacts, FileIndex, hashes_of
         from mm_assets.accounting.survey_index import FOLDERS
         from mm_assets.accounting.survey_store import SurveyStore
+        from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
+        from mm_assets.formats.lance.location import Location
+        from mm_assets.formats.lance.partitions import PartitionRecords
 
+        PartitionRecords(Location(f"{self.root}/{_TABLE}")).index()
         store = SurveyStore(self.root)
         stamps_of = (store.survey_stamps(), store.note_stamps(), store.id_stamps())
         nothing = hashes_of(())
@@ -275,7 +278,7 @@ class RealShard:
         set_id = f"{number:08x}{record.set_id[8:]}"
         ids = pack_ids(self.sample_ids(number))
         copied = replace(
-            record, partition=name, set_id=set_id, data_files=files, version=version, packed_ids=ids
+            record, partition=name, set_id=set_id, data_files=files, version=version, load_ids=lambda: ids
         )
         PartitionRecords(Location(f"{self.root}/{_TABLE}")).put([copied])
         return {record.set_id: set_id}
