@@ -91,7 +91,7 @@ class PartitionRecord:
             read_version=read_version,
             version=None,
             created=time.time(),
-            load_ids=lambda: fragments.packed_ids,
+            load_ids=partial(_known, fragments.packed_ids),
         )
 
     def committed(self, version: int, attempt: str) -> PartitionRecord:
@@ -151,7 +151,7 @@ class PartitionRecord:
                 if not packed.endswith(written_last) or seal != _seal(sealed, data[end:]):
                     raise ValueError("not as it was written")
                 packed = sealed
-            return cls.from_header(packed, lambda: data[end:])
+            return cls.from_header(packed, partial(_known, data[end:]))
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"damaged partition record {name}: {error}") from error
 
@@ -253,6 +253,10 @@ class PartitionRecords:
     def _stamps(self) -> Mapping[str, str]:
         files = files_in(join(self._location.uri, FOLDER), self._location.fs_options, _SUFFIX)
         return {name: file.stamp for name, file in files.items() if not is_temporary(name)}
+
+
+def _known(packed_ids: bytes) -> bytes:
+    return packed_ids  # a function that can be pickled
 
 
 def _seal(values: bytes, packed_ids: bytes) -> str:
