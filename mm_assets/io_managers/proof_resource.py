@@ -92,7 +92,6 @@ class Prover(dg.ConfigurableResource[Any]):
             if (
                 known is not None
                 and known.is_equal
-                and known.stat
                 and _is_current(known, record, stats.get(key))
             ):
                 proofs.append(known)  # so that a summary without it is repaired
@@ -275,6 +274,9 @@ def _now() -> str:
 
 
 def _is_current(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
+    """Return whether the output is still the one that was proven; a tar without samples has no file."""
+    if not proof.stat and record.account["written"]["rows"]:
+        return False
     return digest([proof.stat, proof.written]) == digest([stat, record.account["written"]])
 
 

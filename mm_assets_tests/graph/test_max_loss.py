@@ -89,9 +89,18 @@ def test_members_that_nobody_names(tmp_path: Path, deploy: Deploy) -> None:
     )
 
 
+def _stamps(folder: Path) -> dict[Path, tuple[int, int]]:
+    """When each file was last written, and the file that has its name now."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in files}
+
+
 def test_an_empty_tar_is_an_empty_shard(tmp_path: Path, deploy: Deploy) -> None:
     write_tar(tmp_path / "raw" / "a.tar", {})
     assert _outcome(deploy())[:2] == (True, ["a"])
+    before = _stamps(tmp_path / "storage")
+    assert before and _outcome(deploy())[:2] == (True, ["a"])
+    assert _stamps(tmp_path / "storage") == before
 
 
 def test_ids_that_start_anew_in_each_shard(tmp_path: Path, deploy: Deploy) -> None:
