@@ -69,28 +69,29 @@ def _add_parts(results: Results, found: Sequence[Found], known: Sequence[str], g
         "process had before."
     )
     parts: dict[str, list[Found]] = {
-        name: [each["parts"][name] for each in found] for name in found[0]["parts"]
+        name: [each["parts"].get(name, {}) for each in found] for name in found[0]["parts"]
     }
-    parts["mm-assets run --dry-run --missing"] = [each["plan"] for each in found]
+    parts["mm-assets run --dry-run --missing"] = [each.get("plan", {}) for each in found]
     if any("proof" in each for each in found):
         parts["mm-assets prove"] = [each.get("proof", {}) for each in found]
     ticks: dict[str, list[Found]] = {}
-    for each in found:
-        for tick in each["ticks"]["result"]["ticks"]:
-            ticks.setdefault(f"tick of {tick['name']}", []).append(tick)
+    for number, each in enumerate(found):
+        for tick in each["ticks"]["result"]["ticks"] if "ticks" in each else ():
+            ticks.setdefault(f"tick of {tick['name']}", [{}] * len(found))[number] = tick
     for name, unit, digits in (("cpu", "CPU s", 2), ("wall", "wall s", 2), ("peak", "memory, MiB", 0)):
         rows = [(part, [each.get(name) for each in measured]) for part, measured in parts.items()]
         if name == "peak":
-            rows.append(("all ticks", [each["ticks"]["peak"] for each in found]))
+            rows.append(("all ticks", [each.get("ticks", {}).get("peak") for each in found]))
         else:
-            rows += [(tick, [each[name] for each in measured]) for tick, measured in ticks.items()]
+            rows += [(tick, [each.get(name) for each in measured]) for tick, measured in ticks.items()]
         results.table((unit, *known, growth), [_row(part, values, digits) for part, values in rows])
 
 
 def _add_functions(results: Results, found: Sequence[Found], known: Sequence[str], growth: str) -> None:
-    profiles = [each["profile"] for each in found if each.get("profile")]
-    if len(profiles) < len(found):
+    profiled = [each for each in found if each.get("profile")]
+    if not profiled:
         return
+    profiles, known = [each["profile"] for each in profiled], [f"{each['known']:,}" for each in profiled]
     names = {name for profile in profiles for name in profile}
     for title, column, is_shown in (
         ("own seconds", 1, lambda name: True),

@@ -22,8 +22,10 @@ def group_name(shard: str, size: int) -> str:
         shard: name of the shard as a partition.
         size: shards in a group at most.
     """
+    if size == 1:  # of 100,000 shards the expression takes seconds
+        return shard
     match = _NUMBERED.fullmatch(shard)
-    if match is None or size == 1:
+    if match is None:
         return shard
     prefix, digits = match.groups()
     first = int(digits) // size * size

@@ -322,9 +322,9 @@ def sweep(folder: str) -> list[str]:
     removed: list[str] = []
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return removed
-    with os.scandir(local_path(folder)) as entries:
-        temporary = [entry.path for entry in entries if is_temporary(entry.name)]
-    for path in temporary:
+    # Each run lists all names of some seventy folders: only hidden ones are looked at any further.
+    hidden = [name for name in os.listdir(local_path(folder)) if name[:1] == "."]
+    for path in [os.path.join(local_path(folder), name) for name in hidden if is_temporary(name)]:
         if is_stale(Path(path)):
             Path(path).unlink(missing_ok=True)
             removed.append(path)

@@ -1,7 +1,7 @@
 """Log of check outcomes: one evaluation per shard, tied to its materialization, then one over all shards."""
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
@@ -70,10 +70,16 @@ class CheckLog:
         events.withdraw_planned(self._instance, self._run_id, [spec.key for spec in self._specs.values()])
         latest = events.latest_of_asset(self._instance, self._asset)
         problems = {name: lines for name, lines in (problems or {}).items() if lines}
-        for name in [name for name in self._specs if name in self._evaluated or name in problems]:
+        names = [name for name in self._specs if name in self._evaluated or name in problems]
+        partitions = self._partitions() if names else 0
+        for name in names:
             self._log_event(
                 self._over_all(
-                    self._specs[name], self._evaluated.get(name, {}), latest, problems.get(name, ())
+                    self._specs[name],
+                    self._evaluated.get(name, {}),
+                    latest,
+                    problems.get(name, ()),
+                    partitions,
                 )
             )
 
@@ -87,12 +93,20 @@ class CheckLog:
                 self._evaluated.setdefault(check.name, {})[shard] = check
                 self._log_event(_evaluation(self._specs[check.name], shard, check, found.get(shard)))
 
+    def _partitions(self) -> int:
+        """Return the number of partitions of the asset, which all its checks share."""
+        for spec in self._specs.values():
+            if spec.partitions_def is not None:
+                return len(spec.partitions_def.get_partition_keys(dynamic_partitions_store=self._instance))
+        return 0
+
     def _over_all(
         self,
         spec: dg.AssetCheckSpec,
         outcomes: Mapping[str, Check],
         latest: events.Latest | None,
         problems: Sequence[str],
+        partitions: int,
     ) -> dg.AssetCheckEvaluation:
         bad = {
             shard: str(check.metadata.get("summary", ""))
@@ -105,9 +119,6 @@ class CheckLog:
                 summary = evaluation.metadata.get("summary")
                 bad[shard] = "" if summary is None else str(summary.value)
                 severities.add(evaluation.severity.name)
-        partitions: Collection[str] = ()
-        if spec.partitions_def is not None:
-            partitions = spec.partitions_def.get_partition_keys(dynamic_partitions_store=self._instance)
         listed = dict(sorted(bad.items())[:_LISTED])
         return dg.AssetCheckEvaluation(
             asset_key=spec.asset_key,
@@ -121,7 +132,7 @@ class CheckLog:
                 {
                     "shards": {"json": listed},
                     "failed": len(bad),
-                    "of": len(partitions),
+                    "of": partitions if spec.partitions_def is not None else 0,
                     "evaluated_in_this_run": len(outcomes),
                     **({"problems": {"json": list(problems)[:_LISTED]}} if problems else {}),
                 }
