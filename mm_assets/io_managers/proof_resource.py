@@ -89,11 +89,7 @@ class Prover(dg.ConfigurableResource[Any]):
                     yield key, _check(proofs[-1])
                 continue
             known = None if request.again or key in suspects else store.read(asset, key)
-            if (
-                known is not None
-                and known.is_equal
-                and _is_current(known, record, stats.get(key))
-            ):
+            if known is not None and known.is_equal and _is_current(known, record, stats.get(key)):
                 proofs.append(known)  # so that a summary without it is repaired
                 yield key, _check(known)
                 continue
