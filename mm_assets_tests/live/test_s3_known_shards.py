@@ -17,7 +17,7 @@ pytestmark = pytest.mark.clients
 FEW, MANY = 2, 12
 
 
-@pytest.mark.parametrize("target", ["webdataset", "lance"])
+@pytest.mark.parametrize("target", ["lance", "parquet"])
 def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, target: str) -> None:
     raw, some = tmp_path / "raw", tmp_path / "some"
     raw.mkdir()

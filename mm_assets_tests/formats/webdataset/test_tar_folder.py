@@ -69,7 +69,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def contents(root: str, hidden: bool = False) -> dict[str, bytes]:
-    """Files of the folder; with ``hidden`` those of `.mm_assets` as well, but for the lock and the index."""
+    """Files of the folder but for the lock; with ``hidden`` those of `.mm_assets` as well."""
     fs, path = fsspec.core.url_to_fs(root)
     fs.invalidate_cache()
     files = (
@@ -80,8 +80,7 @@ def contents(root: str, hidden: bool = False) -> dict[str, bytes]:
     return {
         n: d
         for n, d in files.items()
-        if not n.startswith((".mm_assets/lock", ".mm_assets/index/"))
-        and (hidden or not n.startswith(".mm_assets"))
+        if n != ".mm_assets/lock" and (hidden or not n.startswith(".mm_assets"))
     }
 
 
@@ -133,29 +132,6 @@ def test_finish_rewrites_nothing(tmp_path: Path) -> None:
     before = {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "out").rglob("*")}
     assert folder.finish() == []
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "out").rglob("*")} == before
-
-
-def test_finish_opens_what_is_new(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = staged_pair(tmp_path)
-    folder = TarFolder(root)
-    one.publish(folder)
-    folder.finish()
-    two.publish(folder)
-    opened: list[str] = []
-    read_many = TarFolder._read_many
-
-    def noted(self: TarFolder, names: Iterable[str]) -> dict[str, bytes]:
-        listed = list(names)
-        opened.extend(name for name in listed if ".tar" in name)
-        return read_many(self, listed)
-
-    monkeypatch.setattr(TarFolder, "_read_many", noted)
-    TarFolder(root).finish()
-    assert opened == [".mm_assets/b.tar.json", "b.tar.idx"]
-    opened.clear()
-    assert TarFolder(root).finish() == []
-    assert opened == []
-    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
 
 
 def overwrite(root: str, name: str, data: bytes) -> None:
