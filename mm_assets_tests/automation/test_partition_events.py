@@ -1,13 +1,16 @@
 """Canaries: what `partition_events` relies on in Dagster 1.13.27 beyond its documentation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
-from mm_assets.automation.partition_events import EventId, latest_events, latest_versions, made_from
+from mm_assets.automation.partition_events import EventId, LatestEvents, latest_versions, made_from
 from mm_assets.io_managers.events import observed_version, provenance
 from mm_assets.io_managers.shards import Shard
+from mm_assets_tests.event_log.databases import OURS, open_instance
 
 KEY, UP = dg.AssetKey(["some", "asset"]), dg.AssetKey(["up", "stream"])
 PARTS = dg.StaticPartitionsDefinition(["a", "b", "c"])
@@ -16,18 +19,29 @@ PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
 
 
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.instance_for_test() as sqlite:
-        yield sqlite
+@pytest.fixture(params=["sqlite", "postgres"])
+def instance(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dg.DagsterInstance]:
+    with ExitStack() as stack:
+        url = None
+        if request.param == "postgres":
+            url = stack.enter_context(request.getfixturevalue("postgres").database("partition_events"))
+        yield stack.enter_context(open_instance(tmp_path, OURS, url))
 
 
-def run(instance: dg.DagsterInstance, first: str, last: str, made: str, version: str) -> str:
-    """A run that is to make a range of partitions, and makes some."""
+def run(
+    instance: dg.DagsterInstance,
+    first: str,
+    last: str,
+    made: str,
+    version: str,
+    before: Callable[[str], object] = len,
+) -> str:
+    """A run that is to make a range of partitions, and makes some; what to do before each."""
 
     @dg.asset(key=KEY, partitions_def=PARTS)
     def some(context: dg.AssetExecutionContext) -> Iterator[dg.Output[None]]:
         for key in made:
+            before(key)
             tags = provenance(version, "7+x", {UP.to_user_string(): Shard(key, "", f"{version} of up", 5)})
             context.log_event(dg.AssetMaterialization(KEY, partition=key, tags=tags))
         raise dg.Failure("so that Dagster logs no materializations of its own")
@@ -38,11 +52,11 @@ def run(instance: dg.DagsterInstance, first: str, last: str, made: str, version:
 
 
 def test_the_latest_event_of_each_partition_with_its_run(instance: dg.DagsterInstance) -> None:
-    assert latest_events(instance, KEY, MADE) == {}
+    assert LatestEvents(instance).of(KEY, MADE) == {}
     first = run(instance, "a", "c", "ab", "one")
     second = run(instance, "b", "b", "b", "two")
     third = run(instance, "a", "a", "", "three")
-    made, planned = latest_events(instance, KEY, MADE), latest_events(instance, KEY, PLANNED)
+    made, planned = LatestEvents(instance).of(KEY, MADE), LatestEvents(instance).of(KEY, PLANNED)
     assert {key: event.run_id for key, event in made.items()} == {"a": first, "b": second}
     assert {key: event.run_id for key, event in planned.items()} == {"a": third, "b": second, "c": first}
     assert planned["b"].storage_id < made["b"].storage_id, "a run plans before it makes"
@@ -51,11 +65,40 @@ def test_the_latest_event_of_each_partition_with_its_run(instance: dg.DagsterIns
     assert ids == {key: event.storage_id for key, event in made.items()}, "the documented ids"
 
 
+def test_runs_of_events_that_were_stored_or_deleted_since(instance: dg.DagsterInstance) -> None:
+    latest = LatestEvents(instance)
+    assert latest.of(KEY, MADE) == {}
+    first = run(instance, "a", "c", "abc", "one")
+    assert {event.run_id for event in latest.of(KEY, MADE).values()} == {first}
+    latest = LatestEvents(instance)
+    assert {event.run_id for event in latest.of(KEY, MADE).values()} == {first}
+    second = run(instance, "b", "b", "b", "two")
+    assert {key: event.run_id for key, event in latest.of(KEY, MADE).items()} == {
+        "a": first,
+        "b": second,
+        "c": first,
+    }
+    instance.wipe_assets([KEY])
+    assert latest.of(KEY, MADE) == {}
+
+
+def test_runs_whose_events_alternate(instance: dg.DagsterInstance) -> None:
+    inner: list[str] = []
+    outer = run(
+        instance, "a", "c", "abc", "one", lambda key: inner.append(run(instance, key, key, key, "two"))
+    )
+    made = LatestEvents(instance).of(KEY, MADE)
+    assert {key: event.run_id for key, event in made.items()} == dict.fromkeys("abc", outer)
+    planned = LatestEvents(instance).of(KEY, PLANNED)
+    assert [planned[key].run_id for key in "abc"] == inner
+    assert made["a"].storage_id < planned["b"].storage_id < made["b"].storage_id
+
+
 def test_versions_and_what_a_partition_was_made_from(instance: dg.DagsterInstance) -> None:
     run(instance, "a", "c", "abc", "one")
     run(instance, "b", "b", "b", "two")
     assert latest_versions(instance, KEY, MADE) == {"a": "one", "b": "two", "c": "one"}
-    latest = latest_events(instance, KEY, MADE)
+    latest = LatestEvents(instance).of(KEY, MADE)
     found = made_from(instance, KEY, [latest[key].storage_id for key in "ab"], [UP])
     assert found == {"a": ("7+x", {UP: "one of up"}), "b": ("7+x", {UP: "two of up"})}
     many = [latest["c"].storage_id] * 1 + list(range(10_000, 11_500))
@@ -67,9 +110,9 @@ def test_events_outside_of_runs_and_of_wiped_assets(instance: dg.DagsterInstance
         instance.report_runless_asset_event(
             dg.AssetObservation(KEY, partition="a", tags=observed_version(version))
         )
-    (event,) = latest_events(instance, KEY, OBSERVED).values()
+    (event,) = LatestEvents(instance).of(KEY, OBSERVED).values()
     assert isinstance(event, EventId)
     assert latest_versions(instance, KEY, OBSERVED) == {"a": "two"}
     run(instance, "a", "a", "a", "one")
     instance.wipe_assets([KEY])
-    assert latest_events(instance, KEY, MADE) == {}
+    assert LatestEvents(instance).of(KEY, MADE) == {}
