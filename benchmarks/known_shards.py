@@ -110,7 +110,7 @@ class Copies:
 
     def _index(self, shards: Sequence[RealShard]) -> None:
         from mm_assets.accounting import survey_codec
-        from mm_assets.accounting.survey_index import FOLDERS
+        from mm_assets.accounting.records import index_folder
         from mm_assets.accounting.survey_store import SurveyStore
         from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
         from mm_assets.formats.lance.location import Location
@@ -135,8 +135,9 @@ class Copies:
                 kinds = (FileFacts(columns, hashes), FileFacts(published, nothing), FileFacts("", hashes))
                 for facts, found in zip(all_facts, kinds, strict=True):
                     facts[name] = found
-        for folder, facts, stamps in zip(FOLDERS, all_facts, stamps_of, strict=True):
-            index, names = FileIndex(f"{self.root}/ledger/index/{folder}"), list(facts)
+        kinds_of_index = ("surveys", "published", "sample_ids")
+        for kind, facts, stamps in zip(kinds_of_index, all_facts, stamps_of, strict=True):
+            index, names = FileIndex(index_folder(self.root, kind)), list(facts)
             for start in range(0, len(names), _INDEXED_AT_ONCE):
                 some = names[start : start + _INDEXED_AT_ONCE]
                 index.add({name: facts[name] for name in some}, stamps)

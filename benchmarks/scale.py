@@ -121,6 +121,7 @@ def prepare_known(real: list[str], raw: str, known: int) -> Work:
 
     def work() -> dict[str, Any]:
         from mm_assets.accounting.outputs import LANCE, TARS
+        from mm_assets.accounting.records import index_folder
         from mm_assets.formats.lance.table import LanceTable
         from mm_assets.formats.webdataset.tar_folder import TarFolder
 
@@ -133,7 +134,7 @@ def prepare_known(real: list[str], raw: str, known: int) -> Work:
             names = {key: copied_name(key, number) for key in real}
             runs.add_partitions(list(names.values()))
             stored += rows.store(names, number, versions)
-        TarFolder(f"{root}/{TARS.folder}").finish()
+        TarFolder(f"{root}/{TARS.folder}", index=index_folder(root, "tars")).finish()
         LanceTable(LANCE.place(root, "")).ensure_indexes()
         return {"rows": stored, "bytes": database_bytes(runs.instance)}
 

@@ -81,9 +81,10 @@ def _duplicates(root: str, keys: Sequence[str]) -> Part:
 
 def _tars(root: str, keys: Sequence[str]) -> Part:
     from mm_assets.accounting.outputs import TARS
+    from mm_assets.accounting.records import index_folder
     from mm_assets.formats.webdataset.tar_folder import TarFolder
 
-    return TarFolder(f"{root}/{TARS.folder}").finish
+    return TarFolder(f"{root}/{TARS.folder}", index=index_folder(root, "tars")).finish
 
 
 def _proofs(root: str, keys: Sequence[str]) -> Part:

@@ -20,11 +20,12 @@ from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.formats.file_stamps import mark_of
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import filesystem, local_bytes, replace_file
+from mm_assets.formats.storage import filesystem, join, local_bytes, replace_file
 
 log = logging.getLogger(__name__)
 
 FORMAT = 4
+INDEXES = ("surveys", "published", "sample_ids", "tars")
 # Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
 _REMOTE_THREADS = 16
 
@@ -147,12 +148,17 @@ class ShardRecords:
             return None
 
 
+def index_folder(root: str, kind: str) -> str:
+    """Return where a storage root has the `FileIndex` of one of `INDEXES`."""
+    return join(root, "ledger", "index", kind)
+
+
 def account_folders(root: str, asset: str) -> list[str]:
     """Return the local folders with an asset's accounts, where dead processes may have left files."""
     ledger, name = os.path.join(root, "ledger"), partition_filename(asset)
     below = [name, f"items/{name}", f"balance/{name}", "raw_shards", "sample_ids"]
-    below += ["index/surveys", "index/published", "index/sample_ids"]
     return [
+        *(index_folder(root, kind) for kind in INDEXES),
         *(os.path.join(ledger, folder) for folder in below),
         os.path.join(root, "proof"),
         os.path.join(root, "proof", name),

@@ -16,7 +16,7 @@ from mm_assets.accounting.evidence import Evidence
 from mm_assets.accounting.ledger import LEDGER_FOLDER, Ledger
 from mm_assets.accounting.outputs import BY_ASSET, CACHE, DERIVED, DERIVED_FOLDERS, LANCE, OUTPUTS, TARS
 from mm_assets.accounting.proof_store import ProofStore
-from mm_assets.accounting.records import ShardRecords
+from mm_assets.accounting.records import ShardRecords, index_folder
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.stated_partitions import stated_partitions
 from mm_assets.accounting.survey_store import SurveyStore
@@ -125,7 +125,7 @@ class Retirement:
 
         folder = join(self._root, TARS.folder)
         if exists(folder, self._options):
-            tars = TarFolder(folder, self._options)
+            tars = TarFolder(folder, self._options, index_folder(self._root, "tars"))
             tars.withdraw([TARS.uri(self._root, name).rpartition("/")[2] for name in partitions])
             tars.finish()
 

@@ -17,15 +17,14 @@ import numpy as np
 
 from mm_assets.accounting import survey_codec
 from mm_assets.accounting.contract import Published
+from mm_assets.accounting.records import index_folder
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
 from mm_assets.formats.keys import partition_filename
-from mm_assets.formats.storage import is_remote, join
+from mm_assets.formats.storage import is_remote
 
 T = TypeVar("T")
-
-FOLDERS = ("surveys", "published", "sample_ids")
 
 # What is in memory before it is written.
 _FILES_AT_ONCE = 2000
@@ -47,8 +46,10 @@ class SurveyIndex:
 
     def __init__(self, store: SurveyStore) -> None:
         self._store = store
-        folder = join(store.root, "ledger", "index")
-        surveys, published, ids = (FileIndex(join(folder, name), store.options) for name in FOLDERS)
+        surveys, published, ids = (
+            FileIndex(index_folder(store.root, kind), store.options)
+            for kind in ("surveys", "published", "sample_ids")
+        )
         self._surveys = _Kind(surveys, store.survey_stamps, self._facts_of_surveys)
         self._published = _Kind(published, store.note_stamps, self._facts_of_notes)
         self._ids = _Kind(ids, store.id_stamps, self._facts_of_ids)

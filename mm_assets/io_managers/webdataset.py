@@ -6,6 +6,7 @@ import dagster as dg
 from pydantic import Field
 
 from mm_assets.accounting.outputs import BY_ASSET, TARS
+from mm_assets.accounting.records import index_folder
 from mm_assets.formats.storage import join
 from mm_assets.io_managers.base import ShardIOManager
 from mm_assets.io_managers.planned_jobs import PlannedJob
@@ -51,7 +52,7 @@ class WebdatasetIOManager(ShardIOManager):
     def _index(self) -> None:
         from mm_assets.formats.webdataset.tar_folder import TarFolder
 
-        TarFolder(join(self.root, TARS.folder)).finish()
+        TarFolder(join(self.root, TARS.folder), index=index_folder(self.root, "tars")).finish()
 
 
 IO_MANAGER = WebdatasetIOManager

@@ -17,31 +17,40 @@ pytestmark = pytest.mark.clients
 FEW, MANY = 2, 12
 
 
-@pytest.mark.parametrize("target", ["lance", "parquet"])
-def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, target: str) -> None:
-    raw, some = tmp_path / "raw", tmp_path / "some"
-    raw.mkdir()
-    make_shards(raw, members=MANY + 1, pdf=0, samples=1)
-    shards = sorted(raw.iterdir())
-    out = f"s3://{s3.new_bucket()}/out"
+COMMANDS = {
+    "convert": ("convert", "raw", "OUT", "--to", "lance", "--workers", "1"),
+    "run": ("run", "--missing"),
+}
 
-    def convert(first: int, after: int) -> Counter[str]:
-        some.mkdir()
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_new_shard_costs_the_same_among_many(s3: S3Server, tmp_path: Path, command: str) -> None:
+    made, raw = tmp_path / "made", tmp_path / "raw"
+    made.mkdir()
+    raw.mkdir()
+    make_shards(made, members=MANY + 1, pdf=0, samples=1)
+    shards = sorted(made.iterdir())
+    out = f"s3://{s3.new_bucket()}/out"
+    words = [out if word == "OUT" else word for word in COMMANDS[command]]
+
+    def add(first: int, after: int) -> Counter[str]:
         for shard in shards[first:after]:
-            shard.rename(some / shard.name)
+            shard.rename(raw / shard.name)
         proxy.reset()
-        run_process("convert", some, out, "--to", target, "--workers", "1", env=env)
-        for shard in shards[first:after]:
-            (some / shard.name).unlink()
-        some.rmdir()
+        done = run_process(*words, env=env, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        if command == "convert":  # it would look at shards that it has converted
+            for shard in shards[first:after]:
+                (raw / shard.name).unlink()
         return proxy.requests
 
     with faulty_proxy(s3.endpoint) as proxy:
-        env = {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint}
-        convert(0, FEW)
-        among_few = convert(FEW, FEW + 1)
-        convert(FEW + 1, MANY)
-        among_many = convert(MANY, MANY + 1)
+        graph = {"MM_RAW_SHARDS": "raw", "MM_STORAGE": out, "DAGSTER_HOME": str(tmp_path / "home")}
+        env = {**s3.env, "AWS_ENDPOINT_URL": proxy.endpoint, **(graph if command == "run" else {})}
+        add(0, FEW)
+        among_few = add(FEW, FEW + 1)
+        add(FEW + 1, MANY)
+        among_many = add(MANY, MANY + 1)
     assert among_few["PUT"] and among_few.keys() == among_many.keys()
     # Segments of an index are merged now and then; a record more for each shard would be ten requests.
     assert all(among_many[kind] <= among_few[kind] + 5 for kind in among_few), (among_few, among_many)

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mm_assets.formats import storage
+from mm_assets.formats.file_index import FileFacts, FileIndex, hashes_of
+from mm_assets.formats.file_stamps import StampedFile, files_in
 from mm_assets.formats.folder_files import FolderFiles
 from mm_assets.formats.tar.spool import local_tar
 from mm_assets.formats.tar.writer import END_BLOCKS
@@ -45,7 +47,23 @@ class TarFolder(FolderFiles):
     serialises them. Object stores have no locks: there, a card that another process overwrote is written
     again until it declares everybody's columns, and `finish` must not run while a partition is being
     published.
+
+    Args:
+        folder: local path or fsspec URL.
+        storage_options: of that URL.
+        index: folder or URL for a `FileIndex` of the statistics that agree with tar and ``.tar.idx``, by
+            which `finish` opens those of new tars only. It has times of files, so it is not in the folder
+            of tars, which is the same, to the last byte, wherever it is made.
     """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        storage_options: storage.StorageOptions | None = None,
+        index: str | None = None,
+    ) -> None:
+        super().__init__(folder, storage_options)
+        self._index = None if index is None else FileIndex(index, storage_options)
 
     def publish(self, staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionStats) -> None:
         """Replace a partition: its tar, ``.tar.idx`` and statistics.
@@ -188,37 +206,45 @@ class TarFolder(FolderFiles):
         Tars of crashed publishers are repaired, and those whose statistics or idx are not as they were
         written.
         """
-        sizes = self._list("")
-        names = self._list(_STATS_FOLDER)
-        published = {p.file: p for p in self._published(names)}
-        pending = {p.file: p for p in self._pending(names)}
-        for file in sorted((published | pending).keys() - sizes.keys()):
+        files = files_in(self._root, self._options)
+        notes = files_in(self._uri(_STATS_FOLDER), self._options)
+        stamps = _stamps(files, notes)
+        indexed = {} if self._index is None else self._index.texts(stamps)
+        known = {file: TarPartitionStats.from_json(text) for file, text in indexed.items()}
+        published = {p.file: p for p in self._published(n for n in notes if _tar_of(n) not in known)}
+        pending = {p.file: p for p in self._pending(notes)}
+        for file in sorted((published | pending).keys() - files.keys()):
             self._forget(file)
         # A tar of ours that lacks readable statistics has an idx or a stats file. Other tars are not ours.
         lost = {
             name
-            for name in sizes
-            if name.endswith(".tar") and f"{name}.idx" in sizes and not name.startswith(".")
+            for name in files
+            if name.endswith(".tar") and f"{name}.idx" in files and not name.startswith(".")
         }
-        lost |= {name.removesuffix(_STATS) for name in names if name.endswith(_STATS)} & sizes.keys()
-        tars = sorted(((published | pending).keys() & sizes.keys()) | lost)
-        repaired = []
+        lost |= {_tar_of(name) for name in notes if name.endswith(_STATS)} & files.keys()
+        tars = sorted(((published | pending).keys() & files.keys()) | lost)
+        found: list[TarPartitionStats] = []
+        checked: dict[str, FileFacts] = {}
         for at in range(0, len(tars), _AT_ONCE):
+            some = tars[at : at + _AT_ONCE]
             idx = self._read_many(
-                f"{file}.idx" for file in tars[at : at + _AT_ONCE] if f"{file}.idx" in sizes
+                f"{file}.idx" for file in some if f"{file}.idx" in files and file not in known
             )
-            for file in tars[at : at + _AT_ONCE]:
-                if (
+            for file in some:
+                if file in known:
+                    found.append(known[file])
+                elif (
                     file not in pending
                     and file in published
-                    and published[file].fits(sizes[file], idx.get(f"{file}.idx", b""))
+                    and published[file].fits(files[file].size, idx.get(f"{file}.idx", b""))
                 ):
-                    repaired.append(published[file])
+                    found.append(published[file])
+                    checked[file] = FileFacts(published[file].to_json(), hashes_of(()))
                 else:
-                    repaired += self._rebuild_stats(
-                        file, [p[file] for p in (pending, published) if file in p]
-                    )
-        return repaired
+                    found += self._rebuild_stats(file, [p[file] for p in (pending, published) if file in p])
+        if checked and self._index is not None:
+            self._index.add(checked, stamps)
+        return found
 
     def _rebuild_stats(self, file: str, candidates: list[TarPartitionStats]) -> list[TarPartitionStats]:
         """Derive statistics and idx of a tar from its headers.
@@ -262,6 +288,20 @@ class TarFolder(FolderFiles):
             with suppress(ValueError):
                 found.append(TarPartitionStats.from_json(text))
         return found
+
+
+def _tar_of(note: str) -> str:
+    return note.removesuffix(_STATS)
+
+
+def _stamps(files: Mapping[str, StampedFile], notes: Mapping[str, StampedFile]) -> dict[str, str]:
+    """Return a stamp of each tar that has an idx and statistics, and is not being published."""
+    found = {}
+    for note, stamped in notes.items():
+        tar = _tar_of(note)
+        if tar in files and f"{tar}.idx" in files and f"{tar}{_PENDING}" not in notes:
+            found[tar] = f"{files[tar].stamp} {files[f'{tar}.idx'].stamp} {stamped.stamp}"
+    return found
 
 
 def _check(staged_tar: str | os.PathLike[str], idx: bytes, stats: TarPartitionStats) -> None:

@@ -134,6 +134,36 @@ def test_finish_rewrites_nothing(tmp_path: Path) -> None:
     assert {p: (p.stat().st_ino, p.stat().st_mtime_ns) for p in (tmp_path / "out").rglob("*")} == before
 
 
+def test_finish_with_an_index_opens_what_is_new(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = staged_pair(tmp_path)
+    folder = TarFolder(root, index=f"{root}-index")
+    one.publish(folder)
+    folder.finish()
+    two.publish(folder)
+    opened: list[str] = []
+    read_many = TarFolder._read_many
+
+    def noted(self: TarFolder, names: Iterable[str]) -> dict[str, bytes]:
+        listed = list(names)
+        opened.extend(name for name in listed if ".tar" in name)
+        return read_many(self, listed)
+
+    monkeypatch.setattr(TarFolder, "_read_many", noted)
+    folder = TarFolder(root, index=f"{root}-index")
+    folder.finish()
+    assert opened == [".mm_assets/b.tar.json", "b.tar.idx"]
+    opened.clear()
+    assert folder.finish() == []
+    assert opened == []
+    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+    overwrite(root, "a.tar.idx", b"no index")
+    assert folder.finish() == []
+    assert opened[:2] == [".mm_assets/a.tar.json", "a.tar.idx"]
+    assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+
+
 def overwrite(root: str, name: str, data: bytes) -> None:
     fs, path = fsspec.core.url_to_fs(root)
     fs.pipe_file(f"{path}/{name}", data)
