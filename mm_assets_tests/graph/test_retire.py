@@ -42,11 +42,11 @@ def _write(raw: str, name: str, *ids: str) -> None:
 
 
 def _files(storage: str) -> dict[str, bytes]:
-    """All files but the table's, and what summaries of all shards hold of one."""
+    """All files but the table's, and the index of tars, which is made anew for files with other times."""
     found = {
         str(path.relative_to(storage)): path.read_bytes()
         for path in Path(storage).rglob("*")
-        if path.is_file() and "items.lance" not in path.parts
+        if path.is_file() and "items.lance" not in path.parts and path.parts[-3:-1] != ("index", "tars")
     }
     return {name: data for name, data in found.items() if name != "webdataset/.mm_assets/lock"}
 
