@@ -17,9 +17,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LANCE = "Lance needs pylance: pip install 'mm-assets[lance]'"
 S3 = "S3 needs s3fs: pip install 'mm-assets[s3]'"
 GCS = "Google Cloud Storage needs gcsfs: pip install 'mm-assets[gcs]'"
+AZURE = "Azure Blob Storage needs adlfs: pip install 'mm-assets[azure]'"
 GRAPH = "The graph needs dagster: pip install 'mm-assets[dagster]'"
 # None in sys.modules: the import fails as that of a library that is not installed.
-BASE_ONLY = "import sys; sys.modules.update(dict.fromkeys(('dagster', 'lance', 's3fs', 'gcsfs', 'torch')));"
+_ABSENT = ("dagster", "lance", "s3fs", "gcsfs", "adlfs", "torch")
+BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({_ABSENT}));"
 COMMAND = f"{BASE_ONLY} from mm_assets.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -38,6 +40,7 @@ def _run(code: str, *arguments: str | Path, folder: Path) -> subprocess.Complete
         (("inspect", "s3://bucket/raw/a.tar"), f"s3://bucket/raw/a.tar: {S3}"),
         (("convert", "raw", "s3://bucket/out", "--to", "parquet"), f"s3://bucket/out: {S3}"),
         (("inspect", "gs://bucket/raw/a.tar"), f"gs://bucket/raw/a.tar: {GCS}"),
+        (("inspect", "az://bucket/raw/a.tar"), f"az://bucket/raw/a.tar: {AZURE}"),
     ],
 )
 def test_commands_name_the_extra(arguments: tuple[str, ...], line: str, tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_every_extra_is_documented_and_brings_what_it_says() -> None:
     extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "dev"}
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(table) == sorted(extras)
-    for line in (LANCE, S3, GCS, GRAPH):
+    for line in (LANCE, S3, GCS, AZURE, GRAPH):
         package, extra = re.findall(r"needs ([\w-]+): pip install 'mm-assets\[(\w+)\]'", line)[0]
         assert any(re.match(rf"{package}[=><]", need) for need in extras[extra]), line
     assert set(re.findall(r"\w+", extras["all"][0].partition("[")[2])) == set(extras) - {"all"}

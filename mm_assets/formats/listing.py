@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
 
 from mm_assets.formats.absent_paths import absent
@@ -151,7 +152,7 @@ def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | No
         return _one_file(item, suffixes).require()
     if fs.isdir(path):
         names = [name for name in fs.find(path) if not _is_hidden(name, path)]
-        names = [fs.unstrip_protocol(name) for name in names]
+        names = [_address(fs, name, item) for name in names]
         return Expansion(_chosen(names, suffixes), _unread(item, names, suffixes)).require(nothing)
     return None
 
@@ -202,7 +203,7 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
         names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []
-        return sorted(map(fs.unstrip_protocol, names)), []
+        return sorted(_address(fs, name, pattern) for name in names), []
     path = _absolute(pattern)
     if not _GLOB.search(path):
         return [path] if os.path.exists(path) else [], []
@@ -217,6 +218,17 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
         found += [name for name in tree.files + tree.folders if matches(name[len(base) :].lstrip("/"))]
         passed_over += tree.passed_over
     return sorted(found), passed_over
+
+
+def _address(fs: AbstractFileSystem, path: str, given: str) -> str:
+    """Return the URL of a path with the scheme that was given, where the file system has several.
+
+    Options of a store are found by it (`stores`).
+    """
+    address: str = fs.unstrip_protocol(path)
+    scheme, separator, _ = given.partition("://")
+    schemes = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    return f"{scheme}{separator}{address.partition(separator)[2]}" if scheme in schemes else address
 
 
 def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:

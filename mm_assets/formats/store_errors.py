@@ -12,7 +12,14 @@ from mm_assets.interleaved.errors import MmAssetsError
 __all__ = ["StoreError"]
 
 # Packages of file systems whose errors are no built-in exceptions.
-_LIBRARIES = frozenset({"aiobotocore", "aiohttp", "botocore", "gcsfs", "google", "s3fs"})
+_LIBRARIES = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
+# Of other stores than S3: what the text or the class of an error has -> the variables of their credentials.
+_CREDENTIALS = {
+    "azure": "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "google": "GOOGLE_APPLICATION_CREDENTIALS",
+}
+_S3_CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
 
 _NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
 _EXPIRED = (
@@ -20,7 +27,7 @@ _EXPIRED = (
 )
 _DENIED = (
     "permission denied: the credentials do not allow it, or are wrong "
-    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, or [stores] in the settings file)"
+    "({credentials}, or [stores] in the settings file)"
 )
 _NO_CONNECTION = "no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
 _OVERLOADED = "the store asks for fewer requests, time and again: try again later, or with fewer workers"
@@ -56,6 +63,12 @@ _WORDS = {
     ),
     "RequestTimeTooSkewed": "the clock of this machine is wrong",
     "AccessDenied": _DENIED,
+    "AuthenticationFailed": _DENIED,
+    "AuthorizationFailure": _DENIED,
+    "AuthorizationPermissionMismatch": _DENIED,
+    "ClientAuthenticationError": _DENIED,
+    "ContainerNotFound": "no such container",
+    "ServiceRequestError": "no connection to {endpoint}: is the name of the account right?",
     "403": _DENIED,
     "NoSuchBucket": "no such bucket",
     "SlowDown": _OVERLOADED,
@@ -81,7 +94,7 @@ _WORDS = {
     "ResponseParserError": _BROKEN_OFF,
     "HTTPClientError": _NO_CONNECTION,
 }
-_OF_THE_PLACE = frozenset({"AccessDenied", "403", "NoSuchBucket"})
+_OF_THE_PLACE = frozenset({"AccessDenied", "403", "ContainerNotFound", "NoSuchBucket"})
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 # Lance tells of a store's answer in the text of its error alone.
 _LANCE = re.compile(r"Error performing [A-Z]+ https?://|Error getting list response")
@@ -134,8 +147,15 @@ def store_error_message(error: BaseException) -> str:
     """Return the cause of a store's error in plain words, or in the client's own if there are none."""
     message = _SYSTEM_PREFIX.sub("", " ".join(str(error).split()))
     endpoint = match[0] if (match := _ENDPOINT.search(message)) else "the server"
-    known = (_WORDS[name].replace("{endpoint}", endpoint) for name in _names(error) if name in _WORDS)
-    return next(known, message) or type(error).__name__
+    words = next((_WORDS[name] for name in _names(error) if name in _WORDS), None)
+    if words is None:
+        return message or type(error).__name__
+    return words.replace("{endpoint}", endpoint).replace("{credentials}", _credentials(error))
+
+
+def _credentials(error: BaseException) -> str:
+    told = f"{type(error).__module__} {error}".lower()
+    return next((names for store, names in _CREDENTIALS.items() if store in told), _S3_CREDENTIALS)
 
 
 def _is_of_library(error: BaseException) -> bool:
@@ -157,4 +177,5 @@ def _names(error: BaseException) -> list[str]:
         for e in errors
         if isinstance(response := getattr(e, "response", None), dict)
     ]
+    codes += [str(getattr(code, "value", code)) for e in errors if (code := getattr(e, "error_code", None))]
     return [*codes, *_lance_codes(error), *(kind.__name__ for e in errors for kind in type(e).__mro__)]

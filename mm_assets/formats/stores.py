@@ -14,6 +14,7 @@ from typing import Any
 StoreTable = Mapping[str, Mapping[str, str]]  # location -> option -> value
 
 S3_SCHEMES = ("s3://", "s3a://")
+_SCHEMES = {"s3a": "s3", "gcs": "gs", "abfs": "az"}
 # Named as the fields of dagster_aws.s3.S3Resource -> the arguments of s3fs.
 _S3_ARGUMENTS = {
     "profile_name": "profile",
@@ -30,16 +31,22 @@ _URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+.-]*://[^:*?\[\]{}]+(?::[^:*?\[
 _table: dict[str, dict[str, str]] = {}
 
 
+def canonical_url(location: str) -> str:
+    """Return a location without a slash at the end, and with the scheme by which Lance knows its store."""
+    scheme, separator, rest = location.partition("://")
+    return f"{_SCHEMES.get(scheme, scheme)}{separator}{rest.rstrip('/')}"
+
+
 def is_store(location: str) -> bool:
     """Return whether this is the URL of one place in a store, no pattern, and not within a file (``::``)."""
     return _URL.fullmatch(location) is not None
 
 
 def repeated_location(locations: Iterable[str]) -> tuple[str, str] | None:
-    """Return two locations that are the same but for a slash at the end, or ``s3a`` for ``s3``."""
+    """Return two locations that are the same but for a slash at the end, or another name of the scheme."""
     known: dict[str, str] = {}
     for location in locations:
-        if (other := known.setdefault(_normal(location), location)) != location:
+        if (other := known.setdefault(canonical_url(location), location)) != location:
             return other, location
     return None
 
@@ -47,7 +54,7 @@ def repeated_location(locations: Iterable[str]) -> tuple[str, str] | None:
 def use_stores(table: StoreTable) -> None:
     """Use these options from now on in this process, and no others."""
     _table.clear()
-    _table.update({_normal(location): dict(options) for location, options in table.items()})
+    _table.update({canonical_url(location): dict(options) for location, options in table.items()})
 
 
 def stores() -> StoreTable:
@@ -57,7 +64,7 @@ def stores() -> StoreTable:
 
 def options_of(uri: str) -> Mapping[str, str]:
     """Return the options of the longest location that a URL lies in; none for others."""
-    url = _normal(uri)
+    url = canonical_url(uri)
     found = [location for location in _table if url == location or url.startswith(f"{location}/")]
     return _table[max(found, key=len)] if found else {}
 
@@ -133,8 +140,3 @@ def _of_profile(uri: str, profile: str) -> dict[str, str]:
         "endpoint_url": config.get("endpoint_url"),
     }
     return {name: str(value) for name, value in found.items() if value}
-
-
-def _normal(location: str) -> str:
-    scheme, separator, rest = location.partition("://")
-    return f"{'s3' if scheme == 's3a' else scheme}{separator}{rest.rstrip('/')}"

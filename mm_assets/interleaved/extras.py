@@ -12,6 +12,7 @@ __all__ = ["MissingExtra"]
 
 # Module that cannot be imported -> the feature that needs it, its package, our extra.
 _EXTRAS = {
+    "adlfs": ("Azure Blob Storage", "adlfs", "azure"),
     "apprise": ("Sending alerts", "apprise", "dagster"),
     "dagster": ("The graph", "dagster", "dagster"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),

@@ -1,4 +1,4 @@
-"""Location of a Lance table: a folder or an ``s3://`` URL, with the same few file operations for both."""
+"""Location of a Lance table: a folder or the URL of a store, with the same few file operations for both."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mm_assets.formats.storage import filesystem, local_bytes, sweep
-from mm_assets.formats.stores import fsspec_arguments
+from mm_assets.formats.stores import canonical_url, fsspec_arguments
 from mm_assets.formats.temporary_files import is_temporary, temporary_name
 
 Item = TypeVar("Item")
@@ -70,7 +70,7 @@ class Location:
         # Listings must be fresh: other processes write records all the time.
         self.fs_options = {"use_listings_cache": False, **arguments}
         self._fs, _ = filesystem(text, self.fs_options)
-        self.uri = text.rstrip("/")
+        self.uri = canonical_url(text)
 
     def has_table(self) -> bool:
         """Return whether there is a committed version.
