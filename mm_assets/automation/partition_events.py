@@ -1,4 +1,4 @@
-"""The latest event of each partition, in one query an asset: ids and runs, no event is read.
+"""The latest event of each partition: ids and runs, no event is read.
 
 Like `mm_assets.io_managers.events`, this uses what Dagster 1.13.27 does not document: the event log's
 `get_latest_tags_by_partition`, and ids and runs in the table of events. Its canary is
@@ -24,7 +24,10 @@ from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, Sq
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 
 _BATCH = 500  # ids per query
-_NO_ID = -1  # below all ids: what is sought has one before it
+_FEW = 2_000  # ids: so many are looked up, more come from the index of runs
+_NO_ID = -1  # sentinel below all ids, so that each has a place after it
+# Databases that join the ids of a run to one text, however many they are; MySQL cuts it.
+_JOINING = frozenset({"sqlite", "postgresql"})
 
 
 class EventId(NamedTuple):
@@ -41,7 +44,7 @@ class MadeFrom(NamedTuple):
     inputs: Mapping[dg.AssetKey, str]
 
 
-class _Events(NamedTuple):
+class _RunsOfEvents(NamedTuple):
     """The run of each event of a log.
 
     Args:
@@ -58,8 +61,8 @@ class _Events(NamedTuple):
 class LatestEvents:
     """The latest event of each partition of an asset, with its run.
 
-    The runs of all events come from the database's index of runs, when the first are asked for: looked up one
-    by one, those of 100,000 shards take half a minute.
+    Where many are asked for, the runs of all events come from the database's index of runs: looked up one by
+    one, those of 100,000 shards take half a minute.
     """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
@@ -74,8 +77,10 @@ class LatestEvents:
 
     def _runs_of(self, ids: Sequence[int]) -> dict[int, str]:
         """Return the run of each event; none of one that was deleted since its id was read."""
+        if len(ids) <= _FEW or not self._is_joining:
+            return self._look_up(ids)
         wanted = np.array(ids, dtype=np.int64)
-        events = self._events
+        events = self._runs_of_events
         at = np.searchsorted(events.ids, wanted, side="right") - 1
         is_found = events.ids[at] == wanted
         runs = {
@@ -85,7 +90,12 @@ class LatestEvents:
         return runs | self._look_up(wanted[~is_found].tolist())
 
     @cached_property
-    def _events(self) -> _Events:
+    def _is_joining(self) -> bool:
+        with self._storage.index_connection() as connection:
+            return connection.dialect.name in _JOINING
+
+    @cached_property
+    def _runs_of_events(self) -> _RunsOfEvents:
         table = SqlEventLogStorageTable.c
         ids_of_run = db.func.aggregate_strings(db.cast(table.id, db.Text), ",")
         query = db.select(table.run_id, ids_of_run).group_by(table.run_id)
@@ -95,10 +105,10 @@ class LatestEvents:
         ids = np.concatenate([[_NO_ID], *of_run])
         runs = np.repeat(np.arange(len(rows) + 1, dtype=np.int32), [1, *(len(ids) for ids in of_run)])
         order = np.argsort(ids, kind="stable")
-        return _Events(["", *(run_id for run_id, _ in rows)], ids[order], runs[order])
+        return _RunsOfEvents(["", *(run_id for run_id, _ in rows)], ids[order], runs[order])
 
     def _look_up(self, ids: Sequence[int]) -> dict[int, str]:
-        """Return the runs of events that were stored since."""
+        """Return the run of each event that is there."""
         table = SqlEventLogStorageTable.c
         found: dict[int, str] = {}
         with self._storage.index_connection() as connection:

@@ -7,7 +7,7 @@ import os
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs"}
+_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
 
 
 def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> OSError:

@@ -17,6 +17,7 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.format_table import TABLE_SUFFIXES
 from mm_assets.formats.local_tree import LocalTree, is_metadata_folder
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
+from mm_assets.formats.stores import canonical_url
 from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets.interleaved.notices import warn_user
 
@@ -152,7 +153,7 @@ def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | No
         return _one_file(item, suffixes).require()
     if fs.isdir(path):
         names = [name for name in fs.find(path) if not _is_hidden(name, path)]
-        names = [_address(fs, name, item) for name in names]
+        names = [_address(fs, name) for name in names]
         return Expansion(_chosen(names, suffixes), _unread(item, names, suffixes)).require(nothing)
     return None
 
@@ -203,7 +204,7 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
         names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []
-        return sorted(_address(fs, name, pattern) for name in names), []
+        return sorted(_address(fs, name) for name in names), []
     path = _absolute(pattern)
     if not _GLOB.search(path):
         return [path] if os.path.exists(path) else [], []
@@ -220,15 +221,8 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     return sorted(found), passed_over
 
 
-def _address(fs: AbstractFileSystem, path: str, given: str) -> str:
-    """Return the URL of a path with the scheme that was given, where the file system has several.
-
-    Options of a store are found by it (`stores`).
-    """
-    address: str = fs.unstrip_protocol(path)
-    scheme, separator, _ = given.partition("://")
-    schemes = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
-    return f"{scheme}{separator}{address.partition(separator)[2]}" if scheme in schemes else address
+def _address(fs: AbstractFileSystem, path: str) -> str:
+    return canonical_url(fs.unstrip_protocol(path))
 
 
 def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:

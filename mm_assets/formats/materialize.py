@@ -22,6 +22,7 @@ from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.formats.store_errors import is_store_failure
+from mm_assets.formats.stores import canonical_url
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault, lost_frame
 from mm_assets.interleaved.policies import with_errors
@@ -239,6 +240,7 @@ def _is_inside(path: str, root: str) -> bool:
     if is_remote(path) != is_remote(root):
         return False
     if is_remote(path):
+        path, root = canonical_url(path), canonical_url(root)
         # "a::b" chains file systems: the second one is opened wherever the first part points.
         return (
             "::" not in path

@@ -30,6 +30,7 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.formats.store_errors import is_of_store
+from mm_assets.formats.stores import canonical_url
 from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
 from mm_assets.interleaved.errors import MmAssetsError
 
@@ -133,7 +134,7 @@ class RawLocations:
         self._paired = _paired_address(items, missing_keys)
         if self._paired is not None:
             items = [self._paired.url]
-        self._items = [absolute(item) for item in items]
+        self._items = [canonical_url(absolute(item)) for item in items]
         self.local_root = root_of_locations(
             [item for item in self._items if not is_remote(item)], RAW_SUFFIXES
         )

@@ -13,12 +13,15 @@ __all__ = ["StoreError"]
 
 # Packages of file systems whose errors are no built-in exceptions.
 _LIBRARIES = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "s3fs"})
-# Of other stores than S3: what the text or the class of an error has -> the variables of their credentials.
-_CREDENTIALS = {
-    "azure": "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY",
-    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "google": "GOOGLE_APPLICATION_CREDENTIALS",
+_AZURE_CREDENTIALS = "AZURE_STORAGE_CONNECTION_STRING, AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY"
+_GOOGLE_CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
+# Of other stores than S3: the package of an error, or the beginning of Lance's text -> what to set.
+_CREDENTIALS_BY_PACKAGE = {
+    "azure": _AZURE_CREDENTIALS,
+    "gcsfs": _GOOGLE_CREDENTIALS,
+    "google": _GOOGLE_CREDENTIALS,
 }
+_CREDENTIALS_BY_TEXT = {"MicrosoftAzure error": _AZURE_CREDENTIALS, "GCS error": _GOOGLE_CREDENTIALS}
 _S3_CREDENTIALS = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY"
 
 _NO_CREDENTIALS = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
@@ -67,7 +70,12 @@ _WORDS = {
     "AuthorizationFailure": _DENIED,
     "AuthorizationPermissionMismatch": _DENIED,
     "ClientAuthenticationError": _DENIED,
+    "AccountIsDisabled": _DENIED,
+    "InvalidAuthenticationInfo": _DENIED,
     "ContainerNotFound": "no such container",
+    "ServerBusy": _OVERLOADED,
+    "OperationTimedOut": _OVERLOADED,
+    "ServiceResponseError": _BROKEN_OFF,
     "ServiceRequestError": "no connection to {endpoint}: is the name of the account right?",
     "403": _DENIED,
     "NoSuchBucket": "no such bucket",
@@ -94,7 +102,8 @@ _WORDS = {
     "ResponseParserError": _BROKEN_OFF,
     "HTTPClientError": _NO_CONNECTION,
 }
-_OF_THE_PLACE = frozenset({"AccessDenied", "403", "ContainerNotFound", "NoSuchBucket"})
+_ACCESS_DENIED = frozenset({"AccessDenied", "403", "AuthorizationPermissionMismatch"})
+_OF_THE_PLACE = _ACCESS_DENIED | {"ContainerNotFound", "NoSuchBucket"}
 _SYSTEM_PREFIX = re.compile(r"^\[Errno \d+\] ")
 # Lance tells of a store's answer in the text of its error alone.
 _LANCE = re.compile(r"Error performing [A-Z]+ https?://|Error getting list response")
@@ -128,7 +137,7 @@ def is_access_denied(error: BaseException) -> bool:
 
     Some requests give no other reason for any failure.
     """
-    return not {"AccessDenied", "403"}.isdisjoint(_names(error))
+    return not _ACCESS_DENIED.isdisjoint(_names(error))
 
 
 def is_store_failure(error: BaseException) -> bool:
@@ -154,12 +163,18 @@ def store_error_message(error: BaseException) -> str:
 
 
 def _credentials(error: BaseException) -> str:
-    told = f"{type(error).__module__} {error}".lower()
-    return next((names for store, names in _CREDENTIALS.items() if store in told), _S3_CREDENTIALS)
+    packages = (_package(each) for each in (error, error.__cause__))
+    by_package = (_CREDENTIALS_BY_PACKAGE[name] for name in packages if name in _CREDENTIALS_BY_PACKAGE)
+    by_text = (names for text, names in _CREDENTIALS_BY_TEXT.items() if f"Generic {text}" in str(error))
+    return next(by_package, None) or next(by_text, _S3_CREDENTIALS)
+
+
+def _package(error: BaseException | None) -> str:
+    return type(error).__module__.partition(".")[0]
 
 
 def _is_of_library(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] in _LIBRARIES
+    return _package(error) in _LIBRARIES
 
 
 def _lance_codes(error: BaseException) -> list[str]:

@@ -32,9 +32,9 @@ _table: dict[str, dict[str, str]] = {}
 
 
 def canonical_url(location: str) -> str:
-    """Return a location without a slash at the end, and with the scheme by which Lance knows its store."""
+    """Return a URL with the scheme by which Lance knows its store; any other location as it is."""
     scheme, separator, rest = location.partition("://")
-    return f"{_SCHEMES.get(scheme, scheme)}{separator}{rest.rstrip('/')}"
+    return f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}" if separator else location
 
 
 def is_store(location: str) -> bool:
@@ -46,7 +46,7 @@ def repeated_location(locations: Iterable[str]) -> tuple[str, str] | None:
     """Return two locations that are the same but for a slash at the end, or another name of the scheme."""
     known: dict[str, str] = {}
     for location in locations:
-        if (other := known.setdefault(canonical_url(location), location)) != location:
+        if (other := known.setdefault(_normal(location), location)) != location:
             return other, location
     return None
 
@@ -54,7 +54,7 @@ def repeated_location(locations: Iterable[str]) -> tuple[str, str] | None:
 def use_stores(table: StoreTable) -> None:
     """Use these options from now on in this process, and no others."""
     _table.clear()
-    _table.update({canonical_url(location): dict(options) for location, options in table.items()})
+    _table.update({_normal(location): dict(options) for location, options in table.items()})
 
 
 def stores() -> StoreTable:
@@ -64,7 +64,7 @@ def stores() -> StoreTable:
 
 def options_of(uri: str) -> Mapping[str, str]:
     """Return the options of the longest location that a URL lies in; none for others."""
-    url = canonical_url(uri)
+    url = _normal(uri)
     found = [location for location in _table if url == location or url.startswith(f"{location}/")]
     return _table[max(found, key=len)] if found else {}
 
@@ -140,3 +140,7 @@ def _of_profile(uri: str, profile: str) -> dict[str, str]:
         "endpoint_url": config.get("endpoint_url"),
     }
     return {name: str(value) for name, value in found.items() if value}
+
+
+def _normal(location: str) -> str:
+    return canonical_url(location).rstrip("/")

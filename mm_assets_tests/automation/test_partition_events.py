@@ -7,6 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from mm_assets.automation import partition_events
 from mm_assets.automation.partition_events import EventId, LatestEvents, latest_versions, made_from
 from mm_assets.io_managers.events import observed_version, provenance
 from mm_assets.io_managers.shards import Shard
@@ -17,6 +18,12 @@ PARTS = dg.StaticPartitionsDefinition(["a", "b", "c"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
+
+
+@pytest.fixture(params=[2_000, 0], ids=["few", "many"], autouse=True)
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to how many runs are looked up one by one."""
+    monkeypatch.setattr(partition_events, "_FEW", request.param)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

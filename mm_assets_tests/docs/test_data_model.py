@@ -74,6 +74,7 @@ def test_items() -> None:
         ("Surveys of raw shards", 4, "ledger/index/surveys/*.parquet"),
         ("Surveys of raw shards", 4, "ledger/index/published/*.parquet"),
         ("Surveys of raw shards", 4, "ledger/index/sample_ids/*.parquet"),
+        ("Surveys of raw shards", 4, "ledger/index/tars/*.parquet"),
     ],
 )
 def test_tables_of_a_run(heading: str, at: int, pattern: str, storage: Path) -> None:

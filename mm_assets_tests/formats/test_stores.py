@@ -7,6 +7,7 @@ import pytest
 
 from mm_assets.formats.storage import filesystem
 from mm_assets.formats.stores import (
+    canonical_url,
     fsspec_arguments,
     is_store,
     lance_arguments,
@@ -49,6 +50,21 @@ def test_the_longest_location_counts() -> None:
         "s3://a/parts": "whole",
         "s3://ab": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("location", "expected"),
+    [
+        ("s3a://bucket/a/", "s3://bucket/a/"),
+        ("gcs://bucket", "gs://bucket"),
+        ("abfs://container/a", "az://container/a"),
+        ("https://host/a", "https://host/a"),
+        ("gcs", "gcs"),
+        ("/a/b/", "/a/b/"),
+    ],
+)
+def test_one_scheme_of_a_store(location: str, expected: str) -> None:
+    assert canonical_url(location) == expected
 
 
 def test_options_of_the_caller_come_first() -> None:

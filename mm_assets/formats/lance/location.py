@@ -70,7 +70,7 @@ class Location:
         # Listings must be fresh: other processes write records all the time.
         self.fs_options = {"use_listings_cache": False, **arguments}
         self._fs, _ = filesystem(text, self.fs_options)
-        self.uri = canonical_url(text)
+        self.uri = canonical_url(text).rstrip("/")
 
     def has_table(self) -> bool:
         """Return whether there is a committed version.

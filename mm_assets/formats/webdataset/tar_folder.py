@@ -52,8 +52,8 @@ class TarFolder(FolderFiles):
         folder: local path or fsspec URL.
         storage_options: of that URL.
         index: folder or URL for a `FileIndex` of the statistics that agree with tar and ``.tar.idx``, by
-            which `finish` opens those of new tars only. It has times of files, so it is not in the folder
-            of tars, which is the same, to the last byte, wherever it is made.
+            which `finish` opens only those of new or changed tars. It has times of files, so it is not in
+            the folder of tars, which is the same, to the last byte, wherever it is made.
     """
 
     def __init__(
@@ -210,7 +210,11 @@ class TarFolder(FolderFiles):
         notes = files_in(self._uri(_STATS_FOLDER), self._options)
         stamps = _stamps(files, notes)
         indexed = {} if self._index is None else self._index.texts(stamps)
-        known = {file: TarPartitionStats.from_json(text) for file, text in indexed.items()}
+        known: dict[str, TarPartitionStats] = {}
+        for file, text in indexed.items():
+            with suppress(ValueError):  # written by another release
+                if (stats := TarPartitionStats.from_json(text)).file == file:
+                    known[file] = stats
         published = {p.file: p for p in self._published(n for n in notes if _tar_of(n) not in known)}
         pending = {p.file: p for p in self._pending(notes)}
         for file in sorted((published | pending).keys() - files.keys()):
@@ -239,7 +243,8 @@ class TarFolder(FolderFiles):
                     and published[file].fits(files[file].size, idx.get(f"{file}.idx", b""))
                 ):
                     found.append(published[file])
-                    checked[file] = FileFacts(published[file].to_json(), hashes_of(()))
+                    if file in stamps:  # else its statistics lie under another name
+                        checked[file] = FileFacts(published[file].to_json(), hashes_of(()))
                 else:
                     found += self._rebuild_stats(file, [p[file] for p in (pending, published) if file in p])
         if checked and self._index is not None:

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pytest
 
 from mm_assets.formats import storage
+from mm_assets.formats.file_index import FileFacts
 from mm_assets.formats.tar.scan import TarDamage, scan
 from mm_assets.formats.tar.writer import TarWriter
+from mm_assets.formats.webdataset import tar_folder
 from mm_assets.formats.webdataset.client_indexes import (
     TarPartitionStats,
     energon_dataset,
@@ -162,6 +164,27 @@ def test_finish_with_an_index_opens_what_is_new(
     assert folder.finish() == []
     assert opened[:2] == [".mm_assets/a.tar.json", "a.tar.idx"]
     assert contents(root, hidden=True) == published(root, "webdataset", [one, two])
+
+
+def test_an_index_that_does_not_fit_is_no_obstacle(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = staged_pair(tmp_path)
+    folder = TarFolder(root, index=f"{root}-index")
+    for part in (one, two):
+        part.publish(folder)
+    # Texts of another release, and of another tar, under stamps that are right.
+    with monkeypatch.context() as patched:
+        patched.setattr(tar_folder, "FileFacts", lambda text, hashes: FileFacts("{}", hashes))
+        folder.finish()
+    assert folder.finish() == []
+    assert folder.stats() == [one.stats, two.stats]
+    # The statistics of a tar under the name of another: all is done that is done without an index.
+    overwrite(root, ".mm_assets/a.tar.json", two.stats.to_json().encode())
+    fs, path = fsspec.core.url_to_fs(root)
+    fs.rm(f"{path}/.mm_assets/b.tar.json")
+    folder.finish()
+    assert TarFolder(root).finish() == []
 
 
 def overwrite(root: str, name: str, data: bytes) -> None:
