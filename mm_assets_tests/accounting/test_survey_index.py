@@ -13,11 +13,11 @@ import pytest
 
 from mm_assets.accounting import survey_index
 from mm_assets.accounting.contract import Published, SchemaContract
-from mm_assets.accounting.records import account_folders
+from mm_assets.accounting.records import INDEXES, account_folders
 from mm_assets.accounting.sample_ids import duplicates
 from mm_assets.accounting.shard_columns import ShardColumns
 from mm_assets.accounting.shard_survey import merge_files
-from mm_assets.accounting.survey_index import FOLDERS, SurveyIndex
+from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
@@ -199,6 +199,6 @@ def test_files_that_vanish_during_a_listing_take_no_other_with_them(
 
 def test_temporary_files_of_the_index_are_swept(tmp_path: Path) -> None:
     swept = account_folders(str(tmp_path), "curated_parquet")
-    for name in FOLDERS:
+    for name in INDEXES:
         temporary = tmp_path / "ledger" / "index" / name / temporary_name("x")
         assert str(temporary.parent) in swept

@@ -22,12 +22,15 @@ from mm_assets.accounting.sealed_json import unseal
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
 from mm_assets.formats.file_index import hashes_of
+from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.lance.table import LanceTable
+from mm_assets.formats.webdataset.tar_folder import _stamps
 from mm_assets_tests.live.killing import TABLE, RunServer, digest
 from mm_assets_tests.live.raw_versions import write_version
 from mm_assets_tests.live.watching import Event, Watch
 
 CACHES = "arrow_cache/"
+TARS = "webdataset"
 INDEX = "ledger/index/"
 
 
@@ -203,6 +206,7 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
         "surveys": store.survey_stamps(),
         "published": store.note_stamps(),
         "sample_ids": store.id_stamps(),
+        "tars": _stamps(files_in(str(storage / TARS)), files_in(str(storage / TARS / ".mm_assets"))),
     }
     wrong = {}
     for path in sorted(storage.glob(f"{INDEX}*/*.parquet")):
@@ -211,7 +215,11 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
             if stamps[kind].get(row["name"]) != row["stamp"]:
                 continue
             said = (row["text"], row["id_hashes"])
-            if said != _of_file(store, kind, unquote(row["name"])):
+            if kind == "tars":
+                expected = (Path(storage, TARS, ".mm_assets", f"{row['name']}.json").read_text(), [])
+            else:
+                expected = _of_file(store, kind, unquote(row["name"]))
+            if said != expected:
                 wrong[f"{INDEX}{kind}/{row['name']}"] = repr(said)
     return wrong
 
