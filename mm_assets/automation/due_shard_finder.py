@@ -22,7 +22,7 @@ import dagster as dg
 from dagster._core.definitions.assets.graph.asset_graph import AssetGraph
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due, DueShards
-from mm_assets.automation.partition_events import EventId, LatestEvents, MadeFrom, latest_versions, made_from
+from mm_assets.automation.partition_events import EventId, MadeFrom, latest_events, latest_versions, made_from
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
@@ -73,7 +73,6 @@ class DueShardFinder:
         self._code_versions = {key: spec.code_version for key, spec in by_key.items()}
         self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}
         self._seen = SeenCodeVersions(instance)
-        self._events = LatestEvents(instance)
         self._latest: dict[dg.AssetKey, Mapping[str, EventId]] = {}
         self._versions: dict[dg.AssetKey, Mapping[str, str]] = {}
         self._observations: dict[dg.AssetKey, Mapping[str, EventId]] = {}
@@ -88,8 +87,8 @@ class DueShardFinder:
         for asset in self._order:
             is_raw = not self._parents[asset]
             # Plans first: what lands in between is newer than its plan.
-            planned = {} if is_raw else self._events.of(asset, _PLANNED)
-            self._latest[asset] = self._events.of(asset, _OBSERVED if is_raw else _MATERIALIZED)
+            planned = {} if is_raw else latest_events(self._instance, asset, _PLANNED)
+            self._latest[asset] = latest_events(self._instance, asset, _OBSERVED if is_raw else _MATERIALIZED)
             if is_raw or (assets is not None and asset not in assets):
                 continue
             due, running = self._find_in(asset, planned, result)
@@ -251,7 +250,7 @@ class DueShardFinder:
     def _observations_of(self, asset: dg.AssetKey) -> Mapping[str, EventId]:
         """Return the latest observation by partition: a shard that fails for its content has one."""
         if asset not in self._observations:
-            self._observations[asset] = self._events.of(asset, _OBSERVED)
+            self._observations[asset] = latest_events(self._instance, asset, _OBSERVED)
         return self._observations[asset]
 
     def _versions_of(self, asset: dg.AssetKey) -> Mapping[str, str]:

@@ -7,8 +7,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from mm_assets.automation import partition_events
-from mm_assets.automation.partition_events import EventId, LatestEvents, latest_versions, made_from
+from mm_assets.automation.partition_events import EventId, latest_events, latest_versions, made_from
 from mm_assets.io_managers.events import observed_version, provenance
 from mm_assets.io_managers.shards import Shard
 from mm_assets_tests.event_log.databases import OURS, open_instance
@@ -18,12 +17,6 @@ PARTS = dg.StaticPartitionsDefinition(["a", "b", "c"])
 MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
 PLANNED = dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED
 OBSERVED = dg.DagsterEventType.ASSET_OBSERVATION
-
-
-@pytest.fixture(params=[2_000, 0], ids=["few", "many"], autouse=True)
-def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to how many runs are looked up one by one."""
-    monkeypatch.setattr(partition_events, "_FEW", request.param)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -59,11 +52,11 @@ def run(
 
 
 def test_the_latest_event_of_each_partition_with_its_run(instance: dg.DagsterInstance) -> None:
-    assert LatestEvents(instance).of(KEY, MADE) == {}
+    assert latest_events(instance, KEY, MADE) == {}
     first = run(instance, "a", "c", "ab", "one")
     second = run(instance, "b", "b", "b", "two")
     third = run(instance, "a", "a", "", "three")
-    made, planned = LatestEvents(instance).of(KEY, MADE), LatestEvents(instance).of(KEY, PLANNED)
+    made, planned = latest_events(instance, KEY, MADE), latest_events(instance, KEY, PLANNED)
     assert {key: event.run_id for key, event in made.items()} == {"a": first, "b": second}
     assert {key: event.run_id for key, event in planned.items()} == {"a": third, "b": second, "c": first}
     assert planned["b"].storage_id < made["b"].storage_id, "a run plans before it makes"
@@ -72,31 +65,14 @@ def test_the_latest_event_of_each_partition_with_its_run(instance: dg.DagsterIns
     assert ids == {key: event.storage_id for key, event in made.items()}, "the documented ids"
 
 
-def test_runs_of_events_that_were_stored_or_deleted_since(instance: dg.DagsterInstance) -> None:
-    latest = LatestEvents(instance)
-    assert latest.of(KEY, MADE) == {}
-    first = run(instance, "a", "c", "abc", "one")
-    assert {event.run_id for event in latest.of(KEY, MADE).values()} == {first}
-    latest = LatestEvents(instance)
-    assert {event.run_id for event in latest.of(KEY, MADE).values()} == {first}
-    second = run(instance, "b", "b", "b", "two")
-    assert {key: event.run_id for key, event in latest.of(KEY, MADE).items()} == {
-        "a": first,
-        "b": second,
-        "c": first,
-    }
-    instance.wipe_assets([KEY])
-    assert latest.of(KEY, MADE) == {}
-
-
 def test_runs_whose_events_alternate(instance: dg.DagsterInstance) -> None:
     inner: list[str] = []
     outer = run(
         instance, "a", "c", "abc", "one", lambda key: inner.append(run(instance, key, key, key, "two"))
     )
-    made = LatestEvents(instance).of(KEY, MADE)
+    made = latest_events(instance, KEY, MADE)
     assert {key: event.run_id for key, event in made.items()} == dict.fromkeys("abc", outer)
-    planned = LatestEvents(instance).of(KEY, PLANNED)
+    planned = latest_events(instance, KEY, PLANNED)
     assert [planned[key].run_id for key in "abc"] == inner
     assert made["a"].storage_id < planned["b"].storage_id < made["b"].storage_id
 
@@ -105,7 +81,7 @@ def test_versions_and_what_a_partition_was_made_from(instance: dg.DagsterInstanc
     run(instance, "a", "c", "abc", "one")
     run(instance, "b", "b", "b", "two")
     assert latest_versions(instance, KEY, MADE) == {"a": "one", "b": "two", "c": "one"}
-    latest = LatestEvents(instance).of(KEY, MADE)
+    latest = latest_events(instance, KEY, MADE)
     found = made_from(instance, KEY, [latest[key].storage_id for key in "ab"], [UP])
     assert found == {"a": ("7+x", {UP: "one of up"}), "b": ("7+x", {UP: "two of up"})}
     many = [latest["c"].storage_id] * 1 + list(range(10_000, 11_500))
@@ -117,9 +93,9 @@ def test_events_outside_of_runs_and_of_wiped_assets(instance: dg.DagsterInstance
         instance.report_runless_asset_event(
             dg.AssetObservation(KEY, partition="a", tags=observed_version(version))
         )
-    (event,) = LatestEvents(instance).of(KEY, OBSERVED).values()
+    (event,) = latest_events(instance, KEY, OBSERVED).values()
     assert isinstance(event, EventId)
     assert latest_versions(instance, KEY, OBSERVED) == {"a": "two"}
     run(instance, "a", "a", "a", "one")
     instance.wipe_assets([KEY])
-    assert LatestEvents(instance).of(KEY, MADE) == {}
+    assert latest_events(instance, KEY, MADE) == {}
