@@ -7,7 +7,8 @@ import os
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs"}
+# What a store calls that which the first part of a path names.
+_BUCKETS = {"s3": "bucket", "gs": "bucket", "az": "container"}
 
 
 def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> OSError:
@@ -27,8 +28,9 @@ def absent(item: str, fs: AbstractFileSystem, path: str, what: str = "file") -> 
         except (OSError, ValueError):  # ValueError: a null byte
             return FileNotFoundError(f"{item}: no such {what}")
     protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
-    if protocols & _WITH_BUCKETS and not _has_bucket(fs, path.partition("/")[0]):
-        return FileNotFoundError(f"{item}: no such bucket")
+    bucket = next((name for scheme, name in _BUCKETS.items() if scheme in protocols), None)
+    if bucket is not None and not _has_bucket(fs, path.partition("/")[0]):
+        return FileNotFoundError(f"{item}: no such {bucket}")
     return FileNotFoundError(f"{item}: no such {what}")
 
 

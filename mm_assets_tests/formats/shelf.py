@@ -25,3 +25,16 @@ class ShelfFileSystem(LocalFileSystem):
 
 
 fsspec.register_implementation("shelf", ShelfFileSystem)
+
+
+class TwoSchemesFileSystem(ShelfFileSystem):
+    """``gs:///folder/name``, and ``gcs://`` for the same; register it for a test alone."""
+
+    protocol = ("gs", "gcs")
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return LocalFileSystem._strip_protocol(path.removeprefix("gcs://").removeprefix("gs://"))
+
+    def unstrip_protocol(self, name: str) -> str:
+        return f"gs://{self._strip_protocol(name)}"

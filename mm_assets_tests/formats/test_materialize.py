@@ -11,6 +11,7 @@ from typing import Any
 import fsspec
 import pyarrow as pa
 import pytest
+from fsspec.registry import _registry
 
 from mm_assets.formats import fetching
 from mm_assets.interleaved import InterleavedBatch, InterleavedWebdatasetReader, build_source_ref, materialize
@@ -18,6 +19,7 @@ from mm_assets_tests.formats.datasets import item, table_of
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import assert_same, read_tiff, tiff_of
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.formats.shelf import TwoSchemesFileSystem
 
 PNG, JPG = picture(0)[1], picture(1)[1]
 TIFF = tiff_of(3)
@@ -363,3 +365,11 @@ def test_hostile_member_names_do_not_touch_the_disk(shard: Path) -> None:
         (message,) = fetched(refs(build_source_ref(str(shard), name)))
         assert isinstance(message, str)
         assert "missing member" in message
+
+
+def test_the_other_scheme_of_a_root_is_inside(confined: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gs", "gcs"):
+        monkeypatch.setitem(_registry, name, TwoSchemesFileSystem)
+    Path(confined, "there").write_bytes(PNG)
+    locator = refs(build_source_ref(f"gs://{confined}/there"))
+    assert fetched(locator, roots=[f"gcs://{confined}"]) == [PNG]

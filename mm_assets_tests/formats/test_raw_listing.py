@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 
 from mm_assets.formats.raw_shards import AmbiguousPartition, Listing, RawLocations, files_of
 from mm_assets.formats.shard_groups import group_name, member_name
+from mm_assets_tests.formats.shelf import TwoSchemesFileSystem
 
 TIME = 1_600_000_000_000_000_000
 
@@ -46,6 +48,20 @@ def test_a_named_file_is_a_partition_whether_it_is_there_or_not(raw: Path) -> No
     again = listing(f"{raw}/a/s-{{0..3}}.tar")
     assert again["s-2"].version != before
     assert again["s-1"].version == found["a/s-1"].version
+
+
+@pytest.mark.parametrize("scheme", ["gs", "gcs"])
+def test_the_other_scheme_of_a_store_names_the_same(
+    raw: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    for name in ("gs", "gcs"):
+        monkeypatch.setitem(_registry, name, TwoSchemesFileSystem)
+    found = listing(f"{scheme}://{raw}/b/")
+    assert {key: files_of(shard.uri) for key, shard in found.items()} == {
+        "deep/z": (f"gs://{raw}/b/deep/z.TAR",),
+        "x": (f"gs://{raw}/b/x.tar",),
+        "y": (f"gs://{raw}/b/y.tgz",),
+    }
 
 
 @pytest.mark.parametrize(

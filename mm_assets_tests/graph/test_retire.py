@@ -42,7 +42,7 @@ def _write(raw: str, name: str, *ids: str) -> None:
 
 
 def _files(storage: str) -> dict[str, bytes]:
-    """All files but the table's, and the index of tars, which is made anew for files with other times."""
+    """All files but those of the table, and of the index of tars: a copy has other times than that says."""
     found = {
         str(path.relative_to(storage)): path.read_bytes()
         for path in Path(storage).rglob("*")

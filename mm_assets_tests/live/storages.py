@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting import survey_codec
 from mm_assets.accounting.canonical import derive
+from mm_assets.accounting.outputs import TARS
 from mm_assets.accounting.sealed_json import unseal
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import read_sharded_cache_meta
@@ -30,7 +31,6 @@ from mm_assets_tests.live.raw_versions import write_version
 from mm_assets_tests.live.watching import Event, Watch
 
 CACHES = "arrow_cache/"
-TARS = "webdataset"
 INDEX = "ledger/index/"
 
 
@@ -206,7 +206,9 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
         "surveys": store.survey_stamps(),
         "published": store.note_stamps(),
         "sample_ids": store.id_stamps(),
-        "tars": _stamps(files_in(str(storage / TARS)), files_in(str(storage / TARS / ".mm_assets"))),
+        "tars": _stamps(
+            files_in(str(storage / TARS.folder)), files_in(str(storage / TARS.folder / ".mm_assets"))
+        ),
     }
     wrong = {}
     for path in sorted(storage.glob(f"{INDEX}*/*.parquet")):
@@ -216,7 +218,7 @@ def _wrong_rows_of_index(storage: Path) -> dict[str, str]:
                 continue
             said = (row["text"], row["id_hashes"])
             if kind == "tars":
-                expected = (Path(storage, TARS, ".mm_assets", f"{row['name']}.json").read_text(), [])
+                expected = (Path(storage, TARS.folder, ".mm_assets", f"{row['name']}.json").read_text(), [])
             else:
                 expected = _of_file(store, kind, unquote(row["name"]))
             if said != expected:

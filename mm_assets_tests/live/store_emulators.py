@@ -13,6 +13,8 @@ from typing import Any
 
 import fsspec
 
+from mm_assets_tests.free_port import free_port
+
 _CLIENTS = Path(__file__).resolve().parents[2] / ".venv-clients"
 _GOOGLE = _CLIENTS / "bin" / "gcp-storage-emulator"
 AZURITE = _CLIENTS / "node" / "node_modules" / ".bin" / "azurite-blob"
@@ -49,7 +51,7 @@ class StoreEmulator:
 @contextmanager
 def google_emulator() -> Iterator[StoreEmulator]:
     """Google Cloud Storage; without the XML interface, which Lance asks."""
-    port = _free_port()
+    port = free_port()
     command = [_GOOGLE, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory", "--quiet"]
     address = f"http://127.0.0.1:{port}"
     # Without credentials the client would look for a server that gives them to machines of Google.
@@ -61,7 +63,7 @@ def google_emulator() -> Iterator[StoreEmulator]:
 @contextmanager
 def azure_emulator() -> Iterator[StoreEmulator]:
     """Azure Blob Storage, by Azurite."""
-    port = _free_port()
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [AZURITE, "--blobPort", str(port), "--inMemoryPersistence", "--skipApiVersionCheck", "--silent"]
     account = f"AccountName={_ACCOUNT};AccountKey={_KEY};BlobEndpoint={address}/{_ACCOUNT}"
@@ -76,13 +78,6 @@ def azure_emulator() -> Iterator[StoreEmulator]:
     }
     with _running(command, port):
         yield StoreEmulator("az", env, ("parquet", "webdataset", "arrow_cache", "lance"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

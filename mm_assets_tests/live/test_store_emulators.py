@@ -95,3 +95,10 @@ def test_a_wrong_key_of_an_emulator_is_one_line(tmp_path: Path) -> None:
             assert line.startswith(f"mm-assets: {emulator.bucket}/out: permission denied: the credentials")
             assert "AZURE_STORAGE_CONNECTION_STRING" in line and "AWS" not in line
             assert done.returncode == 1
+
+
+def test_a_bucket_that_an_emulator_has_not(store: StoreEmulator, tmp_path: Path) -> None:
+    done = run_process("convert", f"{store.scheme}://nowhere/raw", tmp_path, "--to", "parquet", env=store.env)
+    name = {"gs": "bucket", "az": "container"}[store.scheme]
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"mm-assets: {store.scheme}://nowhere/raw: no such {name}"

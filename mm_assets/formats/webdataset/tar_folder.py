@@ -243,11 +243,12 @@ class TarFolder(FolderFiles):
                     and published[file].fits(files[file].size, idx.get(f"{file}.idx", b""))
                 ):
                     found.append(published[file])
-                    if file in stamps:  # else its statistics lie under another name
+                    # Without a stamp its statistics lie under another name.
+                    if self._index is not None and file in stamps:
                         checked[file] = FileFacts(published[file].to_json(), hashes_of(()))
                 else:
                     found += self._rebuild_stats(file, [p[file] for p in (pending, published) if file in p])
-        if checked and self._index is not None:
+        if self._index is not None and checked:
             self._index.add(checked, stamps)
         return found
 
