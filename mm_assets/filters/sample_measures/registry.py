@@ -1,0 +1,8 @@
+"""Registry of sample measures that are only taken if something asks for them, the only list of them."""
+
+from __future__ import annotations
+
+from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
+
+MEASURES: tuple[SampleMeasure, ...] = ()
+"""Measures in the order of their columns."""
