@@ -1,1 +1,1 @@
-"""Measures of samples, mostly of their texts: one module for each, one column of the sample scores for each."""
+"""Measures of samples, mostly of their texts: one module and one column of the sample scores for each."""
