@@ -7,7 +7,13 @@ try:
 except ImportError as error:
     raise explained(error) from None
 
-from mm_assets.assets.curation import curated_parquet, filtered_parquet, image_scores, quarantine
+from mm_assets.assets.curation import (
+    curated_parquet,
+    filtered_parquet,
+    image_scores,
+    quarantine,
+    sample_scores,
+)
 from mm_assets.assets.delivery import arrow_cache, final_tars, lance_table
 from mm_assets.assets.described import described
 from mm_assets.assets.overview import overview
@@ -29,6 +35,7 @@ SHARDED_ASSETS = [
     curated_parquet,
     quarantine,
     image_scores,
+    sample_scores,
     filtered_parquet,
     final_tars,
     lance_table,

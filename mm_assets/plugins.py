@@ -1,4 +1,4 @@
-"""Loading of plugins: modules of users that add filters and checks.
+"""Loading of plugins: modules of users that add filters, measures and checks.
 
 Only the setting ``MM_PLUGINS`` names them.
 """
@@ -14,7 +14,7 @@ from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.settings_file import given_settings
 
 VARIABLE = "MM_PLUGINS"
-LISTS = ("FILTERS", "CHECKS")
+LISTS = ("FILTERS", "MEASURES", "CHECKS")
 
 
 class PluginError(MmAssetsError, ValueError):
@@ -55,5 +55,5 @@ def _load(name: str) -> ModuleType:
     except Exception as error:
         raise _error(f"module {name!r} cannot be imported: {error_line(error)}") from error
     if not any(hasattr(module, known) for known in LISTS):
-        raise plugin_fault(module, f"it has neither {' nor '.join(LISTS)}")
+        raise plugin_fault(module, f"it has none of {', '.join(LISTS)}")
     return module

@@ -9,9 +9,11 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, TypeVar
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
+from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter_settings import FilterSetting
+from mm_assets.filters.presets import NONE, PRESETS, with_preset
 from mm_assets.filters.readable import MAX_PIXELS
-from mm_assets.filters.registry import FILTERS, known_filters, settings_of
-from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
+from mm_assets.filters.registry import FILTERS, filters_of, known_filters, measures_for, settings_of
 from mm_assets.formats.paired.raw.address import MISSING_KEY_POLICIES
 from mm_assets.formats.webdataset.layout import (
     DEFAULT_IMAGE_EXTENSIONS,
@@ -80,13 +82,12 @@ def _parser(known: FilterSetting) -> Callable[[str], Any]:
     return number(known.kind, above=0) if known.is_upper_bound else _PARSERS[known.kind]
 
 
-def _with_settings_of(filters: tuple[type[ScoreFilter], ...]) -> Callable[[type[S]], type[S]]:
+def _with_settings_of(filters: tuple[type[Filter[Any]], ...]) -> Callable[[type[S]], type[S]]:
     """The settings of filters as further fields of a class of settings; all are unset by default."""
 
     def decorate(cls: type[S]) -> type[S]:
         added = [
-            (known.name, Any, _setting(None, _parser(known), known.meaning, "" if index else "filters"))
-            for index, known in enumerate(settings_of(filters))
+            (known.name, Any, _setting(None, _parser(known), known.meaning)) for known in settings_of(filters)
         ]
         taken = {f.name for f in fields(cls)}
         for kind in filters:
@@ -110,7 +111,7 @@ class Settings:
     The settings of ``filters`` are fields, too.
     """
 
-    filters: ClassVar[tuple[type[ScoreFilter], ...]] = ()
+    filters: ClassVar[tuple[type[Filter[Any]], ...]] = ()
 
     raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
     shards_per_partition: int = _setting(
@@ -194,7 +195,19 @@ class Settings:
     owners: tuple[str, ...] = _setting(
         (), owners, "owners of the assets in the UI: e-mail addresses, and teams as in team:data"
     )
-    plugins: tuple[str, ...] = _setting((), names, "modules with filters and checks of your own")
+    plugins: tuple[str, ...] = _setting((), names, "modules with filters, measures and checks of your own")
+    scores: tuple[str, ...] = _setting(
+        (), names, "scores that are measured although no filter looks at them: sharpness, sha256 …", "filters"
+    )
+    clip_model: str | None = _setting(
+        None, os.path.expanduser, "folder with a CLIP model, for clip_similarity and clip_embedding"
+    )
+    filter_preset: str = _setting(
+        NONE, one_of(*PRESETS), "filters that are set together; settings of their own come before it"
+    )
+    filter_actions: tuple[str, ...] = _setting(
+        (), names, "what filters do with what they refuse, as sharpness=flag: drop_item, drop_sample or flag"
+    )
 
     @classmethod
     def load(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -239,11 +252,23 @@ class Settings:
             if low is not None and high is not None and low > high:
                 least, most = (given.place(variable(name)) for name in pair)
                 raise ValueError(f"{least} is {low:g}, more than {most}, which is {high:g}")
+        settings.active_filters()
         return settings
 
     def filter_values(self) -> dict[str, Any]:
-        """The settings of the filters, by name; None for what is not set."""
-        return {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
+        """The settings of the filters, by name, those of the preset among them; None for what is not set."""
+        given = {known.name: getattr(self, known.name) for known in settings_of(self.filters)}
+        return {**given, **with_preset(self.filter_preset, given)}
+
+    def active_filters(self) -> tuple[Filter[Any], ...]:
+        """Return the filters that are turned on.
+
+        Raises:
+            ValueError: (one line) an action, a condition or a score does not fit.
+        """
+        filters = filters_of(self.filters, self.filter_values(), self.filter_actions)
+        measures_for(filters, self.scores)
+        return filters
 
     def raw_layout(self) -> dict[str, Any]:
         """Return the settings on documents of raw shards, as arguments of `RawReader`."""

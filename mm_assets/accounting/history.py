@@ -22,6 +22,7 @@ Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each
 
 ABSENT = "absent"
 NOT_MADE = "not made"
+FLAGGED = "flagged"
 _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
 
 
@@ -70,6 +71,13 @@ class ShardHistory:
             known.locator = locator
         known.fates[asset] = fate
 
+    def add_flag(self, asset: str, row: Mapping[str, Any], flag: str) -> None:
+        """Add what a filter says against an item that an asset keeps."""
+        place = (row["position"], row["modality"])
+        for item in self.items:
+            if (item.position, item.modality) == place and asset in item.fates:
+                item.fates[asset] += f", {flag}"
+
 
 def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
     """Return the history of a sample in each shard that has or had it; none for an unknown id.
@@ -96,7 +104,11 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
                 )
     for asset, rows in lost.items():
         for row in rows:
-            shards.setdefault(row["partition"], ShardHistory(row["partition"])).note(asset, row, _loss(row))
+            shard = shards.setdefault(row["partition"], ShardHistory(row["partition"]))
+            if row["outcome"] == FLAGGED:
+                shard.add_flag(asset, row, _loss(row))
+            else:
+                shard.note(asset, row, _loss(row))
     for shard in shards.values():
         for output in OUTPUTS:
             fate = ABSENT if _is_made(root, output, shard.partition, ledger, options) else NOT_MADE
@@ -136,7 +148,7 @@ def _loss(row: Mapping[str, Any]) -> str:
     if row["outcome"] == "quarantined":
         return f"quarantined: {row['kind']}: {row['reason']}"
     score = "" if row["score"] is None else f" (score {row['score']:g}, asked for {row['threshold']})"
-    return f"filtered by {row['kind']}: {row['reason']}{score}"
+    return f"{row['outcome']} by {row['kind']}: {row['reason']}{score}"
 
 
 def _is_made(

@@ -42,9 +42,9 @@ CACHE = Output("arrow_cache", "arrow_cache", "arrow_cache", FILTERED.asset)
 OUTPUTS = (CURATED, FILTERED, TARS, LANCE, CACHE)
 BY_ASSET = {output.asset: output for output in OUTPUTS}
 # Assets without samples, by the output they are made from: their files are proven with its shards.
-DERIVED = {CURATED.asset: ("image_scores", "quarantine")}
+DERIVED = {CURATED.asset: ("image_scores", "sample_scores", "quarantine")}
 # Their folders below the storage root, with a Parquet file for each shard.
-DERIVED_FOLDERS = {"image_scores": "scores", "quarantine": "quarantine"}
+DERIVED_FOLDERS = {"image_scores": "scores", "sample_scores": "sample_scores", "quarantine": "quarantine"}
 
 
 def made_from(asset: str) -> tuple[Output, ...]:

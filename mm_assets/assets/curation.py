@@ -1,9 +1,9 @@
 """Assets of the curation: raw shards to filtered Parquet."""
 
-from mm_assets.assets.columns import row_columns, score_columns
+from mm_assets.assets.columns import row_columns, sample_score_columns, score_columns
 from mm_assets.checks.plugin_checks import with_plugins
+from mm_assets.filters.filter_chain import SAMPLE_SCORES, SCORES
 from mm_assets.filters.readable import ReadableImages
-from mm_assets.filters.score_filter import SCORES
 from mm_assets.io_managers.check_results import (
     INGEST_CHECKS,
     QUARANTINE_CHECKS,
@@ -52,10 +52,28 @@ def quarantine(curated_parquet: ShardSet, raw_shards: ShardSet) -> Plan:
     group_name="quality",
     kinds={"parquet"},
     metadata=score_columns("curated_parquet"),
-    description="Width, height, format and byte size of every image, from its header.",
+    description=(
+        "Width, height, format and byte size of every image, from its header; "
+        "and what filters or the setting `scores` ask for, such as sharpness."
+    ),
 )
-def image_scores(curated_parquet: ShardSet) -> Plan:
-    return Plan(curated_parquet)
+def image_scores(curated_parquet: ShardSet, bounds: FilterThresholds) -> Plan:
+    return Plan(curated_parquet, bounds.measures().images)
+
+
+@sharded(
+    code_version="1",
+    io_manager_key="sample_scores_io_manager",
+    group_name="quality",
+    kinds={"parquet"},
+    metadata=sample_score_columns("curated_parquet"),
+    description=(
+        "Images, texts and words of every sample; and what filters or the setting `scores` ask for, "
+        "such as the language."
+    ),
+)
+def sample_scores(curated_parquet: ShardSet, bounds: FilterThresholds) -> Plan:
+    return Plan(curated_parquet, bounds.measures().samples)
 
 
 @sharded(
@@ -66,9 +84,15 @@ def image_scores(curated_parquet: ShardSet) -> Plan:
     kinds={"parquet"},
     metadata=row_columns("curated_parquet"),
     description=(
-        "Curated rows without the images that the filters drop (none, where no bound is set); "
+        "Curated rows without the images and samples that the filters drop (none, where no bound is set); "
         "positions keep their gaps."
     ),
 )
-def filtered_parquet(curated_parquet: ShardSet, image_scores: ShardSet, bounds: FilterThresholds) -> Plan:
-    return Plan(curated_parquet, bounds.steps(), side_inputs={SCORES: image_scores})
+def filtered_parquet(
+    curated_parquet: ShardSet, image_scores: ShardSet, sample_scores: ShardSet, bounds: FilterThresholds
+) -> Plan:
+    chain = bounds.chain()
+    scores = {SCORES: image_scores}
+    if chain is not None and chain.samples:
+        scores[SAMPLE_SCORES] = sample_scores
+    return Plan(curated_parquet, () if chain is None else (chain,), side_inputs=scores)

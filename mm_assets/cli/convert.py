@@ -199,7 +199,8 @@ def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
         roots=roots,
         mode=options.mode,
     )
-    return reader, writer, [ReadableImages(), *filter_flags.filters_asked_for(options)]
+    chain = filter_flags.chain_asked_for(options)
+    return reader, writer, [ReadableImages(), *([chain] if chain is not None else [])]
 
 
 class _Job(NamedTuple):

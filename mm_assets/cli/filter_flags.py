@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 from mm_assets.cli.arguments import names
 
 if TYPE_CHECKING:
-    from mm_assets.filters.score_filter import ScoreFilter
+    from mm_assets.filters.filter_chain import FilterChain
 
 _DEST = "filter setting "  # prefix of the name, which an option of the command may have, too
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
+    from mm_assets.filters.presets import NONE, PRESETS
     from mm_assets.filters.registry import known_filters, settings_of
     from mm_assets.plugins import load_plugins
 
-    group = parser.add_argument_group("filters", "images that are dropped; without a flag none are")
+    group = parser.add_argument_group("filters", "what is dropped; without a flag nothing is")
     filters = known_filters(load_plugins())
     for known in settings_of(filters):
         kind: Callable[[str], Any] = names if known.kind is tuple else known.kind
@@ -32,14 +33,26 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             raise ValueError(
                 f"a filter of a plugin has the setting {known.name!r}: {flag} is taken"
             ) from error
+    group.add_argument(
+        "--filter-preset", choices=tuple(PRESETS), default=NONE, help="filters that are set together"
+    )
+    group.add_argument(
+        "--filter-actions",
+        type=names,
+        default=(),
+        metavar="FILTER=ACTION,…",
+        help="what filters do with what they refuse: drop_item, drop_sample or flag",
+    )
     parser.set_defaults(filters=filters)
 
 
-def filters_asked_for(options: argparse.Namespace) -> tuple[ScoreFilter, ...]:
-    """Return the filters whose flags are given."""
-    from mm_assets.filters.registry import filters_of
+def chain_asked_for(options: argparse.Namespace) -> FilterChain | None:
+    """Return the filters whose flags are given, as one step; None where there is no such flag."""
+    from mm_assets.filters.presets import with_preset
+    from mm_assets.filters.registry import chain_of, filters_of
 
     values = {
         name.removeprefix(_DEST): value for name, value in vars(options).items() if name.startswith(_DEST)
     }
-    return filters_of(options.filters, values)
+    values = with_preset(options.filter_preset, values)
+    return chain_of(filters_of(options.filters, values, options.filter_actions))

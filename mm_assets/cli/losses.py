@@ -45,11 +45,14 @@ def publish(writer: InterleavedWriter, reports: Sequence[PartitionReport]) -> No
 
 
 def summary(losses: Iterable[Loss]) -> list[str]:
-    """Return a line for what filters took out, and one for what is quarantined."""
+    """Return a line for what filters took out, one for what they flagged, and one for what is quarantined."""
     losses = list(losses)
     lines = []
-    if filtered := sum(loss.outcome == "filtered" for loss in losses):
-        lines.append(f"filtered: {counted(filtered, 'image')}")
+    for outcome in ("filtered", "flagged"):
+        found = [loss for loss in losses if loss.outcome == outcome]
+        if found:
+            is_mixed = any(loss.modality != "image" for loss in found)
+            lines.append(f"{outcome}: {counted(len(found), 'item' if is_mixed else 'image')}")
     quarantined = [loss for loss in losses if loss.outcome == "quarantined"]
     if quarantined:
         items = Counter(loss.kind for loss in quarantined if loss.is_item)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mm_assets.filters.image_scores import ImageScore
-from mm_assets.filters.score_filter import ScoreFilter, maximum, minimum
+from mm_assets.filters.filter_settings import maximum, minimum
+from mm_assets.filters.image_score import ImageScore
+from mm_assets.filters.score_filter import ScoreFilter
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,29 @@
-"""Image scores: measurements taken once from image headers and stored.
+"""Image scores: measurements of a shard's images, taken once and stored.
 
 A changed threshold is applied to them without reading an image again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
-from mm_assets.formats.images.errors import ImageError
-from mm_assets.formats.images.probe import ImageInfo, probe
+from mm_assets.filters.image_score import ImageScore as ImageScore
+from mm_assets.filters.image_score import image_views as image_views
+from mm_assets.filters.image_score import score_image as score_image
+from mm_assets.filters.image_score import score_rows
+from mm_assets.filters.measured_columns import (
+    column_of,
+    digest_of_scores,
+    is_measured,
+    missing_measures,
+    with_columns,
+)
+from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
-from mm_assets.interleaved.buffers import binary_views
-from mm_assets.interleaved.digest import ContentDigest
-from mm_assets.interleaved.faults import unreadable_image
 
 SCORES_SCHEMA = pa.schema(
     [
@@ -29,104 +37,80 @@ SCORES_SCHEMA = pa.schema(
         pa.field("error", pa.string()),
     ]
 )
+"""Columns that all image scores have. One follows for each measure."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageScore:
-    """The measurements of one image, or the error.
-
-    ``width`` and ``height`` are in pixels as displayed (EXIF orientation applied), ``byte_size`` in bytes.
-    """
-
-    width: int = 0
-    height: int = 0
-    format: str | None = None
-    orientation: int = 1
-    byte_size: int = 0
-    error: str | None = None
-
-    @property
-    def aspect_ratio(self) -> float:
-        return self.width / self.height
+def scores_schema(measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None) -> pa.Schema:
+    """Return the schema of scores with these measures, and with those of earlier scores."""
+    columns = {column.name: column for column in (known.measured if known is not None else ())}
+    columns |= {measure.name: column_of(measure) for measure in measures}
+    return with_columns(SCORES_SCHEMA, columns.values())
 
 
-def score_image(data: memoryview | bytes | None) -> ImageScore:
-    """Measure one image from its header; nothing is decoded."""
-    if data is None:
-        return ImageScore(error="no image bytes")
-    try:
-        info = probe(data)
-    except ImageError as error:
-        return ImageScore(byte_size=len(data), error=unreadable_image(error).message)
-    return _score(info, data)
-
-
-def _score(info: ImageInfo, data: memoryview | bytes) -> ImageScore:
-    return ImageScore(info.display_width, info.display_height, info.format, info.orientation, len(data))
-
-
-def image_views(table: pa.Table, rows: Sequence[int]) -> list[memoryview | None]:
-    """Return the bytes of some rows of an interleaved table, not copied; None for null."""
-    views = [view for chunk in table.column("binary_content").chunks for view in binary_views(chunk)]
-    return [views[row] for row in rows]
-
-
-def score_rows(
-    table: pa.Table, rows: Sequence[int], measured: Mapping[int, ImageInfo] | None = None
-) -> list[ImageScore]:
-    """Return the scores of some rows of an interleaved table.
-
-    Args:
-        rows: row numbers.
-        measured: headers that have been read before, by row number.
-    """
-    known = measured or {}
-    views = zip(rows, image_views(table, rows), strict=True)
-    return [
-        _score(known[row], view) if view is not None and row in known else score_image(view)
-        for row, view in views
-    ]
-
-
-def score_table(table: pa.Table) -> pa.Table:
-    """Return one row per image row of an interleaved table, in `SCORES_SCHEMA`.
+def score_table(
+    table: pa.Table, measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None
+) -> pa.Table:
+    """Return one row per image row of an interleaved table: `SCORES_SCHEMA`, and a column for each measure.
 
     Images that carry an error already have that error and no measurement.
+
+    Args:
+        measures: what is measured beside what the header says.
+        known: scores of the same images. Their measures are taken over, all of them; only what is missing is
+            measured. If nothing is, no column ``binary_content`` is needed.
     """
     modality = table.column("modality").to_pylist()
     rows = [row for row, kind in enumerate(modality) if kind == "image"]
-    ids, positions, known = (
-        table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
-        for name in ("sample_id", "position", "materialize_error")
-    )
+    places = table.select(["sample_id", "position", "materialize_error"]).take(pa.array(rows, pa.int64()))
+    ids, positions, faults = (column.to_pylist() for column in places.columns)
+    missing = measures if known is None else known.missing(measures)
+    if known is None:
+        scores = score_rows(table, rows, measures=missing)
+    else:
+        earlier = known.of(table, rows)
+        scores = earlier
+        if missing:
+            found = score_rows(table, rows, measures=missing)
+            scores = [_merged(old, new) for old, new in zip(earlier, found, strict=True)]
     scores = [
         ImageScore(error=message) if message is not None else score
-        for message, score in zip(known, score_rows(table, rows), strict=True)
+        for message, score in zip(faults, scores, strict=True)
     ]
-    columns = [
-        pa.array(ids, pa.string()),
-        pa.array(positions, pa.int32()),
-        pa.array([s.width or None for s in scores], pa.int32()),
-        pa.array([s.height or None for s in scores], pa.int32()),
-        pa.array([s.format for s in scores], pa.string()),
-        pa.array([None if s.error else s.orientation for s in scores], pa.int8()),
-        pa.array([s.byte_size for s in scores], pa.int64()),
-        pa.array([s.error for s in scores], pa.string()),
-    ]
-    return pa.Table.from_arrays(columns, schema=SCORES_SCHEMA)
+    schema = scores_schema(measures, known)
+    measured = schema.names[len(SCORES_SCHEMA) :]
+    values: dict[str, list[Any]] = {
+        "sample_id": ids,
+        "position": positions,
+        "width": [s.width or None for s in scores],
+        "height": [s.height or None for s in scores],
+        "format": [s.format for s in scores],
+        "orientation": [None if s.error else s.orientation for s in scores],
+        "byte_size": [s.byte_size for s in scores],
+        "error": [s.error for s in scores],
+        **{name: [s.values.get(name) for s in scores] for name in measured},
+    }
+    return pa.Table.from_arrays(
+        [pa.array(values[column.name], column.type) for column in schema], schema=schema
+    )
 
 
-def digest_of_scores(table: pa.Table) -> str:
-    """Return the digest of all rows, which is the data version of the scores."""
-    digest = ContentDigest()
-    digest.observe(table)
-    return digest.hexdigest()
+def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
+    """Return both scores of one image in one; an error of either is that of the image."""
+    if old.error is not None or new.error is not None:
+        return old if old.error is not None else new
+    return replace(new, values={**old.values, **new.values})
 
 
 class ImageScores:
-    """The scores of one shard, by sample id and position."""
+    """The scores of one shard, by sample id and position.
+
+    Attributes:
+        measured: the columns of measures.
+    """
 
     def __init__(self, table: pa.Table) -> None:
+        self.measured = [column for column in table.schema if is_measured(column)]
+        names = [column.name for column in self.measured]
         self._scores = {
             (r["sample_id"], r["position"]): ImageScore(
                 r["width"] or 0,
@@ -135,6 +119,7 @@ class ImageScores:
                 r["orientation"] or 1,
                 r["byte_size"],
                 r["error"],
+                {name: r[name] for name in names},
             )
             for r in table.to_pylist()
         }
@@ -146,10 +131,16 @@ class ImageScores:
         Raises:
             UnreadableFile: for a damaged file, and for one whose rows have another ``digest``.
         """
-        table = read_small_table(uri, SCORES_SCHEMA.names)
+        table = read_small_table(uri)
+        if table.schema.names[: len(SCORES_SCHEMA)] != SCORES_SCHEMA.names:
+            raise UnreadableFile(f"{uri}: damaged: these are no image scores")
         if digest is not None and digest != digest_of_scores(table):
             raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
         return cls(table)
+
+    def missing(self, measures: Sequence[ImageMeasure]) -> list[ImageMeasure]:
+        """Return the measures that these scores lack, or have in another version."""
+        return missing_measures(self.measured, measures)
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """Return the score of one image; None for one that was never scored."""
@@ -161,8 +152,8 @@ class ImageScores:
         Raises:
             ValueError: for an image that was never scored: table and scores do not belong together.
         """
-        ids = table.column("sample_id").take(pa.array(rows)).to_pylist()
-        positions = table.column("position").take(pa.array(rows)).to_pylist()
+        ids = table.column("sample_id").take(pa.array(rows, pa.int64())).to_pylist()
+        positions = table.column("position").take(pa.array(rows, pa.int64())).to_pylist()
         scores = []
         for place in zip(ids, positions, strict=True):
             score = self._scores.get(place)

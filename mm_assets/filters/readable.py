@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from mm_assets.filters.image_scores import image_views
+from mm_assets.filters.image_score import MAX_PIXELS as MAX_PIXELS
+from mm_assets.filters.image_score import image_views
 from mm_assets.formats.images.completeness import looks_whole
 from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
@@ -21,9 +22,6 @@ from mm_assets.interleaved.steps import ROWS_CHANGED, StepResult
 
 CHECKED, DECODED, UNDECODABLE = "images_checked", "images_decoded", "images_undecodable"
 """Counts: images checked; of them, those decoded; of those, the ones that could not be decoded."""
-
-MAX_PIXELS = 178_956_970
-"""Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,60 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.conditions import ImageCondition, SampleCondition
+from mm_assets.filters.filter import Filter
+from mm_assets.filters.filter_chain import FilterChain
+from mm_assets.filters.filter_settings import FilterSetting
+from mm_assets.filters.image_bounds import (
+    ByteSizeFilter,
+    ClipSimilarityFilter,
+    EntropyFilter,
+    QrAreaFilter,
+    Sharpness512Filter,
+    SharpnessFilter,
+)
 from mm_assets.filters.image_size import ImageSizeFilter
-from mm_assets.filters.score_filter import FilterSetting, ScoreFilter
+from mm_assets.filters.language import LanguageFilter
+from mm_assets.filters.measure_selection import MeasureSelection, selected_measures
+from mm_assets.filters.sample_bounds import (
+    ImageCountFilter,
+    ImagesPerWordFilter,
+    RepetitionFilter,
+    WordCountFilter,
+)
+from mm_assets.filters.sample_filter import SampleFilter
+from mm_assets.filters.score_filter import ScoreFilter
 from mm_assets.plugins import plugin_fault
 
-FILTERS: tuple[type[ScoreFilter], ...] = (AspectRatioFilter, ImageSizeFilter)
-"""Filters in the order of their application; the ledger names the first that drops an image."""
+FILTERS: tuple[type[Filter[Any]], ...] = (
+    AspectRatioFilter,
+    ImageSizeFilter,
+    ByteSizeFilter,
+    SharpnessFilter,
+    Sharpness512Filter,
+    QrAreaFilter,
+    EntropyFilter,
+    ClipSimilarityFilter,
+    ImageCondition,
+    ImageCountFilter,
+    WordCountFilter,
+    ImagesPerWordFilter,
+    LanguageFilter,
+    RepetitionFilter,
+    SampleCondition,
+)
+"""Filters in the order of their application; the ledger names the first that drops something."""
 
 _NAME = re.compile("[a-z][a-z0-9_]*")
 
 
-def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[ScoreFilter], ...]:
+def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[Filter[Any]], ...]:
     """Return `FILTERS`, then those in the lists ``FILTERS`` of plugins.
 
     Raises:
@@ -38,20 +76,72 @@ def known_filters(plugins: Iterable[ModuleType]) -> tuple[type[ScoreFilter], ...
     return tuple(known)
 
 
-def settings_of(filters: Iterable[type[ScoreFilter]]) -> list[FilterSetting]:
+def settings_of(filters: Iterable[type[Filter[Any]]]) -> list[FilterSetting]:
     """Return the settings of some filters."""
     return [known for kind in filters for known in kind.settings().values()]
 
 
-def filters_of(filters: Iterable[type[ScoreFilter]], values: Mapping[str, Any]) -> tuple[ScoreFilter, ...]:
-    """Return the filters that are turned on by these values (by setting); a filter without values is off."""
-    return tuple(made for kind in filters if (made := kind.from_settings(values)) is not None)
+def filters_of(
+    filters: Iterable[type[Filter[Any]]], values: Mapping[str, Any], actions: Sequence[str] = ()
+) -> tuple[Filter[Any], ...]:
+    """Return the filters that are turned on by these values (by setting); a filter without values is off.
+
+    Args:
+        actions: what filters do with what they refuse, each as ``filter=action``.
+
+    Raises:
+        ValueError: in one line, for values or actions that do not fit.
+    """
+    filters = tuple(filters)
+    action_of = _actions(filters, actions)
+    made = (kind.from_settings(values, action_of.get(kind.name, "")) for kind in filters)
+    return tuple(found for found in made if found is not None)
 
 
-def _fault(added: Any, known: Iterable[type[ScoreFilter]]) -> str | None:
+def measures_for(filters: Iterable[Filter[Any]], scores: Iterable[str] = ()) -> MeasureSelection:
+    """Return the measures that filters look at, and those of further scores.
+
+    Raises:
+        ValueError: in one line, for a score that cannot be measured.
+    """
+    return selected_measures({*scores, *(name for made in filters for name in made.needs())})
+
+
+def chain_of(filters: Iterable[Filter[Any]]) -> FilterChain | None:
+    """Return filters as one step; None where there is no filter."""
+    filters = tuple(filters)
+    if not filters:
+        return None
+    measures = measures_for(filters)
+    return FilterChain(
+        tuple(made for made in filters if not isinstance(made, SampleFilter)),
+        tuple(made for made in filters if isinstance(made, SampleFilter)),
+        measures.images,
+        measures.samples,
+    )
+
+
+def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict[str, str]:
+    """Return the action by filter."""
+    known = {kind.name: kind for kind in filters}
+    actions: dict[str, str] = {}
+    for text in texts:
+        name, _, action = (part.strip() for part in text.partition("="))
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"filter action {text!r}: there is no filter {name!r}; {hint}")
+        if action not in known[name].actions:
+            choices = ", ".join(known[name].actions)
+            raise ValueError(f"filter action {text!r}: the action of {name} is one of {choices}")
+        actions[name] = action
+    return actions
+
+
+def _fault(added: Any, known: Iterable[type[Filter[Any]]]) -> str | None:
     """Return why an object cannot be a filter beside the ``known`` ones, or None."""
-    if not (inspect.isclass(added) and issubclass(added, ScoreFilter)):
-        return f"{added!r} in FILTERS is no class of filters: derive it from ScoreFilter"
+    if not (inspect.isclass(added) and issubclass(added, ScoreFilter | SampleFilter)):
+        return f"{added!r} in FILTERS is no class of filters: derive it from ScoreFilter or SampleFilter"
     label = f"filter {added.__qualname__}"
     if inspect.isabstract(added):
         return f"{label} has no verdict"

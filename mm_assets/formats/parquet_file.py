@@ -171,8 +171,10 @@ def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = No
         return file.publish()
 
 
-def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions | None = None) -> pa.Table:
-    """Read some columns of a small table.
+def read_small_table(
+    uri: str, columns: Sequence[str] | None = None, options: StorageOptions | None = None
+) -> pa.Table:
+    """Read some columns of a small table; None: all of them.
 
     Raises:
         FileNotFoundError: there is no file.
@@ -181,6 +183,8 @@ def read_small_table(uri: str, columns: Sequence[str], options: StorageOptions |
     with open_binary(uri, options) as file:
         data = file.read()
     try:
-        return pq.read_table(pa.BufferReader(data), columns=list(columns)).select(list(columns))
+        names = None if columns is None else list(columns)
+        table = pq.read_table(pa.BufferReader(data), columns=names)
+        return table if names is None else table.select(names)
     except UNREADABLE as error:
         raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error

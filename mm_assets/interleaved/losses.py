@@ -1,4 +1,4 @@
-"""Records of losses: each item of an input that is not in its output, with the cause and the reason."""
+"""Records of losses: each item of an input that is not in its output, or flagged there, with the reason."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import Literal
 
 import pyarrow as pa
 
-Outcome = Literal["filtered", "quarantined", "unreferenced"]
+Outcome = Literal["filtered", "flagged", "quarantined", "unreferenced"]
 
 
 @dataclass(frozen=True)
 class Loss:
-    """One item that does not reach the output.
+    """One item that does not reach the output, or reaches it with a flag.
 
-    ``outcome`` says how it was lost:
+    ``outcome`` says what became of it:
 
     * ``filtered``: the filter ``kind`` removed it; ``score`` is the measured value, ``threshold`` the
       required one.
+    * ``flagged``: the filter ``kind`` refused it, but is set to keep what it refuses. It is in the output,
+      and no lost item (`is_item`). A flagged sample is recorded once, with its first row.
     * ``quarantined``: a fault of the class ``kind`` (see `mm_assets.interleaved.faults`). A json that cannot
       be decoded counts as one item, its metadata row; ``sample_id`` is then the member's key. A damaged range
       of a file holds an unknown number of samples: it is recorded once, without position and modality, and
@@ -42,8 +44,8 @@ class Loss:
 
     @property
     def is_item(self) -> bool:
-        """True if this is an item that was counted as read."""
-        return self.position is not None
+        """True if this is an item that was counted as read, and is not in the output."""
+        return self.position is not None and self.outcome != "flagged"
 
 
 def with_source_refs(losses: Sequence[Loss], rows: pa.Table) -> list[Loss]:

@@ -40,7 +40,7 @@ class StepResult:
 
     ``batch`` is what is left. ``removed`` has the rows taken out, ``losses`` one reason for each of them in
     the same order. ``counts`` adds to the counters of the stream; ``examples`` has examples of what was
-    counted, under the same names.
+    counted, under the same names. ``flags`` lists rows that stay, each with what is said against it.
     """
 
     batch: InterleavedBatch
@@ -48,6 +48,7 @@ class StepResult:
     removed: pa.Table | None = None
     counts: Mapping[str, int] = field(default_factory=dict)
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    flags: tuple[Loss, ...] = ()
 
 
 class Step(Protocol):
@@ -60,9 +61,9 @@ class BatchStream:
     """The batches of one partition, read once, one batch in memory at a time; the schema is known in advance.
 
     ``items`` is the number of items that the source declares (headers, json, footers), None if it does not
-    say. ``losses`` are the items that are not among the batches, ``removed`` is the digest of the rows that
-    steps took out, ``counts`` sums the counters of steps, ``examples`` has the first `EXAMPLES` of each
-    counter. These are complete once the stream has been read.
+    say. ``losses`` are the items that are not among the batches, and flags of those that are. ``removed`` is
+    the digest of the rows that steps took out, ``counts`` sums the counters of steps, ``examples`` has the
+    first `EXAMPLES` of each counter. These are complete once the stream has been read.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ def _run(source: BatchStream, steps: tuple[Step, ...], result: BatchStream) -> I
                 removed = outcome.removed if outcome.removed is not None else batch.data.slice(0, 0)
                 result.losses.extend(with_source_refs(outcome.losses, removed))
                 result.removed.observe(removed)
+            result.losses.extend(outcome.flags)
             result.counts.update(outcome.counts)
             for name, found in outcome.examples.items():
                 known = result.examples.setdefault(name, [])

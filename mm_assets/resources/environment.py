@@ -11,6 +11,7 @@ from mm_assets.io_managers.proof_resource import Prover
 from mm_assets.io_managers.quarantine import QuarantineIOManager
 from mm_assets.io_managers.raw import RawShardIOManager
 from mm_assets.io_managers.raw_gate import RawGate
+from mm_assets.io_managers.sample_scores import SampleScoresIOManager
 from mm_assets.io_managers.scores import ScoresIOManager
 from mm_assets.io_managers.workers import Workers
 from mm_assets.resources.filter_thresholds import filter_thresholds
@@ -63,7 +64,9 @@ def resources_from_environment() -> dict[str, Any]:
     return {
         "raw": raw,
         "workers": workers,
-        "bounds": filter_thresholds(settings.filters, settings.filter_values()),
+        "bounds": filter_thresholds(
+            settings.filters, settings.filter_values(), settings.filter_actions, settings.scores
+        ),
         "looks": ImageValidation(
             decode_fraction=settings.decode_fraction, max_pixels=settings.max_image_pixels
         ),
@@ -76,6 +79,7 @@ def resources_from_environment() -> dict[str, Any]:
         ),
         "quarantine_io_manager": QuarantineIOManager(raw=raw, workers=workers, root=root),
         "scores_io_manager": ScoresIOManager(workers=workers, root=root),
+        "sample_scores_io_manager": SampleScoresIOManager(workers=workers, root=root),
         **{
             f"{kind}_io_manager": _io_manager(kind)(workers=workers, root=root, on_materialize_error=policy)
             for kind in {output.kind for output in OUTPUTS}

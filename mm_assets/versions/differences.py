@@ -180,7 +180,8 @@ def _loss_reasons(before: frozenset[Loss], after: frozenset[Loss]) -> Iterator[t
         for position, outcome, kind in losses:
             positions.setdefault((outcome, kind), []).extend([] if position is None else [position])
         for (outcome, kind), at in sorted(positions.items()):
-            reason = f"{words}{outcome} by {kind}" if outcome == "filtered" else f"{words}{outcome}: {kind}"
+            by_filter = outcome in ("filtered", "flagged")
+            reason = f"{words}{outcome} by {kind}" if by_filter else f"{words}{outcome}: {kind}"
             yield reason, f"{_at(sorted(at))}{reason}"
 
 

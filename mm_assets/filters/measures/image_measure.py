@@ -32,6 +32,9 @@ class ImageMeasure(ABC):
     meaning: ClassVar[str]
     """Description of the column for users, with its unit."""
 
+    needs_texts: ClassVar[bool] = False
+    """Whether it looks at the texts of the sample."""
+
     @abstractmethod
     def measure(self, image: ImageContent) -> Any:
         """Return the value for one image; None where there is none.

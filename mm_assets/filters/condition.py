@@ -1,0 +1,147 @@
+"""Conditions over scores, written as in SQL: DuckDB parses and evaluates them.
+
+A condition can only look at the scores. What it may consist of is listed here, and DuckDB opens no files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+_PARTS: Final = frozenset(
+    {
+        *("CONJUNCTION", "COMPARISON", "OPERATOR", "BETWEEN", "CASE", "CAST", "TYPE"),
+        *("CONSTANT", "COLUMN_REF", "FUNCTION"),
+    }
+)
+_FUNCTIONS: Final = frozenset(
+    {
+        *("+", "-", "*", "/", "//", "%", "~~", "!~~", "~~*", "!~~*", "like_escape", "not_like_escape"),
+        *("abs", "ceil", "floor", "round", "sqrt", "ln", "log10", "greatest", "least"),
+        *("lower", "upper", "length", "contains", "starts_with", "ends_with", "prefix", "suffix"),
+        *("regexp_matches", "regexp_full_match"),
+    }
+)
+_MOST_CHARACTERS: Final = 10_000
+
+
+class ConditionError(ValueError):
+    """A condition that cannot be used; the message says why."""
+
+
+def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the scores that a condition looks at, sorted.
+
+    Args:
+        condition: text, such as ``width >= 200 and format != 'gif'``.
+        known: names of the scores that there are.
+
+    Raises:
+        ConditionError: it cannot be parsed, names another score, or has a part that is not allowed.
+    """
+    if not condition.strip():
+        raise ConditionError("it is empty")
+    if len(condition) > _MOST_CHARACTERS:
+        raise ConditionError(f"it has more than {_MOST_CHARACTERS} characters")
+    found = set()
+    for part in _parts(_parsed(condition)):
+        if part["class"] not in _PARTS:
+            raise ConditionError(
+                f"it has a part that is not allowed: {part['class'].lower().replace('_', ' ')}"
+            )
+        if part["class"] == "FUNCTION" and part["function_name"].lower() not in _FUNCTIONS:
+            if part["function_name"] == "row":
+                raise ConditionError("it is not one condition")
+            raise ConditionError(f"the function {part['function_name']!r} is not allowed")
+        if part["class"] == "COLUMN_REF":
+            name = ".".join(part["column_names"])
+            if name not in known:
+                near = get_close_matches(name, known, n=1)
+                hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(sorted(known))}"
+                raise ConditionError(f"there is no score {name!r}; {hint}")
+            found.add(name)
+    return tuple(sorted(found))
+
+
+def evaluate(condition: str, scores: pa.Table) -> Sequence[bool]:
+    """Return whether a condition holds, for each row of a table of scores.
+
+    A condition that comes to null does not hold.
+
+    Raises:
+        ConditionError: it does not fit the types of the scores.
+    """
+    import duckdb
+
+    cursor = _database().cursor()
+    try:
+        cursor.register("scores", scores)
+        rows = cursor.execute(f"select ({_bracketed(condition)})::boolean from scores").fetchall()
+    except duckdb.Error as error:
+        raise ConditionError(_first_line(str(error))) from error
+    finally:
+        cursor.close()
+    return [keep is True for (keep,) in rows]
+
+
+def _parsed(condition: str) -> Any:
+    import duckdb
+
+    cursor = _database().cursor()
+    try:
+        ((text,),) = cursor.execute(
+            "select json_serialize_sql(?)", [f"select {_bracketed(condition)}"]
+        ).fetchall()
+    except duckdb.Error as error:
+        raise ConditionError(_first_line(str(error))) from error
+    finally:
+        cursor.close()
+    answer = json.loads(text)
+    if answer["error"]:
+        raise ConditionError(_first_line(answer["error_message"]))
+    (statement,) = answer["statements"]
+    node = statement["node"]
+    if (
+        node["type"] != "SELECT_NODE"
+        or len(node["select_list"]) != 1
+        or node["from_table"]["type"] != "EMPTY"
+    ):
+        raise ConditionError("it is more than one condition")
+    return node["select_list"][0]
+
+
+def _bracketed(condition: str) -> str:
+    # On a line of its own: a comment cannot take the bracket behind it away.
+    return f"(\n{condition}\n)"
+
+
+def _parts(tree: Any) -> Iterator[dict[str, Any]]:
+    """Yield every node of a parsed expression."""
+    if isinstance(tree, dict):
+        if "class" in tree:
+            yield tree
+        for value in tree.values():
+            yield from _parts(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _parts(value)
+
+
+def _first_line(text: str) -> str:
+    return " ".join(text.partition("\n")[0].split())
+
+
+@cache
+def _database() -> Any:
+    """Return a database of this process, in memory, that can read nothing else."""
+    import duckdb
+
+    database = duckdb.connect(":memory:", config={"threads": "1"})
+    database.execute("set enable_external_access = false").fetchall()
+    database.execute("set lock_configuration = true").fetchall()
+    return database

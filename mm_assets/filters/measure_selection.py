@@ -1,0 +1,73 @@
+"""The measures that there are, and those that something asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from mm_assets.filters.image_score import HEADER_SCORES
+from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.measures.registry import MEASURES as IMAGE_MEASURES
+from mm_assets.filters.sample_measures.registry import MEASURES as SAMPLE_MEASURES
+from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
+from mm_assets.filters.sample_scores import TEXT_SCORES
+from mm_assets.plugins import load_plugins, plugin_fault
+
+
+@dataclass(frozen=True)
+class MeasureSelection:
+    """Measures of images and of samples, in a fixed order."""
+
+    images: tuple[ImageMeasure, ...] = ()
+    samples: tuple[SampleMeasure, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return (*names_of(self.images), *names_of(self.samples))
+
+
+def known_measures() -> MeasureSelection:
+    """Return all measures: those of this project, then those in the lists ``MEASURES`` of plugins.
+
+    Raises:
+        PluginError: in one line that names the module, for what is no measure, or has the name of another.
+    """
+    images, samples = list(IMAGE_MEASURES), list(SAMPLE_MEASURES)
+    for module in load_plugins():
+        for added in getattr(module, "MEASURES", ()):
+            if not isinstance(added, ImageMeasure | SampleMeasure):
+                hint = "derive it from ImageMeasure or SampleMeasure"
+                raise plugin_fault(module, f"{added!r} in MEASURES is no measure: {hint}")
+            taken = [*HEADER_SCORES, *TEXT_SCORES, *names_of(images), *names_of(samples)]
+            if added.name in taken:
+                raise plugin_fault(module, f"measure {added.name!r}: the name is taken")
+            if isinstance(added, ImageMeasure):
+                images.append(added)
+            else:
+                samples.append(added)
+    return MeasureSelection(tuple(images), tuple(samples))
+
+
+def selected_measures(names: Iterable[str]) -> MeasureSelection:
+    """Return the measures of these names.
+
+    Raises:
+        ValueError: in one line, for a name that no measure has.
+    """
+    known, wanted = known_measures(), set(names)
+    for name in sorted(wanted.difference(known.names)):
+        near = get_close_matches(name, known.names, n=1)
+        hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
+        raise ValueError(f"there is no score {name!r} to be measured; {hint}")
+    return MeasureSelection(
+        tuple(measure for measure in known.images if measure.name in wanted),
+        tuple(measure for measure in known.samples if measure.name in wanted),
+    )
+
+
+def names_of(measures: Iterable[Any]) -> Collection[str]:
+    """Return the names of some measures."""
+    return [measure.name for measure in measures]

@@ -1,0 +1,71 @@
+"""Columns of stored scores: each names the measure that filled it, so that another version is seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import pyarrow as pa
+
+from mm_assets.interleaved.digest import ContentDigest
+
+_MEASURE = b"mm_assets:measure"
+
+
+class Measure(Protocol):
+    """What image measures and sample measures have in common."""
+
+    name: ClassVar[str]
+    type: ClassVar[pa.DataType]
+    version: ClassVar[str]
+
+
+M = TypeVar("M", bound=Measure)
+
+
+def column_of(measure: Measure) -> pa.Field:
+    """Return the column of a measure, with its version and fields in the metadata."""
+    return pa.field(measure.name, measure.type, metadata={_MEASURE: _identity(measure)})
+
+
+def is_filled_by(column: pa.Field, measure: Measure) -> bool:
+    """Return whether a stored column has the values of this measure, in this version."""
+    metadata = column.metadata or {}
+    return bool(column.type == measure.type and metadata.get(_MEASURE) == _identity(measure))
+
+
+def missing_measures(columns: Iterable[pa.Field], measures: Iterable[M]) -> list[M]:
+    """Return the measures that none of some columns has the values of."""
+    by_name = {column.name: column for column in columns}
+    return [
+        measure
+        for measure in measures
+        if measure.name not in by_name or not is_filled_by(by_name[measure.name], measure)
+    ]
+
+
+def is_measured(column: pa.Field) -> bool:
+    """Return whether a column is that of a measure."""
+    return _MEASURE in (column.metadata or {})
+
+
+def with_columns(base: pa.Schema, columns: Iterable[pa.Field]) -> pa.Schema:
+    """Return a schema of scores: the columns that all have, and those of measures, by name.
+
+    The order does not depend on what was asked for first.
+    """
+    return pa.schema([*base, *sorted(columns, key=lambda column: column.name)])
+
+
+def digest_of_scores(table: pa.Table) -> str:
+    """Return the digest of all rows, which is the data version of the scores."""
+    digest = ContentDigest()
+    digest.observe(table)
+    return digest.hexdigest()
+
+
+def _identity(measure: Measure) -> bytes:
+    fields: dict[str, Any] = dataclasses.asdict(measure) if dataclasses.is_dataclass(measure) else {}
+    return json.dumps({"version": measure.version, **fields}, sort_keys=True, default=str).encode()
