@@ -28,6 +28,17 @@ class SampleContent:
         """All texts, with a line break between them."""
         return "\n".join(self.texts)
 
+    def beginning(self, characters: int) -> str:
+        """Return the first characters of `text`; texts behind them are not looked at."""
+        parts: list[str] = []
+        missing = characters
+        for text in self.texts:
+            if missing < 0:
+                break
+            parts.append(text[:missing])
+            missing -= len(text) + 1
+        return "\n".join(parts)[:characters]
+
     @cached_property
     def words(self) -> int:
         """Words of all texts, separated by white space."""
