@@ -17,6 +17,7 @@ _EXTRAS = {
     "dagster": ("The graph", "dagster", "dagster"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
     "lance": ("Lance", "pylance", "lance"),
+    "py3langid": ("Language detection", "py3langid", "scores"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
 }
