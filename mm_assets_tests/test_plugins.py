@@ -20,7 +20,7 @@ from mm_assets.filters.score_filter import ScoreFilter, minimum, setting
 @dataclass(frozen=True)
 class Large(ScoreFilter):
     name = "large"
-    min_bytes: int = minimum("byte_size", int, "least bytes")
+    min_bytes: int = minimum("file_size", int, "least bytes")
     def verdict(self, score):
         return None
 
@@ -50,18 +50,18 @@ def test_without_the_variable_there_are_none() -> None:
 
 def test_settings_of_a_plugin_are_settings(module: Module) -> None:
     name = module(FILTER)
-    environment = {"MM_PLUGINS": f" {name},{name}", "MM_MIN_BYTE_SIZE": "7"}
+    environment = {"MM_PLUGINS": f" {name},{name}", "MM_MIN_FILE_SIZE": "7"}
     settings = Settings.load(environment)
     assert settings.plugins == (name, name)
     (made,) = filters_of(settings.filters, settings.filter_values())
     assert (made.name, made.min_bytes) == ("large", 7)  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match="^MM_MIN_BYTE_SIZE: no such setting"):
-        Settings.load({"MM_MIN_BYTE_SIZE": "7"})
+    with pytest.raises(ValueError, match="^MM_MIN_FILE_SIZE: no such setting"):
+        Settings.load({"MM_MIN_FILE_SIZE": "7"})
     with pytest.raises(
-        ValueError, match="^MM_MIN_BYTE_SIZ: no such setting; the nearest is MM_MIN_BYTE_SIZE"
+        ValueError, match="^MM_MIN_FILE_SIZ: no such setting; the nearest is MM_MIN_FILE_SIZE"
     ):
-        Settings.load({"MM_PLUGINS": name, "MM_MIN_BYTE_SIZ": "7"})
-    assert "MM_MIN_BYTE_SIZE" not in describe()
+        Settings.load({"MM_PLUGINS": name, "MM_MIN_FILE_SIZ": "7"})
+    assert "MM_MIN_FILE_SIZE" not in describe()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
         ("import no_such_package", "cannot be imported: No module named 'no_such_package'"),
         ("1 / 0", "cannot be imported: ZeroDivisionError: division by zero"),
         ("x = (", "cannot be imported: SyntaxError: '(' was never closed"),
-        ("x = 1", "it has neither FILTERS nor CHECKS"),
+        ("x = 1", "it has none of FILTERS, MEASURES, CHECKS"),
         ("FILTERS = (5,)", "5 in FILTERS is no class of filters: derive it from ScoreFilter"),
         (FILTER.replace('name = "large"', ""), "filter Large needs a name of lower-case letters"),
         (FILTER.replace('"large"', '"Large one"'), "filter Large needs a name of lower-case letters"),
@@ -79,8 +79,8 @@ def test_settings_of_a_plugin_are_settings(module: Module) -> None:
         (FILTER.replace("    min_bytes", "    # min_bytes"), "filter Large has no settings"),
         (FILTER.replace("    def", "    more: int\n    def"), "cannot be imported: TypeError: non-default"),
         (FILTER.replace('"large"', '"image_size"'), "Large: the name 'image_size' is taken by mm_assets"),
-        (FILTER.replace('"byte_size"', '"image_side"'), "Large: the setting 'min_image_side' is taken"),
-        (FILTER.replace("int,", "dict,"), "TypeError: bound 'min_byte_size' is a float or an int, not"),
+        (FILTER.replace('"file_size"', '"image_side"'), "Large: the setting 'min_image_side' is taken"),
+        (FILTER.replace("int,", "dict,"), "TypeError: bound 'min_file_size' is a float or an int, not"),
     ],
 )  # fmt: skip
 def test_a_filter_that_does_not_fit_is_one_line(code: str, line: str, module: Module) -> None:
@@ -107,6 +107,6 @@ def test_names_that_are_no_modules(text: str, line: str) -> None:
 
 
 def test_a_setting_of_the_graph_is_taken(module: Module) -> None:
-    name = module(FILTER.replace('minimum("byte_size", int,', 'setting("workers", int, 0,'))
+    name = module(FILTER.replace('minimum("file_size", int,', 'setting("workers", int, 0,'))
     with pytest.raises(ValueError, match=f"^filter 'large' of {name}: MM_WORKERS is taken"):
         Settings.load({"MM_PLUGINS": name})

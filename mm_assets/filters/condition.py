@@ -5,6 +5,7 @@ A condition can only look at the scores. What it may consist of is listed here, 
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
@@ -144,4 +145,6 @@ def _database() -> Any:
     database = duckdb.connect(":memory:", config={"threads": "1"})
     database.execute("set enable_external_access = false").fetchall()
     database.execute("set lock_configuration = true").fetchall()
+    # DuckDB complains of what is left when a process ends that still has another thread.
+    atexit.register(_database.cache_clear)
     return database

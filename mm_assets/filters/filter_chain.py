@@ -114,7 +114,7 @@ class FilterChain:
         places = _Places(table)
         losses: dict[int, Loss] = {}
         if refused_samples:
-            losses = self._lost_with_samples(table, places, refusals)
+            losses = self._lost_with_samples(places, refusals)
         for row, refusal in refusals.items():
             if row not in losses:
                 losses[row] = refusal.loss(places[row])
@@ -176,18 +176,14 @@ class FilterChain:
                         refusals[rows[index]] = refusal
         return refusals, [(row, refusal) for row, refusal in flags if row not in refusals]
 
-    def _lost_with_samples(
-        self, table: pa.Table, places: _Places, refusals: Mapping[int, Refusal]
-    ) -> dict[int, Loss]:
+    def _lost_with_samples(self, places: _Places, refusals: Mapping[int, Refusal]) -> dict[int, Loss]:
         """Return the losses of all rows of the samples that an image takes with it, by row."""
         losses: dict[int, Loss] = {}
         for rows in places.samples():
             causes = [row for row in rows if row in refusals and refusals[row].filter.action == DROP_SAMPLE]
             if causes:
                 first = refusals[causes[0]]
-                beside = (
-                    f"its sample has an image at position {places[causes[0]]['position']}: {first.reason}"
-                )
+                beside = f"an image of its sample: {first.reason}"
                 for row in rows:
                     losses[row] = (
                         refusals[row].loss(places[row])

@@ -89,7 +89,7 @@ def score_samples(
 
     Raises:
         DataError: a text is not UTF-8.
-        ValueError: a measure fails; the message names it and the sample.
+        ValueError: a measure fails, or one that is only known does not fit a sample; the message names both.
     """
     schema = sample_scores_schema(measures, known)
     samples = _samples(table)
@@ -115,21 +115,21 @@ def score_samples(
         columns[name] = [
             taken[sample_id][name]
             if sample_id in taken
-            else _measured(by_name[name], sample_id, content)
-            if name in by_name
-            else None
+            else _measured(by_name.get(name), name, sample_id, content)
             for sample_id, content in samples.items()
         ]
     return pa.Table.from_arrays([_array(columns[column.name], column) for column in schema], schema=schema)
 
 
-def _measured(measure: SampleMeasure, sample_id: str, content: SampleContent) -> Any:
+def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content: SampleContent) -> Any:
+    if measure is None:
+        raise ValueError(f"sample {sample_id!r}: the known {name} is that of another content")
     try:
         return measure.measure(content)
     except ImportError:
         raise  # a library is missing: no fault of the sample
     except Exception as error:
-        named = f"measure {measure.name!r} of {type(measure).__module__}"
+        named = f"measure {name!r} of {type(measure).__module__}"
         raise ValueError(f"sample {sample_id!r}: {named}: {error_line(error)}") from error
 
 

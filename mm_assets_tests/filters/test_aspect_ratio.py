@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores, score_image, score_table
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.policies import with_errors
@@ -106,7 +107,7 @@ def test_chunked_tables_and_large_columns(tmp_path: Path) -> None:
 def test_scores_measured_before_give_the_same_and_read_no_bytes(tmp_path: Path) -> None:
     source = batch(image(20, 20), image(90, 10), b"nonsense", image(20, 40, "JPEG", 6))
     pq.write_table(score_table(source.data), tmp_path / "scores.parquet")
-    bound = AspectRatioFilter(1, 2).bind({"scores": (str(tmp_path / "scores.parquet"), None)})
+    bound = FilterChain((AspectRatioFilter(1, 2),)).bind({"scores": (str(tmp_path / "scores.parquet"), None)})
     direct = AspectRatioFilter(1, 2)(source)
     without = source.data.set_column(5, "binary_content", pa.nulls(source.num_rows, pa.large_binary()))
     scored = bound(InterleavedBatch(without))
@@ -114,13 +115,13 @@ def test_scores_measured_before_give_the_same_and_read_no_bytes(tmp_path: Path) 
     assert scored.batch.data.drop_columns("binary_content").equals(
         direct.batch.data.drop_columns("binary_content")
     )
-    assert AspectRatioFilter(1, 2).bind({}) == AspectRatioFilter(1, 2)
+    assert FilterChain((AspectRatioFilter(1, 2),)).bind({}) == FilterChain((AspectRatioFilter(1, 2),))
     assert pickle.loads(pickle.dumps(AspectRatioFilter(1, 2))) == AspectRatioFilter(1, 2)  # noqa: S301
 
 
 def test_scores_of_other_images_are_refused(tmp_path: Path) -> None:
     pq.write_table(score_table(batch(image(20, 20)).data), tmp_path / "scores.parquet")
-    bound = AspectRatioFilter(1, 2).bind({"scores": (str(tmp_path / "scores.parquet"), None)})
+    bound = FilterChain((AspectRatioFilter(1, 2),)).bind({"scores": (str(tmp_path / "scores.parquet"), None)})
     with pytest.raises(ValueError, match="sample 's', position 2: no image score"):
         bound(batch(image(20, 20), image(20, 20)))
 

@@ -10,17 +10,16 @@ from mm_assets_tests.filters.test_score_filter import FormatFilter
 
 
 def test_each_setting_is_a_field() -> None:
-    assert set(type(filter_thresholds(FILTERS, {})).model_fields) == {
-        known.name for known in settings_of(FILTERS)
-    }
+    names = {known.name for known in settings_of(FILTERS)}
+    assert set(type(filter_thresholds(FILTERS, {})).model_fields) == names | {"filter_actions", "scores"}
 
 
 def test_the_resource_has_the_settings_of_the_environment() -> None:
     settings = Settings.load({"MM_MAX_ASPECT_RATIO": "2"})
     assert settings.filter_values()["max_aspect_ratio"] == 2
     thresholds = filter_thresholds(settings.filters, settings.filter_values())
-    assert thresholds.steps() == (AspectRatioFilter(0, 2),)
-    assert filter_thresholds((FormatFilter,), {"image_formats": ("png", "jpg")}).steps() == (
+    assert thresholds.active() == (AspectRatioFilter(0, 2),)
+    assert filter_thresholds((FormatFilter,), {"image_formats": ("png", "jpg")}).active() == (
         FormatFilter(wanted=("png", "jpg")),
     )
 

@@ -18,8 +18,8 @@ def test_the_columns() -> None:
     assert [(field.name, field.type) for field in sample_scores_schema(MEASURES)][5:] == [
         ("language", pa.string()),
         ("language_probability", pa.float32()),
-        ("repetition", pa.float32()),
         ("repeated_lines", pa.float32()),
+        ("repetition", pa.float32()),
     ]
 
 
