@@ -101,5 +101,6 @@ def test_what_cannot_be_shown_says_why() -> None:
 
 def test_the_type_is_that_of_the_bytes_and_the_description_is_text() -> None:
     data = noise(5)
+    encoded = base64.b64encode(data).decode()
     html = shown(data).html('"><script>')
     assert html == f'<img src="data:image/png;base64,{encoded}" alt="&quot;&gt;&lt;script&gt;">'
