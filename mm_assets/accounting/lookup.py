@@ -19,6 +19,7 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.listing import expand_paths
+from mm_assets.formats.parquet_file import possible_groups
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
@@ -146,7 +147,7 @@ def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) ->
     rows: Rows = []
     if missing := [name for name in columns if name not in parquet.schema_arrow.names]:
         raise ValueError(f"column {missing[0]!r} is missing")
-    for group in possible_groups(parquet.metadata, sample_id):
+    for group in possible_groups(parquet.metadata, "sample_id", sample_id):
         ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
         found = pc.equal(ids, sample_id)
         if pc.any(found).as_py():
@@ -168,20 +169,6 @@ def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.Parqu
     fs, path = filesystem(file, options)
     with fs.open(path, "rb", cache_type="none") as remote:  # caches read ahead by megabytes
         yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
-
-
-def possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]:
-    """Yield the row groups whose statistics leave room for a sample."""
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        column = next(
-            c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "sample_id"
-        )
-        bounds = column.statistics if column.is_stats_set else None
-        least = bounds.min if bounds is not None and bounds.has_min_max else None
-        if bounds is not None and isinstance(least, str) and not least <= sample_id <= bounds.max:
-            continue
-        yield number
 
 
 def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:

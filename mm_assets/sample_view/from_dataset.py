@@ -24,7 +24,7 @@ from mm_assets.formats.storage import exists
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.steps import BatchStream
 from mm_assets.sample_view.document import Document, Item, Look, Mark, items_of
-from mm_assets.sample_view.sample_rows import alike, lance_rows, parquet_rows
+from mm_assets.sample_view.sample_rows import alike, lance_rows, parquet_ids, parquet_rows
 
 _BYTES_AT_ONCE = 8 << 20
 
@@ -35,7 +35,7 @@ class Search:
 
     Attributes:
         documents: the sample, once for each partition that has it.
-        failures: a line for each partition that cannot be read.
+        failures: a line for each partition that cannot be read, or not to its end.
         unsearched: number of partitions that were not looked in, as the sample was found before.
         alike: a few ids that contain the one that was looked for, if it was not found.
     """
@@ -74,6 +74,7 @@ def search(source: str, kind: str, layout: Mapping[str, Any], sample_id: str, lo
         if documents and not finder.is_indexed(partition):
             result.unsearched = len(partitions) - number
             break
+    result.failures += finder.damages
     if not result.documents:
         result.alike = alike(finder.ids(partitions), sample_id)
     return result
@@ -83,6 +84,7 @@ class _Finder:
     """A lookup of one sample in partitions of a dataset."""
 
     def __init__(self, source: str, kind: str, layout: Mapping[str, Any], sample_id: str, look: Look) -> None:
+        self.damages: list[str] = []  # lines about damaged ranges, in which more samples may have been
         self._kind = kind
         self._sample_id = sample_id
         self._look = look
@@ -116,6 +118,9 @@ class _Finder:
             return self._in_indexed_tar(partition)
         scouted = self._scout.open(partition)
         losses = [loss for loss in scouted.losses if loss.sample_id == self._sample_id]
+        self.damages += [
+            loss.reason for loss in scouted.losses if not loss.is_item and loss.sample_id is None
+        ]
         found = self._is_in(self._scouted_ids(scouted, partition))
         rows = self._streamed(partition) if found else iter(())
         return self._document(partition, rows, losses) if found or losses else []
@@ -124,7 +129,10 @@ class _Finder:
         """Yield the ids of partitions, as far as they can be read."""
         for partition in partitions:
             try:
-                yield from self._projected_ids(partition)
+                if self._has_item_rows(partition):
+                    yield parquet_ids(partition.files[0])
+                else:
+                    yield from self._projected_ids(partition)
             except (OSError, ValueError):  # told before
                 continue
 
@@ -190,7 +198,7 @@ class _Finder:
         first = next((item.locator for item in document.items if any(item.locator)), (None,) * 5)
         file = format_of(self._kind).output(partition.files[0])
         is_own = not first[0] or file.endswith(str(first[0]))
-        document.origin = file if is_own else f"{file}, there from {origin_of(first)}"
+        document.origin = file if is_own else f"{file}, which has it from {origin_of(first)}"
         return [document]
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mm_assets.accounting.history import ItemHistory, ShardHistory, history_of, origin_of
 from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import expand_paths
-from mm_assets.formats.parquet_file import UNREADABLE
-from mm_assets.formats.storage import exists, join, open_binary
+from mm_assets.formats.storage import exists, join
 from mm_assets.sample_view.document import Document, Item, Look, Mark, items_of, look_at
 from mm_assets.sample_view.raw_bytes import described
-from mm_assets.sample_view.sample_rows import alike, parquet_rows
+from mm_assets.sample_view.sample_rows import alike, parquet_ids, parquet_rows
 
 _IMAGE_SCORES = DERIVED_FOLDERS["image_scores"]
 _SAMPLE_SCORES = "sample_scores"
@@ -51,12 +50,8 @@ def _curated_ids(root: str) -> Iterator[pa.ChunkedArray]:
     except FileNotFoundError:
         return
     for uri in files:
-        with open_binary(uri) as file:
-            try:
-                ids = pq.read_table(pa.PythonFile(file, mode="r"), columns=["sample_id"]).column(0)
-            except UNREADABLE:  # a hint is no check
-                continue
-        yield ids
+        with suppress(ValueError):  # damage: a hint is no check
+            yield parquet_ids(uri)
 
 
 def _document(root: str, sample_id: str, shard: ShardHistory, look: Look) -> Document:

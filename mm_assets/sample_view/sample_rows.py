@@ -9,8 +9,14 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mm_assets.accounting.lookup import possible_groups
-from mm_assets.formats.parquet_file import checked, open_parquet, read_batches, rows_within
+from mm_assets.formats.parquet_file import (
+    checked,
+    column_chunks,
+    open_parquet,
+    possible_groups,
+    read_batches,
+    rows_within,
+)
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.storage import StorageOptions
 
@@ -31,7 +37,7 @@ def parquet_rows(uri: str, sample_id: str, options: StorageOptions | None = None
     """
     with closing(open_parquet(uri, uri, options, {})) as file:
         schema = original_schema(file)
-        for group in possible_groups(file.metadata, sample_id):
+        for group in possible_groups(file.metadata, "sample_id", sample_id):
             read_ids = partial(file.read_row_group, group, columns=["sample_id"], use_threads=False)
             ids = checked(read_ids, uri)
             mask = pc.equal(ids.column("sample_id").cast(pa.large_string()), sample_id)
@@ -49,6 +55,17 @@ def parquet_rows(uri: str, sample_id: str, options: StorageOptions | None = None
                     yield restore(found.select(schema.names), schema)
                 if seen > last:
                     break
+
+
+def parquet_ids(uri: str, options: StorageOptions | None = None) -> pa.ChunkedArray:
+    """Return the column ``sample_id`` of a Parquet file.
+
+    Raises:
+        ShardError: the file is damaged.
+    """
+    with closing(open_parquet(uri, uri, options, {})) as file:
+        chunks = column_chunks(uri, file, uri, "sample_id", options)
+    return pa.chunked_array([chunk.cast(pa.large_string()) for chunk in chunks], pa.large_string())
 
 
 def lance_rows(uri: str, sample_id: str) -> Iterator[pa.Table]:

@@ -20,7 +20,7 @@ _MOST_TEXT: Final = 2000  # characters of a text
 _MOST_VALUE: Final = 200  # and of a field
 _COLUMNS: Final = 32  # of a picture
 _LINES: Final = 10  # of a picture; each shows two rows of pixels
-_IN_HEADING: Final = ("width", "height", "format", "byte_size", "error")  # scores that are said there
+_IN_HEADING: Final = ("width", "height", "format", "byte_size", "error")
 _RESET: Final = "\x1b[0m"
 
 
@@ -61,14 +61,20 @@ def _item(item: Item, width: int) -> Iterator[str]:
         yield from _wrapped(wording.cut(item.text, _MOST_TEXT), indent, width)
     for name, value in item.fields.items():
         yield from _wrapped(f"{name}: {wording.value(value, _MOST_VALUE)}", indent, width)
-    if more := {name: score for name, score in item.scores.items() if name not in _IN_HEADING}:
-        yield from _wrapped(wording.scores(more), indent, width)
+    unusual = {name: score for name, score in item.scores.items() if not _is_told(name, score)}
+    if unusual:
+        yield from _wrapped(wording.scores(unusual), indent, width)
     for remark in wording.remarks(item):
         yield from _wrapped(f"! {remark}", indent, width)
     if item.raw is not None:
         shown, what = item.raw
         yield from _wrapped(f"raw: {what}", indent, width)
         yield from _wrapped(shown, indent + "  ", width)
+
+
+def _is_told(name: str, score: object) -> bool:
+    """Return whether a score is in the heading of its item, or says nothing."""
+    return name in _IN_HEADING or (name == "orientation" and score == 1)
 
 
 def _wrapped(text: str, indent: str, width: int) -> Iterator[str]:

@@ -29,8 +29,8 @@ def remarks(item: Item) -> list[str]:
     if item.error is not None and not any(item.error in line for line in lines):
         lines.append(f"error: {item.error}")
     if not item.has_content and item.raw is None:
-        where = "in no output, only in the raw shard" if item.fates else "not read"
-        lines.append(f"its content is {where}")
+        has_fates = bool(item.fates)
+        lines.append("its content is in no output, only in the raw shard" if has_fates else "it was not read")
     elif item.modality == "image" and item.nbytes is None and item.raw is None and item.error is None:
         lines.append("its bytes are not here, only where they are")
     return lines
