@@ -147,11 +147,11 @@ def _refuse_other_than_file(target: str) -> None:
 
 
 def _write(target: str, page: str) -> None:
-    from mm_assets.formats.storage import publish_bytes
+    from mm_assets.formats.storage import absolute, publish_bytes
 
     if target == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(page.encode())
         return
-    publish_bytes(target, page.encode())
+    publish_bytes(absolute(target), page.encode())
     print(printable(target))
