@@ -157,8 +157,9 @@ def possible_groups(metadata: pq.FileMetaData, column: str, value: str) -> Itera
     """Yield the row groups whose statistics leave room for a value of a column of text."""
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        chunk = next(c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == column)
-        bounds = chunk.statistics if chunk.is_stats_set else None
+        chunks = map(group.column, range(group.num_columns))
+        chunk = next((c for c in chunks if c.path_in_schema == column), None)
+        bounds = chunk.statistics if chunk is not None and chunk.is_stats_set else None
         least = bounds.min if bounds is not None and bounds.has_min_max else None
         if bounds is not None and isinstance(least, str) and not least <= value <= bounds.max:
             continue

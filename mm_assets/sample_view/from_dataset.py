@@ -67,7 +67,7 @@ def search(source: str, kind: str, layout: Mapping[str, Any], sample_id: str, lo
     for number, partition in enumerate(partitions, 1):
         try:
             documents = finder.documents(partition)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             result.failures.append(error_line(error))
             continue
         result.documents += documents
@@ -133,7 +133,7 @@ class _Finder:
                     yield parquet_ids(partition.files[0])
                 else:
                     yield from self._projected_ids(partition)
-            except (OSError, ValueError):  # told before
+            except (OSError, ValueError, pa.ArrowException):  # told before
                 continue
 
     def _scouted_ids(self, scouted: BatchStream, partition: Partition) -> Iterator[pa.ChunkedArray]:

@@ -282,6 +282,21 @@ def test_a_shard_that_cannot_be_read_does_not_hide_another(data: Path, tmp_path:
     assert line.startswith(f"{tmp_path}/p: no sample 'nobody'; {tmp_path}/p/0.parquet: not a readable")
 
 
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"sample_id": [{"x": "s"}], "position": [0], "modality": ["image"]},
+        {"sample_id": ["s"], "position": [0], "modality": ["image"], "binary_content": [[1]]},
+        {"sample_id": [7], "position": [0], "modality": ["image"], "binary_content": [{"a": 1}]},
+    ],
+)
+def test_columns_of_other_types_are_one_line(tmp_path: Path, columns: dict[str, list[Any]]) -> None:
+    pq.write_table(pa.table(columns), tmp_path / "p.parquet")
+    done = run("show", "s", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith(f"mm-assets: {tmp_path}: no sample 's'")
+
+
 def test_a_tar_that_is_cut_says_so(tmp_path: Path) -> None:
     whole = make_tar(tmp_path / "a.tar", [*sample("one"), *sample("two")]).read_bytes()
     (tmp_path / "a.tar").write_bytes(whole[: whole.index(b"two.1.png") - 100])
