@@ -22,18 +22,19 @@ Locator = tuple[Any, ...]  # source, member, byte offset, byte size, frame; each
 
 ABSENT = "absent"
 NOT_MADE = "not made"
-FLAGGED = "flagged"
+FLAGGED = "flagged"  # outcome of a row of the ledger whose item is kept
 _LOCATOR = ("source", "member", "byte_offset", "byte_size", "frame_index")
 
 
 @dataclass
 class ItemHistory:
-    """One item of a shard, with its fate in each asset."""
+    """One item of a shard, with its fate in each asset, and what the ledger says of it, as rows."""
 
     position: int
     modality: str
     locator: Locator
     fates: dict[str, str] = field(default_factory=dict)
+    records: list[Mapping[str, Any]] = field(default_factory=list)
 
 
 @dataclass
@@ -51,8 +52,8 @@ class ShardHistory:
         """Locator of the sample's first item that has one."""
         return next((item.locator for item in self.items if any(item.locator)), (None,) * len(_LOCATOR))
 
-    def note(self, asset: str, row: Mapping[str, Any], fate: str) -> None:
-        """Record the fate of an item in an asset.
+    def note(self, asset: str, row: Mapping[str, Any], fate: str) -> ItemHistory:
+        """Record the fate of an item in an asset, and return the item.
 
         Two items of one position are told apart by their locators: a sample id may occur twice.
         """
@@ -70,13 +71,18 @@ class ShardHistory:
         elif not any(known.locator):
             known.locator = locator
         known.fates[asset] = fate
+        return known
 
-    def add_flag(self, asset: str, row: Mapping[str, Any], flag: str) -> None:
-        """Add what a filter says against an item that an asset keeps."""
-        place = (row["position"], row["modality"])
-        for item in self.items:
-            if (item.position, item.modality) == place and asset in item.fates:
-                item.fates[asset] += f", {flag}"
+    def flag(self, asset: str, row: Mapping[str, Any]) -> None:
+        """Record that a filter marked an item that is kept."""
+        locator = tuple(row[name] for name in _LOCATOR)
+        kept = [i for i in self.items if (i.position, i.modality) == (row["position"], row["modality"])]
+        flagged = next((i for i in kept if i.locator == locator), kept[0] if kept else None)
+        if flagged is None:  # the output is gone
+            flagged = self.note(asset, row, _loss(row))
+        else:
+            flagged.fates[asset] = f"{flagged.fates.get(asset, ABSENT)}; {_loss(row)}"
+        flagged.records.append(row)
 
 
 def history_of(root: str, sample_id: str, options: StorageOptions | None = None) -> list[ShardHistory]:
@@ -106,9 +112,9 @@ def history_of(root: str, sample_id: str, options: StorageOptions | None = None)
         for row in rows:
             shard = shards.setdefault(row["partition"], ShardHistory(row["partition"]))
             if row["outcome"] == FLAGGED:
-                shard.add_flag(asset, row, _loss(row))
+                shard.flag(asset, row)
             else:
-                shard.note(asset, row, _loss(row))
+                shard.note(asset, row, _loss(row)).records.append(row)
     for shard in shards.values():
         for output in OUTPUTS:
             fate = ABSENT if _is_made(root, output, shard.partition, ledger, options) else NOT_MADE
@@ -133,6 +139,22 @@ def _kept(
     return kept
 
 
+def place_of(locator: Locator) -> str:
+    """Return member, bytes and frame of a locator in words, as far as known."""
+    _, member, offset, size, frame = locator
+    parts = [member] if member else []
+    if offset is not None:
+        parts.append(f"@{offset}" if size is None else f"@{offset}+{size}")
+    if frame is not None:
+        parts.append(f"frame {frame}")
+    return " ".join(parts)
+
+
+def origin_of(locator: Locator) -> str:
+    """Return the file of a locator, and the place in it, in words."""
+    return f"{locator[0]}: {place_of(locator)}" if locator[0] else "an unknown source"
+
+
 def surveyed_in(root: str, sample_id: str, options: StorageOptions | None = None) -> list[str]:
     """Return the raw shards whose survey has a sample, published or not."""
     surveys = SurveyStore(root, options)
@@ -148,7 +170,8 @@ def _loss(row: Mapping[str, Any]) -> str:
     if row["outcome"] == "quarantined":
         return f"quarantined: {row['kind']}: {row['reason']}"
     score = "" if row["score"] is None else f" (score {row['score']:g}, asked for {row['threshold']})"
-    return f"{row['outcome']} by {row['kind']}: {row['reason']}{score}"
+    verb = "flagged" if row["outcome"] == FLAGGED else "filtered"
+    return f"{verb} by {row['kind']}: {row['reason']}{score}"
 
 
 def _is_made(

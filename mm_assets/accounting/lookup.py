@@ -19,6 +19,7 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.fetching import Fetcher, open_fetcher
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.listing import expand_paths
+from mm_assets.formats.parquet_file import possible_groups
 from mm_assets.formats.parquet_types import SHARD
 from mm_assets.formats.partitions import Partition, partition_name
 from mm_assets.formats.reader import InterleavedReader
@@ -68,7 +69,7 @@ def in_tar(uri: str, sample_id: str, options: StorageOptions | None = None) -> R
 
     if not exists(uri, options):
         return []
-    with _tar_of(uri, sample_id, options) as tar:
+    with sample_tar(uri, sample_id, options) as tar:
         if tar is None:
             return []
         return _projected(
@@ -146,7 +147,7 @@ def _rows_of(parquet: pq.ParquetFile, sample_id: str, columns: Sequence[str]) ->
     rows: Rows = []
     if missing := [name for name in columns if name not in parquet.schema_arrow.names]:
         raise ValueError(f"column {missing[0]!r} is missing")
-    for group in _possible_groups(parquet.metadata, sample_id):
+    for group in possible_groups(parquet.metadata, "sample_id", sample_id):
         ids = parquet.read_row_group(group, columns=["sample_id"], use_threads=False).column(0)
         found = pc.equal(ids, sample_id)
         if pc.any(found).as_py():
@@ -170,17 +171,6 @@ def open_parquet(file: str, options: StorageOptions | None) -> Iterator[pq.Parqu
         yield pq.ParquetFile(pa.PythonFile(remote, mode="r"), pre_buffer=False)
 
 
-def _possible_groups(metadata: pq.FileMetaData, sample_id: str) -> Iterator[int]:
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        column = next(
-            c for c in map(group.column, range(group.num_columns)) if c.path_in_schema == "sample_id"
-        )
-        bounds = column.statistics if column.is_stats_set else None
-        if bounds is None or not bounds.has_min_max or bounds.min <= sample_id <= bounds.max:
-            yield number
-
-
 def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:
     merged: dict[str | None, Rows] = {}
     for partition, rows in found:
@@ -189,8 +179,10 @@ def _merged(found: Iterable[tuple[str, Rows]]) -> dict[str | None, Rows]:
 
 
 @contextmanager
-def _tar_of(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
+def sample_tar(uri: str, sample_id: str, options: StorageOptions | None) -> Iterator[str | None]:
     """Yield a tar with the sample: its members alone, cut out by the index beside the tar, or the tar itself.
+
+    The tar is one that this project wrote.
 
     None is yielded if the index shows that the tar does not have the sample.
     """

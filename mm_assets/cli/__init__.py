@@ -21,6 +21,7 @@ COMMANDS = (
     "ui",
     "prove",
     "explain",
+    "show",
     "tag",
     "diff",
     "retire",

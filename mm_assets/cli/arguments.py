@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 
 def location(text: str) -> str:
@@ -55,3 +56,15 @@ def suffixes(text: str) -> tuple[str, ...]:
         return setting_parsers.suffixes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def as_utf8(argument: str) -> str:
+    """Return an id as UTF-8, as in the data, whatever encoding the terminal has."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(argument).decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{argument!a} is not UTF-8, so it is the id of no sample") from error
+    return argument

@@ -32,5 +32,22 @@ def settings_root(settings: Settings) -> str:
     return _normal(absolute(settings.storage))
 
 
+def refuse_other_folder(root: str) -> None:
+    """Raise ``FileNotFoundError`` for a missing storage root, or one without any output or ledger."""
+    from mm_assets.accounting.ledger import LEDGER_FOLDER
+    from mm_assets.accounting.outputs import OUTPUTS
+    from mm_assets.formats.absent_paths import absent
+    from mm_assets.formats.storage import filesystem
+
+    hint = "name the storage root of the graph with --storage or MM_STORAGE"
+    fs, path = filesystem(root)
+    try:
+        found = {name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{absent(root, fs, path, 'folder')}; {hint}") from error
+    if found.isdisjoint({LEDGER_FOLDER, *(output.folder.partition("/")[0] for output in OUTPUTS)}):
+        raise FileNotFoundError(f"{root}: no output of the graph is here; {hint}")
+
+
 def _normal(root: str) -> str:
     return root.rstrip("/") or "/"

@@ -153,6 +153,19 @@ def column_chunks(
         return checked(lambda: pq.ParquetFile(parts).read([column], use_threads=False), name).column(0).chunks
 
 
+def possible_groups(metadata: pq.FileMetaData, column: str, value: str) -> Iterator[int]:
+    """Yield the row groups whose statistics leave room for a value of a column of text."""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        chunks = map(group.column, range(group.num_columns))
+        chunk = next((c for c in chunks if c.path_in_schema == column), None)
+        bounds = chunk.statistics if chunk is not None and chunk.is_stats_set else None
+        least = bounds.min if bounds is not None and bounds.has_min_max else None
+        if bounds is not None and isinstance(least, str) and not least <= value <= bounds.max:
+            continue
+        yield number
+
+
 def rows_within(nbytes: int, mean: int) -> int:
     """Return how many rows of ``mean`` bytes to read at a time to stay within ``nbytes``: a power of two."""
     rows = min(max(nbytes // max(mean, 1), 1), ROWS_AT_ONCE)

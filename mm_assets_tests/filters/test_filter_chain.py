@@ -1,4 +1,4 @@
-"""The filters of a shard as one step: actions, what they drop together, and that each row is accounted for."""
+"""The filters of a shard as one step: actions, what they drop together, and that no row is lost unsaid."""
 
 from __future__ import annotations
 

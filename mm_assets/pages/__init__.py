@@ -1,0 +1,1 @@
+"""HTML pages that are one file: nothing is loaded from elsewhere, and nothing in them runs."""
