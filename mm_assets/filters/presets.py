@@ -15,6 +15,15 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "min_sharpness": 100.0,
         "max_qr_area": 0.05,
     },
+    "mint1t": {
+        "keep_images": "least(width, height) >= 150 and greatest(width, height) <= 20000",
+        "min_aspect_ratio": 0.5,
+        "max_aspect_ratio": 2.0,
+        "min_images": 1,
+        "max_images": 30,
+        "languages": ("en",),
+        "min_language_probability": 0.65,
+    },
 }
 """Values by setting. `docs/filters.md` has their sources, and what of them scores cannot say."""
 
