@@ -75,8 +75,8 @@ class ImageContent:
     def perceptual(self) -> tuple[str, int]:
         """The PDQ hash of the picture as displayed, 64 hexadecimal digits, and its quality, 0 to 100.
 
-        The picture is turned as its EXIF orientation says before it is hashed: a copy that has been turned for
-        good has the same hash.
+        It is turned as its EXIF orientation says before it is hashed: a copy that has been turned for good
+        has the same hash.
 
         Raises:
             ImageError: the image cannot be decoded.
@@ -98,4 +98,3 @@ def scaled_down(luma: Pixels, side: int) -> Pixels:
         return luma
     size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
     return np.asarray(cv2.resize(luma, size, interpolation=cv2.INTER_AREA), np.uint8)
-

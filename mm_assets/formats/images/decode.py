@@ -60,7 +60,6 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
         DecompressionBomb: (an `ImageError`) A frame has more than ``max_pixels`` pixels. No pixel of it has
             been decoded.
     """
-    from PIL import Image
 
     with decoding(data, kind, max_pixels) as image:
         if kind == "tiff":

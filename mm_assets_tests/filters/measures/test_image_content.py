@@ -1,0 +1,65 @@
+"""What every measure has in common: one decoded picture, values that stand by themselves, errors."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mm_assets.filters.measures import image_content
+from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.measures.registry import MEASURES
+from mm_assets.filters.measures.sha256 import Sha256
+from mm_assets.formats.images.errors import DecompressionBomb, ImageError
+from mm_assets_tests.filters.measures.contents import content, file_of, scene
+from mm_assets_tests.formats.images.variants import png_of
+
+OF_PIXELS = [measure for measure in MEASURES if not isinstance(measure, Sha256)]
+of_pixels = pytest.mark.parametrize("measure", OF_PIXELS, ids=lambda measure: measure.name)
+
+
+@of_pixels
+def test_a_cut_image_is_an_error(measure: ImageMeasure) -> None:
+    data = file_of(scene(60, 80), "JPEG")
+    with pytest.raises(ImageError, match="truncated"):
+        measure.measure(content(data[: len(data) // 2]))
+
+
+@of_pixels
+def test_a_bomb_is_not_decoded(measure: ImageMeasure) -> None:
+    with pytest.raises(DecompressionBomb, match="40000x30000 pixels, at most 10000000"):
+        measure.measure(content(png_of(40_000, 30_000)))
+
+
+def test_what_cannot_be_decoded_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = file_of(scene(60, 80), "JPEG")
+    image = content(data[: len(data) // 2])
+    with pytest.raises(ImageError) as first:
+        _ = image.pixels
+    monkeypatch.delattr(image_content, "rgb_pixels")
+    with pytest.raises(ImageError) as again:
+        _ = image.luma
+    assert again.value is first.value
+
+
+def test_values_do_not_depend_on_what_else_is_asked_for() -> None:
+    data = file_of(scene(700, 900), "JPEG")
+    alone = [measure.measure(content(data)) for measure in MEASURES]
+    for order in itertools.islice(itertools.permutations(range(len(MEASURES))), 0, 5040, 600):
+        shared = content(data)
+        values = {place: MEASURES[place].measure(shared) for place in order}
+        assert [values[place] for place in range(len(MEASURES))] == alone
+
+
+def test_values_fit_their_columns() -> None:
+    image = content(file_of(scene(70, 90)))
+    for measure in MEASURES:
+        value = measure.measure(image)
+        assert pa.array([value], measure.type).to_pylist() == [value]
+
+
+def test_the_luma_is_that_of_the_standard() -> None:
+    colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]], np.uint8)
+    assert content(file_of(colours)).luma.tolist() == [[76, 150, 29, 9]]
