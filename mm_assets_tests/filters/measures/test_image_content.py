@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.filters.measures.registry import MEASURES
 from mm_assets.filters.measures.sha256 import Sha256
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
+from mm_assets.interleaved.extras import explained
 from mm_assets_tests.filters.measures.contents import content, file_of, scene
 from mm_assets_tests.formats.images.variants import png_of
 
@@ -63,3 +65,27 @@ def test_values_fit_their_columns() -> None:
 def test_the_luma_is_that_of_the_standard() -> None:
     colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]], np.uint8)
     assert content(file_of(colours)).luma.tolist() == [[76, 150, 29, 9]]
+
+
+@pytest.mark.parametrize(
+    ("library", "line"),
+    [
+        ("cv2", "A score of pixels needs opencv-python-headless: pip install 'mm-assets[scores]'"),
+        ("pdqhash", "The perceptual hash needs pdqhash: pip install 'mm-assets[scores]'"),
+        ("zxingcpp", "The area of QR codes needs zxing-cpp: pip install 'mm-assets[scores]'"),
+    ],
+)
+def test_a_library_that_is_not_installed(library: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = content(file_of(scene(60, 80)))
+    _ = image.small_luma if library != "cv2" else None
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        for measure in MEASURES:
+            measure.measure(image)
+    assert str(explained(caught.value)) == line
+
+
+def test_sha256_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("cv2", "pdqhash", "zxingcpp"):
+        monkeypatch.setitem(sys.modules, library, None)
+    assert len(Sha256().measure(content(file_of(scene(6, 8))))) == 64
