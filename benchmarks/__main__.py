@@ -17,6 +17,7 @@ from benchmarks import (
     peer,
     ray_workers,
     scale,
+    scores,
     store,
     ticks,
     training,
@@ -46,6 +47,7 @@ def main() -> int:
         ray_workers,
         faults,
         scale,
+        scores,
     )
     for benchmark in modules:
         benchmark.add_to(commands)

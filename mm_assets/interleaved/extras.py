@@ -14,12 +14,16 @@ __all__ = ["MissingExtra"]
 _EXTRAS = {
     "adlfs": ("Azure Blob Storage", "adlfs", "azure"),
     "apprise": ("Sending alerts", "apprise", "dagster"),
+    "cv2": ("A score of pixels", "opencv-python-headless", "scores"),
     "dagster": ("The graph", "dagster", "dagster"),
+    "duckdb": ("A condition over scores", "duckdb", "scores"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
     "lance": ("Lance", "pylance", "lance"),
+    "pdqhash": ("The perceptual hash", "pdqhash", "scores"),
     "py3langid": ("Language detection", "py3langid", "scores"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
+    "zxingcpp": ("The area of QR codes", "zxing-cpp", "scores"),
 }
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from mm_assets.formats.images.decode import opened
+from mm_assets.formats.images.errors import ImageError
+from mm_assets.formats.images.pixels import Pixels, rgb_pixels, turned
 from mm_assets.formats.images.probe import ImageInfo
 
-Pixels = npt.NDArray[np.uint8]
+SMALL_SIDE: Final = 512
+"""Pixels of the longer side of `ImageContent.small_luma`, at most."""
 
 
 class ImageContent:
@@ -30,12 +32,69 @@ class ImageContent:
         self.texts = texts
         self._max_pixels = max_pixels
 
-    @cached_property
+    @property
     def pixels(self) -> Pixels:
         """RGB of each pixel, as stored (EXIF orientation not applied): height x width x 3.
 
         Raises:
             ImageError: the image cannot be decoded.
         """
-        with opened(bytes(self.data), self.info.format, self._max_pixels) as image:
-            return np.asarray(image.convert("RGB"))
+        if isinstance(self._decoded, ImageError):
+            raise self._decoded
+        return self._decoded
+
+    @cached_property
+    def _decoded(self) -> Pixels | ImageError:
+        """The pixels, or why there are none: measures that ask again do not decode again."""
+        try:
+            return rgb_pixels(self.data, self.info.format, self._max_pixels)
+        except ImageError as error:
+            return error
+
+    @cached_property
+    def luma(self) -> Pixels:
+        """Brightness of each pixel (ITU-R BT.601): height x width.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        import cv2
+
+        return np.asarray(cv2.cvtColor(self.pixels, cv2.COLOR_RGB2GRAY), np.uint8)
+
+    @cached_property
+    def small_luma(self) -> Pixels:
+        """The luma scaled down so that its longer side has `SMALL_SIDE` pixels; a smaller one as it is.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        return scaled_down(self.luma, SMALL_SIDE)
+
+    @cached_property
+    def perceptual(self) -> tuple[str, int]:
+        """The PDQ hash of the picture as displayed, 64 hexadecimal digits, and its quality, 0 to 100.
+
+        It is turned as its EXIF orientation says before it is hashed: a copy that has been turned for good
+        has the same hash.
+
+        Raises:
+            ImageError: the image cannot be decoded.
+        """
+        import pdqhash
+
+        luma = turned(self.small_luma, self.info.orientation)
+        bits, quality = pdqhash.compute(np.repeat(luma[..., None], 3, axis=2))
+        return np.packbits(bits.astype(np.uint8)).tobytes().hex(), int(quality)
+
+
+def scaled_down(luma: Pixels, side: int) -> Pixels:
+    """Return a picture with at most ``side`` pixels in its longer side; each is the mean of an area."""
+    import cv2
+
+    height, width = luma.shape
+    longer = max(height, width)
+    if longer <= side:
+        return luma
+    size = max(1, round(width * side / longer)), max(1, round(height * side / longer))
+    return np.asarray(cv2.resize(luma, size, interpolation=cv2.INTER_AREA), np.uint8)

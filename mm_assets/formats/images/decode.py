@@ -6,7 +6,8 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from .errors import DecompressionBomb, ImageError
@@ -59,6 +60,25 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
         DecompressionBomb: (an `ImageError`) A frame has more than ``max_pixels`` pixels. No pixel of it has
             been decoded.
     """
+
+    with decoding(data, kind, max_pixels) as image:
+        if kind == "tiff":
+            return _load_frames(image, max_pixels)  # type: ignore[arg-type]
+        # A draft parses all of a JPEG, but makes one pixel of every block: a third of the time, and
+        # little memory. It has no effect on other formats.
+        image.draft(None, (1, 1))
+        image.load()
+        return True
+
+
+@contextmanager
+def decoding(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> Iterator[ImageFile]:
+    """Open an image, as `opened` does, for a block that decodes its first frame.
+
+    Raises:
+        ImageError: for whatever Pillow raises in the block; for a PNG whose pixels have a wrong checksum.
+        DecompressionBomb: (an `ImageError`) it would be too expensive to decode.
+    """
     from PIL import Image
 
     raw = bytes(data)
@@ -70,15 +90,9 @@ def decode(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> 
         warnings.filterwarnings("ignore", module="PIL")
         try:
             with opened(raw, kind, max_pixels) as image:
-                if kind == "tiff":
-                    return _load_frames(image, max_pixels)  # type: ignore[arg-type]
-                # A draft parses all of a JPEG, but makes one pixel of every block: a third of the time, and
-                # little memory. It has no effect on other formats.
-                image.draft(None, (1, 1))
-                image.load()
-                if kind == "png":
-                    _check_pixel_crcs(raw)
-                return True
+                yield image
+            if kind == "png":
+                _check_pixel_crcs(raw)
         except ImageError:
             raise
         except Image.DecompressionBombError as error:  # Pillow's own limit, checked by some plugins
