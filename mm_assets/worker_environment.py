@@ -7,6 +7,8 @@ the user has set stays.
 WORKER_ENVIRONMENT = {
     # By default numpy starts a spinning thread per core, and no worker multiplies matrices.
     "OPENBLAS_NUM_THREADS": "1",
+    # OpenCV, which measures pictures, likewise: there is a worker for each core already.
+    "OPENCV_FOR_THREADS_NUM": "1",
     # Milliseconds after which Arrow's allocator returns freed memory to the system, which clears it again for
     # the next batch: with 10, its default, up to a third of the CPU. With a second nearly all of that is
     # gone, for 20 to 60 MiB at the peak. Workers return memory after a job, too (`FreeMemory`), which a

@@ -206,10 +206,10 @@ def test_plugins_that_the_file_names_have_settings_in_it(
 ) -> None:
     (folder / "plugin_of_the_file.py").write_text(FILTER)
     monkeypatch.syspath_prepend(str(folder))
-    write('plugins = ["plugin_of_the_file"]\nmin_byte_size = 7')
-    assert Settings.load().filter_values()["min_byte_size"] == 7
-    write("min_byte_size = 7")
-    with pytest.raises(ValueError, match="mm_assets.toml: min_byte_size: no such setting"):
+    write('plugins = ["plugin_of_the_file"]\nmin_file_size = 7')
+    assert Settings.load().filter_values()["min_file_size"] == 7
+    write("min_file_size = 7")
+    with pytest.raises(ValueError, match="mm_assets.toml: min_file_size: no such setting"):
         Settings.load()
     write('plugins = ["of_no_file"]')
     line = "mm_assets.toml: plugins: module 'of_no_file' cannot be imported"

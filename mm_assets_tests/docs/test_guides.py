@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -9,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
+from PIL import Image
 
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.local_tree import LEDGER_BESIDE
@@ -54,19 +57,22 @@ def test_a_filter_on_the_command_line(tmp_path: Path) -> None:
     (script,) = _blocks("add_a_filter.md", "sh")
     told = _run(script, tmp_path)
     (count,) = re.findall(r"filtered: (\d+) image", told)
-    tables = [pq.read_table(path) for path in (tmp_path / "out" / "large_images").glob("*.parquet")]
-    sizes = [
-        len(data) for table in tables for data in table["binary_content"].to_pylist() if data is not None
-    ]
+    folder = tmp_path / "out" / "bright_images"
+    tables = [pq.read_table(path) for path in folder.glob("*.parquet")]
+    images = [data for table in tables for data in table["binary_content"].to_pylist() if data is not None]
     assert len(tables) == 2
-    assert min(sizes) >= 5000
-    lists = (tmp_path / "out" / "large_images" / LEDGER_BESIDE).glob("*.parquet")
+    assert min(map(_brightness, images)) >= 128
+    lists = (folder / LEDGER_BESIDE).glob("*.parquet")
     lost = [row for path in lists for row in pq.read_table(path).to_pylist()]
     assert len(lost) == int(count) > 0
     assert {(row["kind"], row["reason"], row["threshold"]) for row in lost} == {
-        ("byte_size", "fewer bytes than min_bytes", "5000")
+        ("brightness", "darker than min_brightness", "128")
     }
-    assert max(row["score"] for row in lost) < 5000
+    assert max(row["score"] for row in lost) < 128
+
+
+def _brightness(data: bytes) -> float:
+    return float(np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).mean())
 
 
 def test_both_in_the_graph(tmp_path: Path) -> None:
@@ -77,8 +83,8 @@ def test_both_in_the_graph(tmp_path: Path) -> None:
         "two": {"texts": ["second"], "images": [None]},
     }
     images = {name: picture(number)[1] for name, number in (("a.png", 0), ("b.png", 3))}
-    small, large = sorted(map(len, images.values()))
-    assert small < large
+    dark, bright = sorted(map(_brightness, images.values()))
+    assert dark < bright
     members = [(f"{name}.json", json.dumps(document).encode()) for name, document in documents.items()]
     make_tar(tmp_path / "raw" / "p.tar", [*members, *images.items()])
     (script,) = _blocks("add_a_check.md", "sh")
@@ -89,10 +95,12 @@ def test_both_in_the_graph(tmp_path: Path) -> None:
         tmp_path,
         MM_RAW_SHARDS=str(tmp_path / "raw"),
         MM_STORAGE=str(storage),
-        MM_MIN_BYTE_SIZE=str(large),
+        MM_MIN_BRIGHTNESS=str(bright),
     )
     (lost,) = pq.read_table(storage / "ledger" / "items" / "filtered_parquet").to_pylist()
-    assert (lost["kind"], lost["score"], lost["threshold"]) == ("byte_size", small, str(large))
+    assert (lost["kind"], lost["score"], lost["threshold"]) == ("brightness", dark, str(bright))
+    scores = pq.read_table(storage / "scores").to_pylist()
+    assert sorted(row["brightness"] for row in scores) == [dark, bright]
     record = json.loads((storage / "ledger" / "curated_parquet" / "p.json").read_text())
     (outcome,) = (check for check in record["checks"] if check["name"] == "texts_not_blank")
     assert (outcome["passed"], outcome["metadata"]["summary"]) == (False, "1 of 3 texts are blank")
