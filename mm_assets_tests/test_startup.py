@@ -48,7 +48,8 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         "curated_parquet": ["raw_shards"],
         "quarantine": ["curated_parquet", "raw_shards"],
         "image_scores": ["curated_parquet"],
-        "filtered_parquet": ["curated_parquet", "image_scores"],
+        "sample_scores": ["curated_parquet"],
+        "filtered_parquet": ["curated_parquet", "image_scores", "sample_scores"],
         "final_tars": ["filtered_parquet"],
         "lance_table": ["filtered_parquet"],
         "arrow_cache": ["filtered_parquet"],
@@ -68,6 +69,7 @@ def test_definitions_are_loadable_and_are_the_graph() -> None:
         ("image_scores", "dimensions_agree"),
         ("image_scores", "ledger_balance"),
         ("image_scores", "landed"),
+        ("sample_scores", "landed"),
     }
 
 

@@ -22,7 +22,7 @@ from mm_assets_tests.warm_workers import warm_workers
 
 # In the order in which commands name them.
 ASSETS = [
-    *("curated_parquet", "image_scores", "quarantine", "filtered_parquet"),
+    *("curated_parquet", "image_scores", "quarantine", "sample_scores", "filtered_parquet"),
     *("arrow_cache", "final_tars", "lance_table"),
 ]
 assert set(ASSETS) == {asset.key.to_user_string() for asset in SHARDED_ASSETS}

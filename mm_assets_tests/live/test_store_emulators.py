@@ -69,6 +69,7 @@ def test_the_graph_in_an_emulator(store: StoreEmulator, raw: str, tmp_path: Path
         "curated_parquet",
         "image_scores",
         "quarantine",
+        "sample_scores",
         "filtered_parquet",
         "arrow_cache",
         "final_tars",
