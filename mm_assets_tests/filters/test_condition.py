@@ -1,0 +1,109 @@
+"""Conditions over scores: what they may say, and what of anything else is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from mm_assets.filters.condition import ConditionError, columns_of, evaluate
+from mm_assets.filters.conditions import ImageCondition, SampleCondition
+
+KNOWN = ("width", "height", "format", "aspect_ratio")
+SCORES = pa.table(
+    {"width": [100, 300, None], "format": ["jpg", "gif", "png"], "aspect_ratio": [1.0, 2.0, 3.0]}
+)
+
+
+@pytest.mark.parametrize(
+    ("condition", "columns", "holds"),
+    [
+        ("width >= 200", ("width",), [False, True, False]),
+        ("width >= 200 and format != 'gif'", ("format", "width"), [False, False, False]),
+        (
+            "format in ('jpg', 'png') or aspect_ratio between 2 and 2.5",
+            ("aspect_ratio", "format"),
+            [True] * 3,
+        ),
+        ("not (width > 150)", ("width",), [True, False, False]),
+        ("width is null or format == 'jpg'", ("format", "width"), [True, False, True]),
+        ("case when width > 150 then true else false end", ("width",), [False, True, False]),
+        ("lower(format) like 'j%' or regexp_matches(format, '^g')", ("format",), [True, True, False]),
+        ("greatest(width, 200) / 100 = 2", ("width",), [True, False, True]),
+        ("-width % 2 = 0 and abs(-width) > 200", ("width",), [False, True, False]),
+        ("width::varchar = '300'", ("width",), [False, True, False]),
+        ("true", (), [True] * 3),
+        ("null", (), [False] * 3),
+        ("width > 1 -- a remark", ("width",), [True, True, False]),
+    ],
+)
+def test_conditions(condition: str, columns: tuple[str, ...], holds: list[bool]) -> None:
+    assert columns_of(condition, KNOWN) == columns
+    assert evaluate(condition, SCORES) == holds
+
+
+@pytest.mark.parametrize(
+    ("condition", "line"),
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("-- nothing", "it is not one condition"),
+        ("width >", "syntax error"),
+        ("1=1) --", "syntax error"),
+        ("width > 3; drop table scores", "syntax error"),
+        ("width > 3 /*", "unterminated"),
+        ("width > 3, format", "it is not one condition"),
+        ("widht > 3", "there is no score 'widht'; the nearest is width"),
+        ("scores.width > 3", "there is no score 'scores.width'"),
+        ("zzz > 3", "there is no score 'zzz'; there are aspect_ratio, format, height, width"),
+        ("(select 1)", "not allowed: subquery"),
+        ("exists (from 'secret.csv')", "not allowed: subquery"),
+        ("width in (select 1)", "not allowed: subquery"),
+        ("read_text('/etc/hostname') != ''", "the function 'read_text' is not allowed"),
+        ("getenv('HOME') = ''", "the function 'getenv' is not allowed"),
+        ("sum(width) > 3", "the function 'sum' is not allowed"),
+        ("row_number() over () > 1", "not allowed: window"),
+        ("width > ?", "not allowed: parameter"),
+        ("*", "not allowed: star"),
+        ("x -> 1", "not allowed|no score"),
+        ("width > 1 " * 2000, "it has more than 10000 characters"),
+    ],
+)
+def test_anything_else_is_refused_in_one_line(condition: str, line: str) -> None:
+    with pytest.raises(ConditionError, match=line) as told:
+        columns_of(condition, KNOWN)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("condition", ["format > 3", "'a'", "width like '3%'"])
+def test_types_that_do_not_fit(condition: str) -> None:
+    columns_of(condition, KNOWN)
+    with pytest.raises(ConditionError, match="Error: "):
+        evaluate(condition, SCORES)
+
+
+def test_files_are_out_of_reach_even_of_what_is_not_parsed_first() -> None:
+    with pytest.raises(ConditionError, match="disabled by configuration"):
+        evaluate("(select count(*) from read_text('/etc/hostname')) > 0", SCORES)
+
+
+def test_filters_name_the_setting_and_ask_for_what_they_look_at() -> None:
+    assert ImageCondition("sharpness > 3 and width > 2").needs() == ("sharpness",)
+    assert SampleCondition("language = 'en' and words > 2 and images_per_word < 1").needs() == ("language",)
+    with pytest.raises(ValueError, match="^keep_images: 'words > 3': there is no score 'words'"):
+        ImageCondition("words > 3")
+    with pytest.raises(ValueError, match="^keep_samples: 'width > 3': there is no score 'width'"):
+        SampleCondition("width > 3")
+
+
+def test_a_process_with_another_thread_ends_in_silence() -> None:
+    code = (
+        "import threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "from mm_assets.filters.condition import columns_of\n"
+        "print(columns_of('width > 1', ['width']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("('width',)\n", "")

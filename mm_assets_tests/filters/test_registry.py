@@ -1,0 +1,133 @@
+"""What settings turn on: filters, actions, presets, measures."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mm_assets.filters.aspect_ratio import AspectRatioFilter
+from mm_assets.filters.filter import ACTIONS, Filter
+from mm_assets.filters.image_bounds import QrAreaFilter, SharpnessFilter
+from mm_assets.filters.image_score import ImageScore
+from mm_assets.filters.measure_selection import known_measures, selected_measures
+from mm_assets.filters.presets import PRESETS
+from mm_assets.filters.registry import FILTERS, chain_of, filters_of, measures_for, settings_of
+from mm_assets.filters.sample_filter import SampleFilter
+from mm_assets.filters.sample_scores import SampleScore
+from mm_assets.settings import Settings, variable
+
+PAGE = (Path(__file__).parents[2] / "docs" / "filters.md").read_text()
+
+
+def test_every_filter_measure_and_preset_is_in_the_documentation() -> None:
+    missing = [known.name for known in settings_of(FILTERS) if f"`{variable(known.name)}`" not in PAGE]
+    assert missing == []
+    assert [name for name in known_measures().names if f"`{name}`" not in PAGE] == []
+    assert [name for name in PRESETS if f"| `{name}` |" not in PAGE] == []
+    assert [kind.name for kind in FILTERS if f"`{kind.name}`" not in PAGE] == []
+
+
+def test_actions() -> None:
+    values = {"min_sharpness": 3.0, "max_qr_area": 0.5}
+    plain, qr = filters_of(FILTERS, values, ["qr_area=drop_sample", "words=flag"])
+    assert (plain, qr) == (SharpnessFilter(3.0), QrAreaFilter(0.5, action="drop_sample"))
+    assert plain.action == "drop_item"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "sharpnes=flag",
+            "filter action 'sharpnes=flag': there is no filter 'sharpnes'; the nearest is sharpness",
+        ),
+        (
+            "sharpness",
+            "filter action 'sharpness': the action of sharpness is one of drop_item, drop_sample, flag",
+        ),
+        (
+            "words=drop_item",
+            "filter action 'words=drop_item': the action of words is one of drop_sample, flag",
+        ),
+    ],
+)
+def test_actions_that_do_not_fit(text: str, line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        Settings.load({"MM_FILTER_ACTIONS": text})
+
+
+def test_presets_are_made_of_settings_and_ones_own_come_first() -> None:
+    known = {setting.name for setting in settings_of(FILTERS)}
+    for preset, values in PRESETS.items():
+        assert set(values) <= known, preset
+        filters_of(FILTERS, values)
+    assert Settings.load({"MM_FILTER_PRESET": "curator"}).active_filters() == (
+        AspectRatioFilter(1.0, 2.0),
+        SharpnessFilter(100.0),
+        QrAreaFilter(0.05),
+    )
+    mine = Settings.load({"MM_FILTER_PRESET": "curator", "MM_MAX_ASPECT_RATIO": "3", "MM_MIN_SHARPNESS": "0"})
+    assert mine.active_filters()[:2] == (AspectRatioFilter(1.0, 3.0), SharpnessFilter(0.0))
+    with pytest.raises(
+        ValueError, match="^MM_FILTER_PRESET must be one of none, curator, mint1t, not 'laion'$"
+    ):
+        Settings.load({"MM_FILTER_PRESET": "laion"})
+
+
+def test_scores_that_there_are_not() -> None:
+    with pytest.raises(
+        ValueError, match="^there is no score 'sharpnes' to be measured; the nearest is sharpness$"
+    ):
+        Settings.load({"MM_SCORES": "sharpnes"})
+
+
+def test_what_is_measured_is_what_is_asked_for_in_a_fixed_order() -> None:
+    filters = filters_of(FILTERS, {"max_qr_area": 0.5, "languages": ("en",), "min_aspect_ratio": 1.0})
+    assert measures_for(filters).names == ("qr_area", "language", "language_probability")
+    assert measures_for(filters, ["sha256", "sharpness", "qr_area"]).images == tuple(
+        measure for measure in known_measures().images if measure.name in ("sharpness", "qr_area", "sha256")
+    )
+    assert selected_measures([]).names == ()
+    chain = chain_of(filters)
+    assert chain is not None
+    assert ([m.name for m in chain.images], [m.name for m in chain.samples]) == (
+        ["aspect_ratio", "qr_area"],
+        ["language"],
+    )
+    assert chain_of([]) is None
+
+
+def _score(kind: type[Filter[Any]], values: dict[str, Any]) -> Any:
+    if issubclass(kind, SampleFilter):
+        return SampleScore(2, 1, 10, None, values)
+    return ImageScore(20, 10, "png", 1, 100, None, values)
+
+
+BOUNDS = [kind for kind in FILTERS if hasattr(kind, "of")]
+
+
+@pytest.mark.parametrize("kind", BOUNDS, ids=lambda kind: kind.name)
+def test_bounds_are_inclusive_and_what_is_missing_reaches_no_lower_one(kind: Any) -> None:
+    value = _score(kind, {kind.of: 0.5}).value(kind.of)
+    known = {name: setting.name for name, setting in kind.settings().items()}
+    for name, better in (("least", 1), ("most", -1)):
+        if name in known:
+            assert kind(**{name: value}).verdict(_score(kind, {kind.of: 0.5})) is None
+            beyond = math.nextafter(value, better * math.inf)
+            reason = "less than" if name == "least" else "more than"
+            refused = kind(**{name: beyond}).verdict(_score(kind, {kind.of: 0.5}))
+            assert refused == f"{reason} {known[name]}"
+    if kind.scores and "least" in known:
+        assert kind(least=0.1).verdict(_score(kind, {})) == f"it has no {kind.of}"
+    if kind.scores and "most" in known:
+        assert kind(most=0.1).verdict(_score(kind, {})) is None
+
+
+def test_actions_of_each_filter() -> None:
+    for kind in FILTERS:
+        assert set(kind.actions) <= set(ACTIONS)
+        assert kind.actions[0] == ("drop_sample" if issubclass(kind, SampleFilter) else "drop_item")
