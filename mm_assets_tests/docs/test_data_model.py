@@ -66,6 +66,7 @@ def test_items() -> None:
     ("heading", "at", "pattern"),
     [
         ("Image scores", 0, "scores/*.parquet"),
+        ("Sample scores", 0, "sample_scores/*.parquet"),
         ("Ledger: lost items", 0, "ledger/items/*/*.parquet"),
         ("Proofs", 1, "proof/*.parquet"),
         ("Ledger: balance", 0, "ledger/balance/*/*.parquet"),
@@ -130,7 +131,7 @@ def test_records(asset: str, storage: Path) -> None:
     assert keys(record["account"]) == account
 
 
-@pytest.mark.parametrize("asset", ["image_scores", "quarantine"])
+@pytest.mark.parametrize("asset", ["image_scores", "sample_scores", "quarantine"])
 def test_records_of_what_has_no_rows(asset: str, storage: Path) -> None:
     _, account = tables("Records")
     record = json.loads(some(storage, f"ledger/{asset}/*.json").read_text())
