@@ -17,6 +17,7 @@ _EXTRAS = {
     "dagster": ("The graph", "dagster", "dagster"),
     "gcsfs": ("Google Cloud Storage", "gcsfs", "gcs"),
     "lance": ("Lance", "pylance", "lance"),
+    "pypdfium2": ("PDF", "pypdfium2", "pdf"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
 }

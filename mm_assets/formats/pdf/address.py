@@ -1,0 +1,103 @@
+"""Addresses of shards of PDFs: one URL for some locations, with a tar for each folder of PDFs in them."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlencode
+
+from mm_assets.formats.file_stamps import existing_files
+from mm_assets.formats.listing import Expansion, expand
+from mm_assets.formats.partitions import partition_name, root_of_locations
+from mm_assets.formats.pdf.names import PDF_SUFFIXES, blocks_beside, is_pdf
+from mm_assets.formats.pdf.source import PdfSource
+from mm_assets.formats.storage import absolute
+from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
+from mm_assets.formats.webdataset.layout import PDF_PROTOCOL
+from mm_assets.interleaved.errors import DataError
+
+_PREFIX = "pdf="
+_LOCATION = "at"
+
+
+@dataclass(frozen=True)
+class PdfAddress:
+    """Locations of PDFs: files, folders (at any depth), patterns, brace lists or URLs.
+
+    Each folder with PDFs in it is a shard, and so is each tar. In a folder, tars only count where there are
+    no PDFs.
+    """
+
+    places: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        """The address as a URL: a folder with a tar for each shard."""
+        return f"{PDF_PROTOCOL}://{urlencode([(_LOCATION, place) for place in self.places])}"
+
+    @classmethod
+    def parse(cls, token: str) -> PdfAddress:
+        """Return the address whose `url` has ``token`` after its scheme."""
+        return cls(tuple(place for _, place in parse_qsl(token, strict_parsing=True)))
+
+    def names(self) -> dict[str, list[PdfSource]]:
+        """Return the sources of each shard by its name, sorted.
+
+        A folder is called as its path below the locations' common folder, and that folder itself by its own
+        name; a tar as its path without suffix.
+
+        Raises:
+            FileNotFoundError: a location has no PDFs.
+            DataError: two folders would have the same name.
+        """
+        suffixes = (*PDF_SUFFIXES, *TAR_SUFFIXES)
+        root = root_of_locations(self.places, suffixes)
+        files = sorted({file for place in self.places for file in _found(place).files})
+        with_blocks = existing_files(map(blocks_beside, filter(is_pdf, files)))
+        shards: dict[str, list[PdfSource]] = {}
+        folders: dict[str, str] = {}
+        for file in files:
+            folder = posixpath.dirname(file) if is_pdf(file) else file
+            below = folder[len(root) :].strip("/") if folder.startswith(root) else folder.strip("/")
+            name = (below or posixpath.basename(root)) if is_pdf(file) else partition_name(file, root)
+            if folders.setdefault(name, folder) != folder:
+                raise DataError(
+                    f"{folders[name]} and {folder} would both become partition {name!r}: rename one"
+                )
+            beside = blocks_beside(file) if is_pdf(file) else ""
+            source = PdfSource(
+                file, f"{name}/{posixpath.basename(file)}", beside if beside in with_blocks else None
+            )
+            shards.setdefault(name, []).append(source)
+        return dict(sorted(shards.items()))
+
+    def passed_over(self) -> list[str]:
+        """Return a line for everything in the locations that looks like data, but is not read."""
+        return [line for place in self.places for line in _found(place).passed_over]
+
+
+def pdf_location(item: str) -> str | None:
+    """Return the location of PDFs that an item names: ``pdf=docs``, or what ends in ``.pdf``; else None."""
+    if item.startswith(_PREFIX):
+        return absolute(item.removeprefix(_PREFIX))
+    return absolute(item) if is_pdf(item) and not item.startswith(f"{PDF_PROTOCOL}://") else None
+
+
+def pdf_files_of(url: str) -> dict[str, str]:
+    """Return the original files of a tar that is made of PDFs, by their names in locators."""
+    scheme = f"{PDF_PROTOCOL}://"
+    if not url.startswith(scheme):
+        return {}
+    token, _, name = url.removeprefix(scheme).partition("/")
+    sources = PdfAddress.parse(token).names().get(name.removesuffix(".tar"), [])
+    return {name: f"{scheme}{token}/{name}" for source in sources for name in source.files}
+
+
+def _found(place: str) -> Expansion:
+    """Return the PDFs of a location; where it has none, its tars."""
+    found = expand(place, (*PDF_SUFFIXES, *TAR_SUFFIXES))
+    pdfs = [file for file in found.files if is_pdf(file)]
+    tars = [file for file in found.files if file.lower().endswith(TAR_SUFFIXES)]
+    if not (pdfs or tars):
+        raise FileNotFoundError(f"{place}: no .pdf file, and no tar of them")
+    return Expansion(pdfs or tars, found.passed_over)
