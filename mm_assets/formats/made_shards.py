@@ -24,13 +24,13 @@ def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | Pdf
     if pdfs and len(pdfs) == len(items):
         return PdfAddress(tuple(pdfs))
     named = [pair for item in items if (pair := modality_of(item)) is not None]
+    if pdfs and len(named) < len(items):
+        raise ValueError(f"raw shards: PDFs and other locations cannot be mixed: {' '.join(items)}")
     if named and len(named) < len(items):
         raise ValueError(
             f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: "
             f"{' '.join(items)}"
         )
-    if pdfs and not named:
-        raise ValueError(f"raw shards: PDFs and other locations cannot be mixed: {' '.join(items)}")
     if not named:
         return None
     if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:

@@ -18,6 +18,7 @@ from mm_assets.interleaved.errors import DataError
 
 _PREFIX = "pdf="
 _LOCATION = "at"
+_END = "as", "folder"  # so that no address ends as the name of a file does
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,14 @@ class PdfAddress:
     @property
     def url(self) -> str:
         """The address as a URL: a folder with a tar for each shard."""
-        return f"{PDF_PROTOCOL}://{urlencode([(_LOCATION, place) for place in self.places])}"
+        pairs = [*((_LOCATION, place) for place in self.places), _END]
+        return f"{PDF_PROTOCOL}://{urlencode(pairs)}"
 
     @classmethod
     def parse(cls, token: str) -> PdfAddress:
         """Return the address whose `url` has ``token`` after its scheme."""
-        return cls(tuple(place for _, place in parse_qsl(token, strict_parsing=True)))
+        pairs = parse_qsl(token, strict_parsing=True)
+        return cls(tuple(place for _, place in pairs[:-1]))
 
     def names(self) -> dict[str, list[PdfSource]]:
         """Return the sources of each shard by its name, sorted.

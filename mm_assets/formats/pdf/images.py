@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from PIL import Image
 
+from mm_assets.formats.images.decode import decode, opened, refuse_bomb
+from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.pdf.geometry import Box, Frame
 from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, Fault, unreadable_image
 
@@ -58,15 +60,15 @@ def picture_of(image: PdfImage, document: bytes) -> Picture | Fault:
 
     try:
         width, height = image.get_px_size()
-        if width * height > MAX_PIXELS:
-            return Fault(
-                DECOMPRESSION_BOMB,
-                f"decompression bomb: {width} x {height} pixels in a PDF, at most {MAX_PIXELS}",
-            )
-        if image.get_filters() == ["DCTDecode"] and (plain := _plain_jpeg(image, document)) is not None:
+        refuse_bomb(width, height, MAX_PIXELS)
+        filters = image.get_filters()
+        if filters == ["DCTDecode"] and (plain := _plain_jpeg(image, document)) is not None:
             return plain
+        _check_whole(image, filters)
         return Picture(_decoded(image), "png")
-    except (pypdfium2.PdfiumError, ValueError, OSError) as error:
+    except DecompressionBomb as error:
+        return Fault(DECOMPRESSION_BOMB, f"decompression bomb: {error}")
+    except (pypdfium2.PdfiumError, ImageError) as error:
         return unreadable_image(error)
 
 
@@ -85,12 +87,43 @@ def _plain_jpeg(image: PdfImage, document: bytes) -> Picture | None:
         pdfium.FPDF_COLORSPACE_CALRGB: "RGB",
         pdfium.FPDF_COLORSPACE_ICCBASED: _BPP_COLOURS.get(metadata.bits_per_pixel // 8),
     }
-    try:
-        with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
-            same = (picture.mode, picture.size) == (spaces.get(metadata.colorspace), image.get_px_size())
-    except OSError:  # pdfium may still make a picture of it
-        return None
+    same = _mode_and_size(data) == (spaces.get(metadata.colorspace), image.get_px_size())
     return Picture(data, "jpg", offset) if same else None
+
+
+def _mode_and_size(data: bytes) -> tuple[str, tuple[int, int]]:
+    """Return the mode and size of a JPEG, from its header.
+
+    Raises:
+        ImageError: it is none, or has too many pixels.
+    """
+    try:
+        with opened(data, "jpg", MAX_PIXELS) as picture:
+            return picture.mode, picture.size
+    except ImageError:
+        raise
+    except Exception as error:  # Pillow raises whatever its parser runs into
+        raise ImageError(str(error)) from error
+
+
+def _check_whole(image: PdfImage, filters: Sequence[str]) -> None:
+    """Check that the data of an image are all there: pdfium fills up what is missing, and does not say so.
+
+    Only JPEG and pixels that are packed without loss can be checked.
+
+    Raises:
+        ImageError: data are missing.
+    """
+    import pypdfium2.raw as pdfium
+
+    if filters == ["DCTDecode"]:
+        decode(bytes(image.get_data()), "jpg", MAX_PIXELS)
+    elif all(name in image.SIMPLE_FILTERS for name in filters):
+        width, height = image.get_px_size()
+        expected = (width * image.get_metadata().bits_per_pixel + 7) // 8 * height
+        found = pdfium.FPDFImageObj_GetImageDataDecoded(image, None, 0)
+        if found < expected:
+            raise ImageError(f"{found} of {expected} bytes of pixels are there")
 
 
 def _plain_offset(data: bytes, document: bytes) -> int | None:
@@ -147,12 +180,11 @@ class Crops:
 
     def cut(self, page: PdfPage, number: int, frame: Frame, box: Box) -> Picture | Fault:
         """Return the part of a page in a box as PNG."""
-        width, height = (round(side * self._scale) for side in frame.size)
-        if width * height > MAX_PIXELS:
-            return Fault(
-                DECOMPRESSION_BOMB,
-                f"decompression bomb: page {number} has {width} x {height} pixels, at most {MAX_PIXELS}",
-            )
+        try:
+            width, height = frame.size
+            refuse_bomb(round(width * self._scale), round(height * self._scale), MAX_PIXELS)
+        except DecompressionBomb as error:
+            return Fault(DECOMPRESSION_BOMB, f"decompression bomb: page {number}: {error}")
         if self._page is None or self._page[0] != number:
             self._page = number, page.render(scale=self._scale).to_pil().convert("RGB")
         picture = self._page[1]

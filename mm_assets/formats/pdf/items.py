@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mm_assets.formats.pdf.block_file import GivenBlock, parse_blocks
+from mm_assets.formats.pdf.block_file import GivenBlock
 from mm_assets.formats.pdf.document import open_page, unreadable
 from mm_assets.formats.pdf.images import Crops, Picture, images_on, picture_of
 from mm_assets.formats.pdf.layout import Piece, blocks_of
@@ -80,25 +80,24 @@ def items_by_layout(document: PdfDocument, data: bytes, place: str) -> Generator
 
 
 def items_by_blocks(
-    document: PdfDocument, data: bytes, blocks: bytes, place: str, blocks_place: str
+    document: PdfDocument, data: bytes, blocks: Sequence[GivenBlock], place: str
 ) -> Generator[Item, None, None]:
-    """Yield the items that a block file names, in its order.
+    """Yield the items of given blocks, in their order.
 
     An image is the embedded one that fills its box, else the part of the rendered page.
 
     Args:
         document: the open document.
         data: its bytes.
-        blocks: the block file.
-        place: the document's name in errors.
-        blocks_place: that of the block file.
+        blocks: those of its block file.
+        place: its name in errors.
 
     Raises:
-        SampleError: the block file is none of this document, or a page cannot be opened.
+        SampleError: a page cannot be opened.
     """
     crops = Crops(DPI)
     numbers: dict[int, int] = {}
-    for block in parse_blocks(blocks, len(document), blocks_place):
+    for block in blocks:
         number = numbers[block.page] = numbers.get(block.page, 0) + 1
         content: str | Picture | Fault
         if block.text is None:

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
+from mm_assets.formats.pdf.block_file import parse_blocks
 from mm_assets.formats.pdf.document import open_document, unreadable
 from mm_assets.formats.pdf.images import Picture
 from mm_assets.formats.pdf.items import Item, items_by_blocks, items_by_layout, page_sizes
@@ -23,6 +24,7 @@ from mm_assets.formats.webdataset.layout import (
     SAMPLE_ID,
     TEXTS,
 )
+from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.faults import Fault
 from mm_assets.interleaved.json_values import build_column, dumps, json_field
@@ -104,7 +106,12 @@ def members_of(
 def _items(document: Any, data: bytes, pdf: PdfInput) -> Generator[Item, None, None]:
     if pdf.blocks is None:
         return items_by_layout(document, data, pdf.place)
-    return items_by_blocks(document, data, pdf.blocks.read(), pdf.place, pdf.blocks.place)
+    try:
+        blocks = parse_blocks(pdf.blocks.read(), len(document), pdf.blocks.place)
+    except SampleError as error:
+        error.source_ref = pdf.blocks.ref
+        raise
+    return items_by_blocks(document, data, blocks, pdf.place)
 
 
 class _Sample:

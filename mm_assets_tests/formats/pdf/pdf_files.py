@@ -30,16 +30,19 @@ class Picture:
 
 
 def jpeg_picture(
-    data: bytes, place: tuple[float, float, float, float], more: str = "", **further: bytes
+    picture: bytes,
+    place: tuple[float, float, float, float],
+    more: str = "",
+    data: bytes | None = None,
+    **further: bytes,
 ) -> Picture:
-    """Return a JPEG as an image object."""
-    with Image.open(io.BytesIO(data)) as image:
+    """Return a JPEG as an image object, with ``data`` in its place if there are any."""
+    with Image.open(io.BytesIO(picture)) as image:
         space = {"L": "DeviceGray", "RGB": "DeviceRGB", "CMYK": "DeviceCMYK"}[image.mode]
         width, height = image.size
-    dictionary = (
-        f"/Width {width} /Height {height} /ColorSpace /{space} /BitsPerComponent 8 /Filter /DCTDecode {more}"
-    )
-    return Picture(data, dictionary, place, further)
+    space = "" if "ColorSpace" in further else f"/ColorSpace /{space}"
+    dictionary = f"/Width {width} /Height {height} {space} /BitsPerComponent 8 /Filter /DCTDecode {more}"
+    return Picture(picture if data is None else data, dictionary, place, further)
 
 
 def raw_picture(
@@ -81,6 +84,8 @@ class Page:
     texts: bytes = b""
     pictures: Sequence[Picture] = ()
     more: str = ""
+    forms: dict[str, bytes] = field(default_factory=dict)  # name in the page's resources -> a whole object
+    first: Sequence[bytes] = ()  # objects in front of all others of the page
 
 
 def pdf(pages: Sequence[Page], info: str = "", trailer: str = "", further: Sequence[bytes] = ()) -> bytes:
@@ -91,7 +96,11 @@ def pdf(pages: Sequence[Page], info: str = "", trailer: str = "", further: Seque
         trailer: further entries of the trailer; ``{further}`` is the number of the first further object.
         further: objects that nothing but the trailer names.
     """
-    objects: list[bytes] = [b"", b"", b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"]
+    objects: list[bytes] = [
+        b"",
+        b"",
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /Encoding /WinAnsiEncoding >>",
+    ]
 
     def add(body: bytes) -> int:
         objects.append(body)
@@ -100,13 +109,17 @@ def pdf(pages: Sequence[Page], info: str = "", trailer: str = "", further: Seque
     kids = []
     for page in pages:
         content, resources = page.texts, ""
+        for body in page.first:
+            add(body)
+        for name, body in page.forms.items():
+            resources += f" /{name} {add(body)} 0 R"
         for number, picture in enumerate(page.pictures):
             keys = "".join(f" /{key} {add(body)} 0 R" for key, body in picture.further.items())
             entries = f"/Type /XObject /Subtype /Image {picture.dictionary}{keys}"
-            name = add(stream(picture.data, entries))
+            image = add(stream(picture.data, entries))
             left, bottom, width, height = picture.place
             content += f"q {width} 0 0 {height} {left} {bottom} cm /Im{number} Do Q\n".encode()
-            resources += f" /Im{number} {name} 0 R"
+            resources += f" /Im{number} {image} 0 R"
         contents = add(stream(content))
         kids.append(
             add(
