@@ -8,10 +8,9 @@ from typing import Any
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.listing import expand_paths
-from mm_assets.formats.made_shards import location_of
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
-from mm_assets.formats.storage import is_remote
+from mm_assets.formats.storage import absolute, is_remote
 
 
 def canonical_sources(
@@ -26,7 +25,7 @@ def canonical_sources(
 
     Raises as `detect_format` does.
     """
-    source = location_of(source)
+    source = absolute(source)
     kind = detect_format(source)
     entry = format_of(kind)
     if entry.is_table:

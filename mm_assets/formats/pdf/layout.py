@@ -14,6 +14,7 @@ from mm_assets.formats.pdf.geometry import Box, union
 
 _LEAST_COLUMN = 1 / 6  # of the page's width: list marks and line numbers are no columns
 _LEAST_LINES = 2  # of a column, unless it has an image
+_BESIDE = 0.5  # of the shorter of two columns, that is beside the other
 _BREAK = 0.5  # of a line's height: that much more than the usual distance begins a new block
 _OTHER_SIZE = 1.25  # ratio of heights from which lines are of different blocks
 _MOST_ROWS = 500  # with more, there is no search for columns: its time grows with the square
@@ -122,10 +123,12 @@ def _columns(pieces: Sequence[Piece], page_width: float) -> Iterator[list[Row]]:
 
 
 class _Span(NamedTuple):
-    """A part of the page's width that pieces take, with how many lines and images there are."""
+    """A part of the page's width that pieces take, how far down they go, and how many there are."""
 
     left: float
     right: float
+    top: float
+    bottom: float
     lines: int
     images: int
     height: float  # of its lowest line
@@ -142,7 +145,7 @@ def _gutter(rows: Sequence[Row], start: int, page_width: float) -> tuple[int, fl
             (
                 (right.left - left.right, (left.right + right.left) / 2)
                 for number, (left, right) in enumerate(zip(spans, spans[1:], strict=False), 1)
-                if _is_column(spans[:number], page_width) and _is_column(spans[number:], page_width)
+                if _are_columns(spans[:number], spans[number:], page_width)
             ),
             default=(0.0, 0.0),
         )
@@ -156,7 +159,15 @@ def _gutter(rows: Sequence[Row], start: int, page_width: float) -> tuple[int, fl
 def _with_piece(spans: list[_Span], piece: Piece) -> list[_Span]:
     """Return the spans with another piece; those nearer than the height of a line are one."""
     box, is_text = piece.box, piece.text is not None
-    new = _Span(box.left, box.right, int(is_text), int(not is_text), box.height if is_text else 0.0)
+    new = _Span(
+        box.left,
+        box.right,
+        box.top,
+        box.bottom,
+        int(is_text),
+        int(not is_text),
+        box.height if is_text else 0.0,
+    )
     others: list[_Span] = []
     for span in spans:
         height = min((height for height in (span.height, new.height) if height), default=0.0)
@@ -164,6 +175,8 @@ def _with_piece(spans: list[_Span], piece: Piece) -> list[_Span]:
             new = _Span(
                 min(span.left, new.left),
                 max(span.right, new.right),
+                min(span.top, new.top),
+                max(span.bottom, new.bottom),
                 span.lines + new.lines,
                 span.images + new.images,
                 height,
@@ -171,6 +184,18 @@ def _with_piece(spans: list[_Span], piece: Piece) -> list[_Span]:
         else:
             others.append(span)
     return sorted([*others, new])
+
+
+def _are_columns(left: Sequence[_Span], right: Sequence[_Span], page_width: float) -> bool:
+    """Return whether the spans on both sides of a gap are columns, which lie beside each other."""
+    tops, bottoms = zip(*(_extent(side) for side in (left, right)), strict=True)
+    beside = min(bottoms) - max(tops)
+    shorter = min(bottom - top for top, bottom in zip(tops, bottoms, strict=True))
+    return beside > _BESIDE * shorter and _is_column(left, page_width) and _is_column(right, page_width)
+
+
+def _extent(spans: Sequence[_Span]) -> tuple[float, float]:
+    return min(span.top for span in spans), max(span.bottom for span in spans)
 
 
 def _is_column(spans: Sequence[_Span], page_width: float) -> bool:

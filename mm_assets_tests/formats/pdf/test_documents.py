@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -239,3 +240,17 @@ def test_the_same_file_gives_the_same_bytes(tmp_path: Path) -> None:
         rows, _ = read(locations)
         made.append(rows)
     assert made[0] == made[1]
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    """pdfium may be called by one thread at a time."""
+    locations = [
+        files_in(
+            tmp_path / str(number),
+            {"doc.pdf": pdf([Page(lines([f"page {page}"], 50, 700)) for page in range(9)])},
+        )
+        for number in range(8)
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda location: items(read(location)[0]["docs"]), locations))
+    assert found == [[f"page {page}" for page in range(9)]] * 8

@@ -68,6 +68,11 @@ def test_list_marks_are_no_column() -> None:
     assert _order([*marks, *texts]) == ["*\tpoint 0\n*\tpoint 1\n*\tpoint 2"]
 
 
+def test_short_lines_that_are_not_beside_each_other_are_no_columns() -> None:
+    pieces = [*_column("author", 350, 60, 2), *_column("heading", 50, 120, 2)]
+    assert _order(pieces) == ["author0\nauthor1", "heading0\nheading1"]
+
+
 def test_images_are_blocks_of_their_column() -> None:
     pieces = [
         *_column("left", 50, 60),
