@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from mm_assets.formats.brace_lists import expand_braces
-from mm_assets.formats.error_lines import error_line, not_utf8
+from mm_assets.formats.error_lines import error_line, is_utf8, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.listing import expand
 from mm_assets.formats.made_shards import made_address
@@ -255,8 +255,8 @@ class RawLocations:
             files += chosen or shards
             if passed_over:
                 unmatched.append(passed_over_line(location, passed_over))
-        unmatched += [not_utf8(file) for file in files if not _is_text(file)]
-        return list(dict.fromkeys(file for file in files if _is_text(file))), excluded, unmatched
+        unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
+        return list(dict.fromkeys(file for file in files if is_utf8(file))), excluded, unmatched
 
     def _absent_line(self, file: str) -> str:
         try:
@@ -284,15 +284,6 @@ class RawLocations:
 
     def _root_of(self, file: str) -> str:
         return self.remote_root if is_remote(file) else self.local_root
-
-
-def _is_text(name: str) -> bool:
-    """Return whether a name can be a partition's: it has no bytes that are not UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def relative_root(roots: Sequence[str]) -> str | None:

@@ -6,16 +6,18 @@ import posixpath
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
+from mm_assets.formats.error_lines import is_utf8, not_utf8
 from mm_assets.formats.file_stamps import existing_files
 from mm_assets.formats.listing import Expansion, expand
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.pdf.names import PDF_SUFFIXES, blocks_beside, is_pdf
 from mm_assets.formats.pdf.source import PdfSource
-from mm_assets.formats.storage import absolute
+from mm_assets.formats.storage import absolute, filesystem, is_remote
 from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
 from mm_assets.formats.webdataset.layout import PDF_PROTOCOL
 from mm_assets.interleaved.errors import DataError
 
+_SUFFIXES = (*PDF_SUFFIXES, *TAR_SUFFIXES)
 _PREFIX = "pdf="
 _LOCATION = "at"
 _END = "as", "folder"  # so that no address ends as the name of a file does
@@ -53,24 +55,20 @@ class PdfAddress:
             FileNotFoundError: a location has no PDFs.
             DataError: two folders would have the same name.
         """
-        suffixes = (*PDF_SUFFIXES, *TAR_SUFFIXES)
-        root = root_of_locations(self.places, suffixes)
+        root = _path(root_of_locations(self.places, _SUFFIXES))
         files = sorted({file for place in self.places for file in _found(place).files})
         with_blocks = existing_files(map(blocks_beside, filter(is_pdf, files)))
         shards: dict[str, list[PdfSource]] = {}
-        folders: dict[str, str] = {}
+        origins: dict[str, str] = {}
         for file in files:
-            folder = posixpath.dirname(file) if is_pdf(file) else file
-            below = folder[len(root) :].strip("/") if folder.startswith(root) else folder.strip("/")
-            name = (below or posixpath.basename(root)) if is_pdf(file) else partition_name(file, root)
-            if folders.setdefault(name, folder) != folder:
+            name, origin = _shard_of(_path(file), root)
+            if origins.setdefault(name, origin) != origin:
                 raise DataError(
-                    f"{folders[name]} and {folder} would both become partition {name!r}: rename one"
+                    f"{origins[name]} and {origin} would both become partition {name!r}: rename one"
                 )
-            beside = blocks_beside(file) if is_pdf(file) else ""
-            source = PdfSource(
-                file, f"{name}/{posixpath.basename(file)}", beside if beside in with_blocks else None
-            )
+            blocks = blocks_beside(file) if is_pdf(file) else None
+            source_name = f"{name}/{posixpath.basename(file)}"
+            source = PdfSource(file, source_name, blocks if blocks in with_blocks else None)
             shards.setdefault(name, []).append(source)
         return dict(sorted(shards.items()))
 
@@ -96,11 +94,27 @@ def pdf_files_of(url: str) -> dict[str, str]:
     return {name: f"{scheme}{token}/{name}" for source in sources for name in source.files}
 
 
+def _path(location: str) -> str:
+    """Return the path of a file in its file system, as URLs of one store may be written in several ways."""
+    return filesystem(location)[1] if is_remote(location) else location
+
+
+def _shard_of(file: str, root: str) -> tuple[str, str]:
+    """Return the name of a file's shard, and what the shard is made of: a folder of PDFs, or a tar."""
+    if not is_pdf(file):
+        return partition_name(file, root), file
+    folder = posixpath.dirname(file)
+    below = folder[len(root) :] if folder.startswith(root) else folder
+    return below.strip("/") or posixpath.basename(root), folder
+
+
 def _found(place: str) -> Expansion:
     """Return the PDFs of a location; where it has none, its tars."""
-    found = expand(place, (*PDF_SUFFIXES, *TAR_SUFFIXES))
-    pdfs = [file for file in found.files if is_pdf(file)]
-    tars = [file for file in found.files if file.lower().endswith(TAR_SUFFIXES)]
+    found = expand(place, _SUFFIXES)
+    named = [file for file in found.files if is_utf8(file)]
+    pdfs = [file for file in named if is_pdf(file)]
+    tars = [file for file in named if file.lower().endswith(TAR_SUFFIXES)]
     if not (pdfs or tars):
         raise FileNotFoundError(f"{place}: no .pdf file, and no tar of them")
-    return Expansion(pdfs or tars, found.passed_over)
+    unreadable = [not_utf8(file) for file in found.files if not is_utf8(file)]
+    return Expansion(pdfs or tars, [*found.passed_over, *unreadable])

@@ -33,7 +33,8 @@ def open_document(data: bytes, place: str) -> Iterator[PdfDocument]:
         place: its name in errors.
 
     Raises:
-        SampleError: it is no PDF, encrypted, cut, damaged, or has no pages or too many.
+        SampleError: it is no PDF, encrypted, cut, damaged, has no pages or too many, or pdfium fails while
+            it is used.
     """
     import pypdfium2
     import pypdfium2.raw as pdfium
@@ -60,6 +61,8 @@ def open_document(data: bytes, place: str) -> Iterator[PdfDocument]:
             if not 0 < len(document) <= MAX_PAGES:
                 raise unreadable(place, f"{len(document)} pages, at least 1 and at most {MAX_PAGES}")
             yield document
+        except (pypdfium2.PdfiumError, UnicodeError) as error:
+            raise unreadable(place, f"pdfium cannot read it: {error}") from error
         finally:
             document.close()
 

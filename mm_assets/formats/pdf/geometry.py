@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -68,9 +69,19 @@ class Frame(NamedTuple):
         return (height, width) if self.turn in (90, 270) else (width, height)
 
     def box(self, corners: Sequence[tuple[float, float]]) -> Box:
-        """Return the box around points in the PDF's own coordinates."""
+        """Return the box around points in the PDF's own coordinates; an empty one for broken numbers."""
+        if not all(math.isfinite(value) for corner in corners for value in corner):
+            return Box(0.0, 0.0, 0.0, 0.0)
         shown = [self._shown(x, y) for x, y in corners]
         return union(Box(x, y, x, y) for x, y in shown)
+
+    def rectangle(self, left: float, bottom: float, right: float, top: float) -> Box:
+        """Return the box of an upright rectangle in the PDF's own coordinates, faster than `box`."""
+        x, y = self._shown(left, bottom)
+        other_x, other_y = self._shown(right, top)
+        if x > other_x:
+            x, other_x = other_x, x
+        return Box(x, y, other_x, other_y) if y < other_y else Box(x, other_y, other_x, y)
 
     def shares(self, box: Box) -> list[float]:
         """Return a box as shares of the page's width and height, within the page."""

@@ -68,7 +68,7 @@ def picture_of(image: PdfImage, document: bytes) -> Picture | Fault:
         return Picture(_decoded(image), "png")
     except DecompressionBomb as error:
         return Fault(DECOMPRESSION_BOMB, f"decompression bomb: {error}")
-    except (pypdfium2.PdfiumError, ImageError) as error:
+    except (pypdfium2.PdfiumError, ImageError, UnicodeError) as error:
         return unreadable_image(error)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.formats.pdf.geometry import Box, Frame, union
@@ -29,8 +30,9 @@ def pieces_of(page: PdfPage, frame: Frame) -> list[Piece]:
             if character in _LINE_ENDS:
                 pieces.end()
             elif pdfium.FPDFText_GetLooseCharBox(text_page, index, rectangle):
-                corners = ((rectangle.left, rectangle.bottom), (rectangle.right, rectangle.top))
-                pieces.add(character, frame.box(corners))
+                left, bottom, right, top = rectangle.left, rectangle.bottom, rectangle.right, rectangle.top
+                if math.isfinite(left + bottom + right + top):
+                    pieces.add(character, frame.rectangle(left, bottom, right, top))
         pieces.end()
         return pieces.found
     finally:

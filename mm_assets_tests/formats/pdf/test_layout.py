@@ -113,6 +113,8 @@ def test_boxes_are_shares_of_the_page_as_it_is_shown() -> None:
         frame = Frame(0, 0, 400, 800, turn)
         assert frame.size == ((800, 400) if turn != 180 else (400, 800))
         assert frame.shares(frame.box(corners)) == expected
+        assert frame.rectangle(100, 200, 200, 240) == frame.box(corners)
+    assert upright.box(((0, 0), (float("nan"), 5))) == (0, 0, 0, 0)
     cropped = Frame(100, 200, 200, 300)
     assert cropped.shares(cropped.box(((50, 250), (150, 300)))) == [0.0, 0.0, 0.5, 0.5]
     assert cropped.of_shares([0.0, 0.0, 0.5, 0.5]) == Box(0, 0, 50, 50)

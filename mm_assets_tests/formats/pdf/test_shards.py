@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from fsspec.spec import AbstractFileSystem
 
 from mm_assets.formats.pdf import document, file_system, sample
 from mm_assets.formats.raw_shards import RawLocations
@@ -55,6 +59,15 @@ def test_tars_of_pdfs_are_a_shard_each(tmp_path: Path) -> None:
         ("x/x.tar", "x/1.pdf: page 1, block 1"),
     ]
     assert (refs[0]["byte_offset"], refs[0]["byte_size"]) == (512, len(GOOD))
+
+
+def test_a_name_that_is_not_utf8_is_passed_over_with_a_line(tmp_path: Path) -> None:
+    locations = files_in(tmp_path, {"a.pdf": GOOD, os.fsdecode(b"b\xff.pdf"): GOOD})
+    listing = RawLocations(locations).shards()
+    assert (list(listing), len(listing.unmatched)) == (["docs"], 1)
+    assert "not UTF-8" in listing.unmatched[0]
+    rows, _ = read(locations)
+    assert {row["sample_id"] for row in rows["docs"]} == {"a"}
 
 
 def test_tars_beside_pdfs_are_left_alone(tmp_path: Path) -> None:
@@ -169,3 +182,53 @@ def test_a_pdf_beyond_a_limit_is_quarantined(
     assert [(loss.kind, loss.reason) for loss in losses["docs"]] == [
         ("unreadable_pdf", f"docs/large.pdf: {says}")
     ]
+
+
+@pytest.fixture
+def memory_store() -> Iterator[AbstractFileSystem]:
+    store = fsspec.filesystem("memory")
+    yield store
+    store.rm("/bucket", recursive=True)
+
+
+def test_pdfs_of_a_store(memory_store: AbstractFileSystem) -> None:
+    blocks = [{"page": 1, "box": [0, 0, 1, 1], "type": "text", "text": "given"}]
+    files = {"a.pdf": GOOD, "b.pdf": GOOD[:-20], "x/c.pdf": GOOD}
+    files["x/c.blocks.json"] = json.dumps(blocks).encode()
+    for name, data in files.items():
+        memory_store.pipe_file(f"/bucket/docs/{name}", data)
+    before = _shards("pdf=memory://bucket/docs")
+    rows, losses = read("pdf=memory://bucket/docs")
+    assert (items(rows["docs"]), items(rows["x"])) == (["fine"], ["given"])
+    assert [loss.sample_id for loss in losses["docs"]] == ["b"]
+    memory_store.pipe_file("/bucket/docs/x/c.blocks.json", b"[]")
+    after = _shards("pdf=memory://bucket/docs")
+    assert [key for key in after if after[key] != before[key]] == ["x"]
+
+
+def test_whatever_is_damaged_every_pdf_is_a_sample_or_accounted_for(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    image = jpeg_picture(jpeg(200, 10, 10), (50, 400, 120, 80), "/Decode [1 0 1 0 1 0]")
+    sound = pdf([Page(lines(["some", "words"], 50, 700), [image]), Page(text("more", 50, 700))], "/Title (T)")
+    files = {}
+    for number in range(150):
+        data = bytearray(sound)
+        for _ in range(chance.choice([1, 1, 5])):
+            at = chance.randrange(len(data))
+            data[at : at + chance.choice([1, 1, 1, 9])] = chance.randbytes(chance.choice([1, 1, 1, 9]))
+        files[f"{number}.pdf"] = bytes(data)
+    rows, losses = read(files_in(tmp_path, files))
+    read_ids = {row["sample_id"] for row in rows["docs"]}
+    lost_ids = {loss.sample_id for loss in losses["docs"]}
+    assert sorted([*read_ids, *map(str, lost_ids)]) == sorted(name.removesuffix(".pdf") for name in files)
+    assert {loss.kind for loss in losses["docs"]} == {"unreadable_pdf"}
+    assert len(read_ids) > 20
+    assert len(lost_ids) > 20
+
+
+def test_an_image_of_an_unheard_of_packing_is_an_error_row(tmp_path: Path) -> None:
+    image = jpeg_picture(jpeg(1, 2, 3), (50, 400, 120, 80))
+    image.dictionary = image.dictionary.replace("/DCTDecode", "/D#b8CT")
+    rows, _ = read(files_in(tmp_path, {"a.pdf": pdf([Page(text("fine", 50, 700), [image])])}))
+    assert rows["docs"][1]["text_content"] == "fine"
+    assert str(rows["docs"][2]["materialize_error"]).startswith("unreadable image: ")
