@@ -122,7 +122,7 @@ def test_every_extra_is_documented_and_brings_what_it_says() -> None:
     extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "dev"}
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(table) == sorted(extras)
-    for line in (LANCE, S3, GCS, AZURE, GRAPH):
+    for line in (LANCE, S3, GCS, AZURE, PDF, GRAPH):
         package, extra = re.findall(r"needs ([\w-]+): pip install 'mm-assets\[(\w+)\]'", line)[0]
         assert any(re.match(rf"{package}[=><]", need) for need in extras[extra]), line
     assert set(re.findall(r"\w+", extras["all"][0].partition("[")[2])) == set(extras) - {"all"}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from mm_assets.formats.webdataset.layout import MAX_POSITION
 from mm_assets.formats.webdataset.payload import SampleError, parse_payload
 from mm_assets.interleaved.faults import BAD_LAYOUT
+
+MAX_BLOCKS = 100_000
 
 IMAGE = "image"
 _BLOCKS = "blocks"
@@ -41,8 +42,8 @@ def parse_blocks(data: bytes, pages: int, place: str) -> list[GivenBlock]:
     if list(payload) != [_BLOCKS]:
         raise SampleError(BAD_LAYOUT, f"{place}: no JSON list of blocks")
     entries = payload[_BLOCKS]
-    if len(entries) > MAX_POSITION:
-        raise SampleError(BAD_LAYOUT, f"{place}: {len(entries)} blocks, at most {MAX_POSITION}")
+    if len(entries) > MAX_BLOCKS:
+        raise SampleError(BAD_LAYOUT, f"{place}: {len(entries)} blocks, at most {MAX_BLOCKS}")
     return [_block(entry, pages, f"{place}: block {at}") for at, entry in enumerate(entries, 1)]
 
 

@@ -18,7 +18,7 @@ from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, Fault, unreadable_i
 if TYPE_CHECKING:
     from pypdfium2 import PdfImage, PdfPage
 
-MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders: 256 MiB, and as much again for a copy
+MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders, which takes 12 bytes a pixel
 _DEPTH = 8  # forms within forms
 _BPP_COLOURS = {1: "L", 3: "RGB"}
 
