@@ -12,15 +12,17 @@ import pytest
 from mm_assets.demo.shards import make_shards
 from mm_assets.interleaved.extras import MissingExtra, explained
 from mm_assets_tests.cli.storage_root import fill
+from mm_assets_tests.formats.pdf.pdf_files import pdf
 
 ROOT = Path(__file__).resolve().parents[1]
 LANCE = "Lance needs pylance: pip install 'mm-assets[lance]'"
 S3 = "S3 needs s3fs: pip install 'mm-assets[s3]'"
 GCS = "Google Cloud Storage needs gcsfs: pip install 'mm-assets[gcs]'"
 AZURE = "Azure Blob Storage needs adlfs: pip install 'mm-assets[azure]'"
+PDF = "PDF needs pypdfium2: pip install 'mm-assets[pdf]'"
 GRAPH = "The graph needs dagster: pip install 'mm-assets[dagster]'"
 # None in sys.modules: the import fails as that of a library that is not installed.
-_ABSENT = ("dagster", "lance", "s3fs", "gcsfs", "adlfs", "torch")
+_ABSENT = ("dagster", "lance", "s3fs", "gcsfs", "adlfs", "torch", "pypdfium2")
 BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({_ABSENT}));"
 COMMAND = f"{BASE_ONLY} from mm_assets.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -51,6 +53,14 @@ def test_commands_name_the_extra(arguments: tuple[str, ...], line: str, tmp_path
     done = _run(COMMAND, *arguments, folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, f"mm-assets: {line}\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_pdfs_need_their_extra(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf([]))
+    done = _run(COMMAND, "inspect", "a.pdf", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.endswith(f": {PDF}\n")
+    assert done.stderr.count("\n") == 1
 
 
 def test_explain_needs_lance_only_for_a_table(tmp_path: Path) -> None:
@@ -112,7 +122,7 @@ def test_every_extra_is_documented_and_brings_what_it_says() -> None:
     extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "dev"}
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(table) == sorted(extras)
-    for line in (LANCE, S3, GCS, AZURE, GRAPH):
+    for line in (LANCE, S3, GCS, AZURE, PDF, GRAPH):
         package, extra = re.findall(r"needs ([\w-]+): pip install 'mm-assets\[(\w+)\]'", line)[0]
         assert any(re.match(rf"{package}[=><]", need) for need in extras[extra]), line
     assert set(re.findall(r"\w+", extras["all"][0].partition("[")[2])) == set(extras) - {"all"}

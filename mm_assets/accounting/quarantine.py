@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.raw_bytes import MAX_DAMAGED_RANGE_BYTES, RawFiles, RawLocation, in_batches
 from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
+from mm_assets.formats.pdf.names import is_block
 from mm_assets.formats.storage import StorageOptions, exists, remove, staged
 from mm_assets.interleaved.faults import FETCH_FAILED
 from mm_assets.interleaved.schema import METADATA_POSITION
@@ -162,9 +163,8 @@ def _documents(quarantined: pa.Table) -> dict[str, RawLocation | None]:
 
 
 def _of(row: Mapping[str, Any]) -> RawLocation:
-    return RawLocation(
-        row["source"], row["byte_offset"], row["byte_size"], is_member=row["member"] is not None
-    )
+    is_member = row["member"] is not None and not is_block(row["member"])
+    return RawLocation(row["source"], row["byte_offset"], row["byte_size"], is_member=is_member)
 
 
 def _raw_array(found: memoryview | str | None) -> pa.Array:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mm_assets.formats.fetching import Request, open_fetcher
-from mm_assets.formats.paired.raw.address import parts_of
+from mm_assets.formats.made_shards import originals_of
 from mm_assets.formats.parquet_row_json import rows_as_json
 from mm_assets.formats.parquet_rows import row_of
 from mm_assets.formats.raw_files import is_parquet
@@ -67,7 +67,7 @@ class RawFiles:
             self._by_name.update({file.removeprefix(root): file for file in files if file.startswith(root)})
         self.only_name = min(self._by_name, key=len) if len(files) == 1 else None
         for file in files:
-            self._by_name.update(parts_of(file))
+            self._by_name.update(originals_of(file))
 
     def row_location(self, source: str | None, member: str | None) -> RawLocation | None:
         """Return the location of a Parquet row that a locator names, if the file belongs to the shard."""

@@ -163,11 +163,12 @@ def _named(conversion: Any, message: str) -> str:
 def _parts(options: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     from mm_assets.filters.readable import ReadableImages
     from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES
+    from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.partitions import root_of_locations
     from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for, writer_for
-    from mm_assets.formats.storage import absolute, is_remote
+    from mm_assets.formats.storage import is_remote
 
-    source = absolute(options.src)
+    source = location_of(options.src)
     _refuse_nested(source, options.dst)
     kind = detect_format(source)
     raw_layout.refuse_inapplicable_flags(options, kind, source)

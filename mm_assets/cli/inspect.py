@@ -30,12 +30,13 @@ def run(options: argparse.Namespace) -> int:
     """
     from mm_assets.formats.error_lines import error_line
     from mm_assets.formats.error_places import located
+    from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.registry import detect_format, reader_for
-    from mm_assets.formats.storage import absolute
+    from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
     from mm_assets.interleaved.json_values import is_json
     from mm_assets.interleaved.unify import unify_schemas
 
-    source = absolute(options.path)
+    source = location_of(options.path)
     with located(source):
         kind = detect_format(source)
         raw_layout.refuse_inapplicable_flags(options, kind, source)
@@ -66,7 +67,8 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
     print(
-        f"{source}: {kind}, {counted(len(partitions), 'partition')}{unread}, "
+        f"{options.path if source.startswith(MADE_WHEN_OPENED) else source}: "
+        f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
         f"{counted(samples, 'sample')}, {counted(sum(counts.values()), 'row')}"
     )
     print(

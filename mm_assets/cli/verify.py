@@ -33,13 +33,16 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.accounting.canonical.sources import canonical_sources
     from mm_assets.accounting.comparison import Dataset, compare
     from mm_assets.formats.error_places import located
+    from mm_assets.formats.made_shards import location_of
 
     datasets: dict[str, Dataset] = {}
     for number, source in enumerate([options.a, options.b, *options.more]):
         name = chr(ord("A") + number)
         with located(source):
             dataset = datasets[name] = Dataset(
-                canonical_sources(source, partial(raw_layout.layout_of, options, is_compared=True))
+                canonical_sources(
+                    location_of(source), partial(raw_layout.layout_of, options, is_compared=True)
+                )
             )
             stats = dataset.stats
         kind = dataset.sources[0].kind if dataset.sources else "empty"

@@ -66,6 +66,15 @@ def error_line(error: BaseException) -> str:
     )
 
 
+def is_utf8(name: str) -> bool:
+    """Return whether a file name can be part of a partition's name or a sample's id: it is UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def not_utf8(name: str) -> str:
     """Return the line for a file name that is not UTF-8, on disk or as this locale reads it."""
     is_utf8 = sys.getfilesystemencoding().lower() == "utf-8"

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from mm_assets.formats.parquet_rows import row_of
+from mm_assets.formats.pdf.names import is_block
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path, open_binary, size_of
 from mm_assets.formats.store_errors import is_store_failure
@@ -21,6 +22,7 @@ Request = tuple[str | None, int | None, int | None]  # member, byte offset, byte
 
 _GZIP_MAGIC = b"\x1f\x8b\x08"
 _ROW = "what is in a row of a Parquet file has no place in bytes: read the file again"
+_BLOCK = "what is made from a page of a PDF has no place in bytes: read the file again"
 _BAD_RANGE = "a range of bytes takes an offset and a size of at least 1, not {} and {}"
 
 
@@ -45,22 +47,25 @@ class Fetcher(ABC):
 
     def fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]:
         """Return for each request its bytes, or the fault for which they cannot be read."""
-        is_row = [self._names_row(member) for member, _, _ in requests]
+        nowhere = [self._reason_for_none(*request) for request in requests]
         found = iter(
-            self._fetch([request for request, skip in zip(requests, is_row, strict=True) if not skip])
-            if not all(is_row)
+            self._fetch([request for request, reason in zip(requests, nowhere, strict=True) if not reason])
+            if not all(nowhere)
             else []
         )
         return [
-            Fault(FETCH_FAILED, f"{self._name}: {requests[index][0]}: {_ROW}") if skip else next(found)
-            for index, skip in enumerate(is_row)
+            Fault(FETCH_FAILED, f"{self._name}: {requests[index][0]}: {reason}") if reason else next(found)
+            for index, reason in enumerate(nowhere)
         ]
 
     @abstractmethod
     def _fetch(self, requests: Sequence[Request]) -> list[bytes | Fault]: ...
 
-    def _names_row(self, member: str | None) -> bool:
-        return is_parquet(self._name) and row_of(member) is not None
+    def _reason_for_none(self, member: str | None, offset: int | None, size: int | None) -> str | None:
+        """Return why a locator leads to no bytes; None for any that may."""
+        if is_parquet(self._name) and row_of(member) is not None:
+            return _ROW
+        return _BLOCK if offset is None and size is None and is_block(member) else None
 
 
 @contextmanager

@@ -112,6 +112,12 @@ def packed_line(place: str, names: Iterable[str]) -> list[str]:
     return [f"{which} packed in a way that is not read: pack with gzip, or not at all"]
 
 
+def pdf_line(folder: str, names: Iterable[str]) -> list[str]:
+    """Return one line on the PDFs among ``names``, which have to be named as such; none without."""
+    pdfs = [name for name in names if name.lower().endswith(".pdf")]
+    return [f"{folder}: PDFs are named as pdf={folder}"] if pdfs else []
+
+
 def unread_caches(names: Iterable[str]) -> list[str]:
     """Return a line for each folder that holds shards of an Arrow cache, but not its ``_metadata.json``."""
     names = list(names)
@@ -172,6 +178,8 @@ def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
         if not any(file.startswith(f"{name}/") for file in files)
     ]
     passed_over = [*_unread(folder, tree.files, suffixes), *tree.passed_over]
+    if not files:
+        passed_over += pdf_line(folder, tree.files)
     return Expansion(sorted(files + called_like_files), passed_over)
 
 

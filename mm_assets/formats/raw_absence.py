@@ -10,7 +10,7 @@ from mm_assets.formats.partitions import own_name
 from mm_assets.formats.raw_files import RAW_SUFFIXES
 from mm_assets.formats.raw_shards import Listing, RawLocations
 from mm_assets.formats.storage import StorageOptions, filesystem, join
-from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
+from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 
 _NAMED = 3  # files in a line
 
@@ -29,7 +29,7 @@ class RawAbsence:
     ) -> None:
         self._listing = listing
         self._options = options
-        self._roots = [root for root in locations.roots() if not root.startswith(f"{MERGED_PROTOCOL}://")]
+        self._roots = [root for root in locations.roots() if not root.startswith(MADE_WHEN_OPENED)]
         self._listed = {
             (root, folder)
             for key, shard in listing.items()

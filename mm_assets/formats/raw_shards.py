@@ -7,16 +7,15 @@ import json
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from mm_assets.formats.brace_lists import expand_braces
-from mm_assets.formats.error_lines import error_line, not_utf8
+from mm_assets.formats.error_lines import error_line, is_utf8, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
 from mm_assets.formats.listing import expand
-from mm_assets.formats.paired.raw.address import PairedAddress, modality_of
+from mm_assets.formats.made_shards import made_address
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
 from mm_assets.formats.shard_groups import group_name
@@ -31,7 +30,7 @@ from mm_assets.formats.storage import (
 )
 from mm_assets.formats.store_errors import is_of_store
 from mm_assets.formats.stores import canonical_url
-from mm_assets.formats.webdataset.layout import MERGED_PROTOCOL
+from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.interleaved.errors import MmAssetsError
 
 _PATTERN = re.compile(r"[*?\[]")
@@ -119,7 +118,7 @@ class RawLocations:
             missing_keys: see `PairedAddress`.
 
         Raises:
-            ValueError: an unmatched quotation mark, or modalities mixed with other locations.
+            ValueError: an unmatched quotation mark, or modalities or PDFs mixed with other locations.
         """
         self._options = options
         self._real_folders: dict[str, str] = {}  # of this listing: asking the file system is slow
@@ -131,9 +130,9 @@ class RawLocations:
         except ValueError as error:
             hint = "write \\' for a quotation mark, and \\\\ for a backslash, that is part of a name"
             raise ValueError(f"raw shards {text!r:.200}: {error}; {hint}") from error
-        self._paired = _paired_address(items, missing_keys)
-        if self._paired is not None:
-            items = [self._paired.url]
+        self._made = made_address(items, missing_keys)
+        if self._made is not None:
+            items = [self._made.url]
         self._items = [canonical_url(absolute(item)) for item in items]
         self.local_root = root_of_locations(
             [item for item in self._items if not is_remote(item)], RAW_SUFFIXES
@@ -145,8 +144,8 @@ class RawLocations:
         return [root for root in (self.local_root, self.remote_root) if root]
 
     def local_folders(self) -> list[str]:
-        """Return the folder of each local location; modalities of paired shards have their own."""
-        items = self._items if self._paired is None else map(absolute, self._paired.locations.values())
+        """Return the folder of each local location; modalities, and PDFs, have their own."""
+        items = self._items if self._made is None else map(absolute, self._made.places)
         folders = (root_of_locations([item], RAW_SUFFIXES) for item in items if not is_remote(item))
         return list(dict.fromkeys(filter(None, folders)))
 
@@ -159,8 +158,8 @@ class RawLocations:
         Raises:
             FileNotFoundError: no shard is found at all; one line.
         """
-        if self._paired is not None:
-            self._paired.names()  # raises, naming the folder, where one is missing
+        if self._made is not None:
+            self._made.names()  # raises, naming the folder, where one is missing
         self._real_folders.clear()
         is_named = self._elements()
         named = [element for element, is_file in is_named.items() if is_file]
@@ -171,7 +170,7 @@ class RawLocations:
             if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))
         ]
         files, excluded, unmatched = self._files(is_named)
-        unmatched += self._paired.passed_over() if self._paired is not None else []
+        unmatched += self._made.passed_over() if self._made is not None else []
         included = [file for file in files if file not in excluded]
         if not set(included).difference(absent):
             first_absent = [self._absent_line(file) for file in absent[:_MAX_REASONS]]
@@ -256,8 +255,8 @@ class RawLocations:
             files += chosen or shards
             if passed_over:
                 unmatched.append(passed_over_line(location, passed_over))
-        unmatched += [not_utf8(file) for file in files if not _is_text(file)]
-        return list(dict.fromkeys(file for file in files if _is_text(file))), excluded, unmatched
+        unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
+        return list(dict.fromkeys(file for file in files if is_utf8(file))), excluded, unmatched
 
     def _absent_line(self, file: str) -> str:
         try:
@@ -287,32 +286,6 @@ class RawLocations:
         return self.remote_root if is_remote(file) else self.local_root
 
 
-def _is_text(name: str) -> bool:
-    """Return whether a name can be a partition's: it has no bytes that are not UTF-8."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _paired_address(items: Sequence[str], missing_keys: str) -> PairedAddress | None:
-    """Return the paired shards of ``name=location`` items; None where no item has that form."""
-    named = [found for item in items if (found := modality_of(item)) is not None]
-    if not named:
-        return None
-    if len(named) < len(items):
-        raise ValueError(
-            f"raw shards: modalities ({named[0][0]}=...) and other locations cannot be mixed: "
-            f"{' '.join(items)}"
-        )
-    if repeated := [name for name, count in Counter(name for name, _ in named).items() if count > 1]:
-        raise ValueError(f"raw shards: modality {repeated[0]!r} is named twice")
-    return PairedAddress(dict(named), missing_keys)
-
-
 def relative_root(roots: Sequence[str]) -> str | None:
-    """Return the root that locators are stored relative to: the local folder, or that of paired shards."""
-    return next(
-        (root for root in roots if not is_remote(root) or root.startswith(f"{MERGED_PROTOCOL}://")), None
-    )
+    """Return the root that locators are stored relative to: local, or that of shards made when opened."""
+    return next((root for root in roots if not is_remote(root) or root.startswith(MADE_WHEN_OPENED)), None)

@@ -18,7 +18,7 @@ from mm_assets.formats.format_table import (
     without_sidecars,
 )
 from mm_assets.formats.format_table import SUFFIXES as SUFFIXES
-from mm_assets.formats.listing import expand_paths, names_in, packed_line
+from mm_assets.formats.listing import expand_paths, names_in, packed_line, pdf_line
 from mm_assets.formats.raw_files import passed_over_line, tars_first
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.storage import StorageOptions, filesystem
@@ -58,7 +58,7 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
         found |= _formats_of(passed_over)
     if not found:
         nothing = f"{source}: no {SHOWN} here"
-        raise FileNotFoundError("; ".join([nothing, *packed_line(source, names)]))
+        raise FileNotFoundError("; ".join([nothing, *packed_line(source, names), *pdf_line(source, names)]))
     if len(found) > 1:
         raise ValueError(
             f"{source}: holds {' and '.join(sorted(found))}; "

@@ -39,6 +39,7 @@ _MOST_PARTS = 10_000  # of an upload, by the rules of S3
 
 # Registered by name: the class is imported only when such a URL is opened.
 fsspec.register_implementation("paired", "mm_assets.formats.paired.raw.file_system.PairedFileSystem")
+fsspec.register_implementation("pdf", "mm_assets.formats.pdf.file_system.PdfFileSystem")
 
 
 class NoRegularFile(MmAssetsError, ValueError):

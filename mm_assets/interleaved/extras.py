@@ -21,6 +21,7 @@ _EXTRAS = {
     "lance": ("Lance", "pylance", "lance"),
     "pdqhash": ("The perceptual hash", "pdqhash", "scores"),
     "py3langid": ("Language detection", "py3langid", "scores"),
+    "pypdfium2": ("PDF", "pypdfium2", "pdf"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
     "zxingcpp": ("The area of QR codes", "zxing-cpp", "scores"),

@@ -16,7 +16,7 @@ ROW_ERRORS = "_row_errors"
 BOOKKEEPING = "_mm_assets"
 # In `BOOKKEEPING`, for a sample of which only the id is known: fault class, reason and locator.
 REFUSED = "refused"
-# Suffix in a tar merged from paired ones: stands for a member of theirs that has no key.
+# Suffix in a tar that is made when it is opened: stands for an original member that is no part of a sample.
 UNPAIRED = "unpaired"
 # Passthrough column with the content of the source record that rows cannot express.
 SOURCE = "_source"
@@ -41,6 +41,8 @@ TIFF_EXTENSIONS = ("tiff", "tif")
 _SUFFIX = re.compile(r"[^\s./\\*?\[\]{}]+")
 
 MERGED_PROTOCOL = "paired"  # of URLs of tars that are merged from those of single modalities
+PDF_PROTOCOL = "pdf"  # of URLs of tars that are made of PDF files
+MADE_WHEN_OPENED = (f"{MERGED_PROTOCOL}://", f"{PDF_PROTOCOL}://")
 
 # Prefixes for sample ids that start anew in each shard: "shard" is the name of the partition.
 SAMPLE_ID_PREFIXES = ("shard",)

@@ -25,9 +25,9 @@ from mm_assets.formats.tar.scan import (
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.declared_types import SLOT
 from mm_assets.formats.webdataset.layout import (
+    MADE_WHEN_OPENED,
     MAX_FIELDS,
     MAX_JSON_BYTES,
-    MERGED_PROTOCOL,
     UNPAIRED,
     RawLayout,
     extension,
@@ -84,7 +84,7 @@ class TarSamples:
         self.losses: list[Loss] = []
         self._ids = ids
         self._id_prefix = id_prefix
-        self._is_merged = uri.startswith(f"{MERGED_PROTOCOL}://")
+        self._is_merged = uri.startswith(MADE_WHEN_OPENED)
         self._layout = layout
         self.images_name, self.images_path = self.name, path  # of the file that has the images
         self._download: Download | None = None

@@ -131,6 +131,12 @@ REFUSED = [
         _mm_assets={"refused": ["missing_modality", "no member of key 'bad'", None]},
     ),
     edited(
+        "refused-as-a-pdf",
+        "bad.pdf: encrypted",
+        "unreadable_pdf",
+        _mm_assets={"refused": ["unreadable_pdf", "bad.pdf: encrypted", None]},
+    ),
+    edited(
         "refused-for-no-known-reason",
         "refuses the sample, and does not say why",
         _mm_assets={"refused": ["bad luck", "x", None]},

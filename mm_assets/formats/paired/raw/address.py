@@ -65,6 +65,11 @@ class PairedAddress:
             f"{MERGED_PROTOCOL}://{urlencode([*self.locations.items(), (_POLICY, self.missing_key_policy)])}"
         )
 
+    @property
+    def places(self) -> list[str]:
+        """The locations of all modalities."""
+        return list(self.locations.values())
+
     @classmethod
     def parse(cls, token: str) -> PairedAddress:
         """Return the address whose `url` has ``token`` after its scheme."""

@@ -16,18 +16,16 @@ from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGE_MEMBERS,
     IMAGES,
-    REFUSED,
     ROW_ERRORS,
     ROW_EXTRA,
     SAMPLE_ID,
     TEXTS,
-    UNPAIRED,
 )
+from mm_assets.formats.webdataset.merged_tar import refusal, write_damage, write_unpaired
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.faults import MISSING_MODALITY
 from mm_assets.interleaved.json_values import dumps
-from mm_assets.interleaved.source_ref import build_source_ref
 
 
 def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_key_policy: str) -> None:
@@ -70,26 +68,13 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
                 ]
             except SampleError as error:
                 reason = f"{error} (its members: {', '.join(one.where for one in found)})"
-                payload = _refusal(key, error.kind, reason, error.source_ref or found[0].ref)
+                payload = refusal(key, error.kind, reason, error.source_ref or found[0].ref)
             tar.write_group([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
-            for damaged_range in part.index.damaged_ranges:
-                damage = damaged_range.damage
-                place = f"{part.name}: bytes {damaged_range.start} to {damaged_range.end}"
-                ref = build_source_ref(
-                    part.name, None, damaged_range.start, damaged_range.end - damaged_range.start
-                )
-                payload = _refusal(place, damage.kind, str(damage), ref)
-                tar.write_group([(f"{sample_key(place)}.json", dumps(payload).encode())])
+            write_damage(tar, part.name, part.index)
             for member in members_without_key(part):
-                report = {
-                    "where": f"{part.name}: {member.name}",
-                    "ref": member.ref,
-                    "reason": member.reason,
-                }
-                tar.write_group(
-                    [(f"{sample_key(f'{part.modality}/{member.name}')}.{UNPAIRED}", dumps(report).encode())]
-                )
+                where = f"{part.name}: {member.name}"
+                write_unpaired(tar, f"{part.modality}/{member.name}", where, member.ref, member.reason)
 
 
 def _content(
@@ -98,10 +83,6 @@ def _content(
     if missing_key_policy == "skip":
         _refuse_missing(key, parts, found)
     return content_of(found)
-
-
-def _refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]:
-    return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
 def _missing(parts: Sequence[ModalityTar], found: Sequence[SampleMember]) -> list[ModalityTar]:

@@ -1,0 +1,249 @@
+"""Reading order of the pieces of a page by simple geometry: columns, then top to bottom.
+
+It knows boxes and nothing of PDFs. See docs/pdf.md for what it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from mm_assets.formats.pdf.geometry import Box, union
+
+_LEAST_COLUMN = 1 / 6  # of the page's width: list marks and line numbers are no columns
+_LEAST_LINES = 2  # of a column, unless it has an image
+_BESIDE = 0.5  # of the shorter of two columns, that is beside the other
+_BREAK = 0.5  # of a line's height: that much more than the usual distance begins a new block
+_OTHER_SIZE = 1.25  # ratio of heights from which lines are of different blocks
+_MOST_ROWS = 500  # with more, there is no search for columns: its time grows with the square
+
+
+class Piece(NamedTuple):
+    """A piece of a line (``text``), or an image (``text`` is None), which ``number`` tells from others."""
+
+    box: Box
+    text: str | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """Neighbouring lines, or one image."""
+
+    box: Box
+    text: str | None
+    number: int
+
+
+def blocks_of(pieces: Sequence[Piece], page_width: float) -> list[Block]:
+    """Return the blocks of a page in reading order.
+
+    What lies in an image (the labels of a drawing, the hidden text of a scan) comes right behind it.
+    """
+    inside = _inside(pieces)
+    within = {number for numbers in inside.values() for number in numbers}
+    outer = [piece for number, piece in enumerate(pieces) if number not in within]
+    columns = list(_columns(outer, page_width))
+    usual = _usual_distance(columns)
+    blocks: list[Block] = []
+    by_piece = {id(piece): number for number, piece in enumerate(pieces)}
+    for rows in columns:
+        for group in _groups(rows, usual):
+            if group[0][0].text is not None:
+                blocks.append(_text_block(group))
+                continue
+            (image,) = group[0]
+            blocks.append(Block(image.box, None, image.number))
+            below = [pieces[number] for number in inside.get(by_piece[id(image)], ())]
+            blocks += blocks_of(below, page_width)
+    return blocks
+
+
+def _inside(pieces: Sequence[Piece]) -> dict[int, list[int]]:
+    """Return by the index of an image those of the pieces in it; a piece in several is in the largest."""
+    images = [number for number, piece in enumerate(pieces) if piece.text is None]
+    images.sort(key=lambda number: -pieces[number].box.area)
+    inside: dict[int, list[int]] = {}
+    within: set[int] = set()
+    for image in images:
+        if image in within:
+            continue
+        box = pieces[image].box
+        for number, piece in enumerate(pieces):
+            if number == image or number in within or number in inside or not box.holds_centre_of(piece.box):
+                continue
+            if piece.text is None and piece.box.area >= box.area:
+                continue
+            inside.setdefault(image, []).append(number)
+            within.add(number)
+    return inside
+
+
+Row = list[Piece]
+
+
+def _rows(pieces: Sequence[Piece]) -> list[Row]:
+    """Return the pieces that lie side by side, rows from top to bottom."""
+    rows: list[Row] = []
+    top = bottom = 0.0
+    for piece in sorted(pieces, key=lambda piece: (piece.box.top, piece.box.left)):
+        box = piece.box
+        common = min(bottom, box.bottom) - max(top, box.top)
+        if rows and common > 0.5 * min(bottom - top, box.height):
+            rows[-1].append(piece)
+            top, bottom = min(top, box.top), max(bottom, box.bottom)
+        else:
+            rows.append([piece])
+            top, bottom = box.top, box.bottom
+    return [sorted(row, key=lambda piece: piece.box.left) for row in rows]
+
+
+def _columns(pieces: Sequence[Piece], page_width: float) -> Iterator[list[Row]]:
+    """Yield the rows of each column; what spans several columns is one by itself."""
+    rows = _rows(pieces)
+    single: list[Row] = []
+    at = 0
+    while at < len(rows):
+        end, gutter = _gutter(rows, at, page_width) if len(rows) <= _MOST_ROWS else (at, 0.0)
+        if end == at:
+            single.append(rows[at])
+            at += 1
+            continue
+        if single:
+            yield single
+            single = []
+        both = [piece for row in rows[at:end] for piece in row]
+        yield from _columns([piece for piece in both if piece.box.right <= gutter], page_width)
+        yield from _columns([piece for piece in both if piece.box.right > gutter], page_width)
+        at = end
+    if single:
+        yield single
+
+
+class _Span(NamedTuple):
+    """A part of the page's width that pieces take, how far down they go, and how many there are."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    lines: int
+    images: int
+    height: float  # of its lowest line
+
+
+def _gutter(rows: Sequence[Row], start: int, page_width: float) -> tuple[int, float]:
+    """Return up to which row a gutter leads from a row on, and where it is; the row itself for none."""
+    spans: list[_Span] = []
+    found = start, 0.0
+    for at in range(start, len(rows)):
+        for piece in rows[at]:
+            spans = _with_piece(spans, piece)
+        gap, gutter = max(
+            (
+                (right.left - left.right, (left.right + right.left) / 2)
+                for number, (left, right) in enumerate(zip(spans, spans[1:], strict=False), 1)
+                if _are_columns(spans[:number], spans[number:], page_width)
+            ),
+            default=(0.0, 0.0),
+        )
+        if gap > 0:
+            found = at + 1, gutter
+        if len(spans) == 1 and spans[0].right - spans[0].left > page_width / 2:
+            break
+    return found
+
+
+def _with_piece(spans: list[_Span], piece: Piece) -> list[_Span]:
+    """Return the spans with another piece; those nearer than the height of a line are one."""
+    box, is_text = piece.box, piece.text is not None
+    new = _Span(
+        box.left,
+        box.right,
+        box.top,
+        box.bottom,
+        int(is_text),
+        int(not is_text),
+        box.height if is_text else 0.0,
+    )
+    others: list[_Span] = []
+    for span in spans:
+        height = min((height for height in (span.height, new.height) if height), default=0.0)
+        if span.left - new.right < height * _BREAK and new.left - span.right < height * _BREAK:
+            new = _Span(
+                min(span.left, new.left),
+                max(span.right, new.right),
+                min(span.top, new.top),
+                max(span.bottom, new.bottom),
+                span.lines + new.lines,
+                span.images + new.images,
+                height,
+            )
+        else:
+            others.append(span)
+    return sorted([*others, new])
+
+
+def _are_columns(left: Sequence[_Span], right: Sequence[_Span], page_width: float) -> bool:
+    """Return whether the spans on both sides of a gap are columns, which lie beside each other."""
+    tops, bottoms = zip(*(_extent(side) for side in (left, right)), strict=True)
+    beside = min(bottoms) - max(tops)
+    shorter = min(bottom - top for top, bottom in zip(tops, bottoms, strict=True))
+    return beside > _BESIDE * shorter and _is_column(left, page_width) and _is_column(right, page_width)
+
+
+def _extent(spans: Sequence[_Span]) -> tuple[float, float]:
+    return min(span.top for span in spans), max(span.bottom for span in spans)
+
+
+def _is_column(spans: Sequence[_Span], page_width: float) -> bool:
+    has_enough = any(span.images for span in spans) or sum(span.lines for span in spans) >= _LEAST_LINES
+    return has_enough and spans[-1].right - spans[0].left >= page_width * _LEAST_COLUMN
+
+
+def _usual_distance(columns: Sequence[list[Row]]) -> float:
+    """Return the usual distance of two lines of the page; 0 for lines that touch."""
+    distances = [
+        max(0.0, _distance(one, other))
+        for rows in columns
+        for one, other in zip(rows, rows[1:], strict=False)
+        if one[0].text is not None and other[0].text is not None
+    ]
+    return median(distances) if distances else 0.0
+
+
+def _distance(row: Row, below: Row) -> float:
+    return union(piece.box for piece in below).top - union(piece.box for piece in row).bottom
+
+
+def _groups(rows: Sequence[Row], usual: float) -> Iterator[list[Row]]:
+    """Yield the rows of each block; each image is alone."""
+    group: list[Row] = []
+    for row in rows:
+        for image in [piece for piece in row if piece.text is None]:
+            if group:
+                yield group
+                group = []
+            yield [[image]]
+        if texts := [piece for piece in row if piece.text is not None]:
+            if group and _is_apart(group[-1], texts, usual):
+                yield group
+                group = []
+            group.append(texts)
+    if group:
+        yield group
+
+
+def _is_apart(row: Row, below: Row, usual: float) -> bool:
+    one, other = (max(piece.box.height for piece in line) for line in (row, below))
+    height = min(one, other)
+    return (
+        _distance(row, below) > min(usual, height) + _BREAK * height or max(one, other) > _OTHER_SIZE * height
+    )
+
+
+def _text_block(rows: Sequence[Row]) -> Block:
+    box = union(piece.box for row in rows for piece in row)
+    return Block(box, "\n".join("\t".join(str(piece.text) for piece in row) for row in rows), 0)

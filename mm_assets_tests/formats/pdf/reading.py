@@ -1,0 +1,65 @@
+"""Shards of PDFs as the graph reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mm_assets.formats.raw_shards import RawLocations, relative_root
+from mm_assets.formats.registry import reader_for
+from mm_assets.interleaved.losses import Loss
+
+Row = dict[str, Any]
+
+
+def read(locations: str) -> tuple[dict[str, list[Row]], dict[str, list[Loss]]]:
+    """Return rows and losses of all shards, by partition."""
+    found = RawLocations(locations)
+    rows: dict[str, list[Row]] = {}
+    losses: dict[str, list[Loss]] = {}
+    for key, shard in found.shards().items():
+        reader = reader_for(
+            "webdataset",
+            [shard.uri],
+            quarantine_errors=True,
+            relative_to=relative_root(found.roots()),
+            roots=found.roots(),
+        )
+        stream = reader.open(reader.partitions()[0])
+        rows[key] = [row for batch in stream for row in pa.table(batch.data).to_pylist()]
+        unreferenced = [
+            loss for notes in stream.notes.values() for loss in notes.get("unreferenced_losses", ())
+        ]
+        losses[key] = [*stream.losses, *unreferenced]
+    return rows, losses
+
+
+def read_one(folder: Path, data: bytes, blocks: bytes | None = None) -> list[Row]:
+    """Return the rows of one PDF, which nothing is lost of."""
+    rows, losses = read(
+        files_in(folder, {"doc.pdf": data} | ({} if blocks is None else {"doc.blocks.json": blocks}))
+    )
+    ((name, found),) = rows.items()
+    assert losses == {name: []}
+    return found
+
+
+def files_in(folder: Path, files: Mapping[str, bytes]) -> str:
+    """Write files, and return what ``MM_RAW_SHARDS`` says of them."""
+    for name, data in files.items():
+        file = folder / "docs" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    return f"pdf={folder / 'docs'}"
+
+
+def items(rows: list[Row]) -> list[Any]:
+    """Return the texts, and the bytes of images, in order."""
+    return [
+        row["text_content"] if row["modality"] == "text" else row["binary_content"]
+        for row in rows
+        if row["modality"] != "metadata"
+    ]
