@@ -63,7 +63,7 @@ bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another ben
 lock: .venv/.made  ## the exact versions for pyproject.toml, the image and requirements-docs.in; what is locked stays while it fits
 	$(BIN)/python -m pip install --quiet uv==0.13.8
 	$(BIN)/uv pip compile pyproject.toml --extra dev -o requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
-	$(BIN)/uv pip compile pyproject.toml deploy/postgres/build.in --extra dagster --extra postgres --extra s3 --extra gcs --extra azure --extra ray --extra k8s -c requirements.lock -o deploy/postgres/requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
+	$(BIN)/uv pip compile pyproject.toml deploy/postgres/build.in --extra dagster --extra postgres --extra s3 --extra gcs --extra azure --extra scores --extra pdf --extra ray --extra k8s -c requirements.lock -o deploy/postgres/requirements.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
 	$(BIN)/uv pip compile requirements-docs.in -o requirements-docs.lock --no-header --no-annotate --no-emit-index-url --no-emit-find-links --generate-hashes
 
 public-names: .venv/.made  ## what `from mm_assets import ...` gives, from the `__all__` of the modules

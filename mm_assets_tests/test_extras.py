@@ -20,9 +20,11 @@ S3 = "S3 needs s3fs: pip install 'mm-assets[s3]'"
 GCS = "Google Cloud Storage needs gcsfs: pip install 'mm-assets[gcs]'"
 AZURE = "Azure Blob Storage needs adlfs: pip install 'mm-assets[azure]'"
 PDF = "PDF needs pypdfium2: pip install 'mm-assets[pdf]'"
+SCORE = "A score of pixels needs opencv-python-headless: pip install 'mm-assets[scores]'"
+CONDITION = "A condition over scores needs duckdb: pip install 'mm-assets[scores]'"
 GRAPH = "The graph needs dagster: pip install 'mm-assets[dagster]'"
 # None in sys.modules: the import fails as that of a library that is not installed.
-_ABSENT = ("dagster", "lance", "s3fs", "gcsfs", "adlfs", "torch", "pypdfium2")
+_ABSENT = ("dagster", "lance", "s3fs", "gcsfs", "adlfs", "torch", "pypdfium2", "duckdb")
 BASE_ONLY = f"import sys; sys.modules.update(dict.fromkeys({_ABSENT}));"
 COMMAND = f"{BASE_ONLY} from mm_assets.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -42,6 +44,7 @@ def _run(code: str, *arguments: str | Path, folder: Path) -> subprocess.Complete
         (("inspect", "s3://bucket/raw/a.tar"), f"s3://bucket/raw/a.tar: {S3}"),
         (("convert", "raw", "s3://bucket/out", "--to", "parquet"), f"s3://bucket/out: {S3}"),
         (("inspect", "gs://bucket/raw/a.tar"), f"gs://bucket/raw/a.tar: {GCS}"),
+        (("convert", "raw", "out", "--to", "parquet", "--keep-images", "width > 3"), CONDITION),
         (("inspect", "az://bucket/raw/a.tar"), f"az://bucket/raw/a.tar: {AZURE}"),
     ],
 )
@@ -53,6 +56,17 @@ def test_commands_name_the_extra(arguments: tuple[str, ...], line: str, tmp_path
     done = _run(COMMAND, *arguments, folder=tmp_path)
     assert (done.returncode, done.stderr) == (1, f"mm-assets: {line}\n")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_scores_need_theirs_before_any_shard_is_read(tmp_path: Path) -> None:
+    hidden = "import importlib.util as u; find = u.find_spec; "
+    hidden += "u.find_spec = lambda name, *more: None if name == 'cv2' else find(name, *more); "
+    code = f"{hidden}from mm_assets.cli import main; sys.exit(main(sys.argv[1:]))"
+    make_shards(tmp_path / "raw", members=1, pdf=0, samples=1)
+    arguments = ("convert", "raw", "out", "--to", "parquet", "--min-sharpness", "3")
+    done = _run(f"import sys; {code}", *arguments, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (1, f"mm-assets: {SCORE}\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_pdfs_need_their_extra(tmp_path: Path) -> None:
@@ -122,7 +136,7 @@ def test_every_extra_is_documented_and_brings_what_it_says() -> None:
     extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "dev"}
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE)
     assert sorted(table) == sorted(extras)
-    for line in (LANCE, S3, GCS, AZURE, PDF, GRAPH):
+    for line in (LANCE, S3, GCS, AZURE, PDF, SCORE, CONDITION, GRAPH):
         package, extra = re.findall(r"needs ([\w-]+): pip install 'mm-assets\[(\w+)\]'", line)[0]
         assert any(re.match(rf"{package}[=><]", need) for need in extras[extra]), line
     assert set(re.findall(r"\w+", extras["all"][0].partition("[")[2])) == set(extras) - {"all"}

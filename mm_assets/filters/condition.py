@@ -14,6 +14,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from mm_assets.interleaved.errors import MmAssetsError
+
 _PARTS: Final = frozenset(
     {
         *("CONJUNCTION", "COMPARISON", "OPERATOR", "BETWEEN", "CASE", "CAST", "TYPE"),
@@ -31,7 +33,7 @@ _FUNCTIONS: Final = frozenset(
 _MOST_CHARACTERS: Final = 10_000
 
 
-class ConditionError(ValueError):
+class ConditionError(MmAssetsError, ValueError):
     """A condition that cannot be used; the message says why."""
 
 

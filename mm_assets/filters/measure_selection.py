@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any
 
 from mm_assets.filters.image_score import HEADER_SCORES
@@ -13,6 +14,7 @@ from mm_assets.filters.measures.registry import MEASURES as IMAGE_MEASURES
 from mm_assets.filters.sample_measures.registry import MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
 from mm_assets.filters.sample_scores import TEXT_SCORES
+from mm_assets.interleaved.extras import explained
 from mm_assets.plugins import load_plugins, plugin_fault
 
 
@@ -55,6 +57,7 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
     """Return the measures of these names.
 
     Raises:
+        MissingExtra: a library that one needs is not installed.
         ValueError: in one line, for a name that no measure has.
     """
     known, wanted = known_measures(), set(names)
@@ -62,10 +65,14 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
         near = get_close_matches(name, known.names, n=1)
         hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
         raise ValueError(f"there is no score {name!r} to be measured; {hint}")
-    return MeasureSelection(
+    selected = MeasureSelection(
         tuple(measure for measure in known.images if measure.name in wanted),
         tuple(measure for measure in known.samples if measure.name in wanted),
     )
+    for measure in (*selected.images, *selected.samples):
+        if measure.library and find_spec(measure.library) is None:
+            raise explained(ModuleNotFoundError(f"No module named {measure.library!r}", name=measure.library))
+    return selected
 
 
 def names_of(measures: Iterable[Any]) -> Collection[str]:

@@ -9,7 +9,7 @@ from mm_assets.formats.temporary_files import is_temporary
 
 # Records and proofs note when a file was written; Lance names its files at random (its rows:
 # cli/test_identical_outputs.py).
-OUTPUTS = ("curated", "scores", "filtered", "webdataset", "arrow_cache", "quarantine")
+OUTPUTS = ("curated", "scores", "sample_scores", "filtered", "webdataset", "arrow_cache", "quarantine")
 FOLDERS = (*OUTPUTS, "ledger/balance", "ledger/items", "ledger/raw_shards")
 
 

@@ -98,7 +98,8 @@ def test_a_removed_shard_leaves_every_output_and_the_others_stay(fresh: Deployme
     after = _files(fresh.storage)
     of_shard = {name for name in before if "b%2Ex%20y" in name}
     assert {Path(name).parts[0] for name in of_shard} == {
-        *("arrow_cache", "curated", "filtered", "ledger", "proof", "quarantine", "scores", "webdataset")
+        *("arrow_cache", "curated", "filtered", "ledger", "proof", "quarantine"),
+        *("scores", "sample_scores", "webdataset"),
     }
     note = "ledger/retired/b%2Ex%20y.json"
     assert before.keys() - after.keys() == of_shard and after.keys() - before.keys() == {note}

@@ -18,7 +18,7 @@ def test_a_sample_of_a_run(deploy: Callable[..., Deployment], tmp_path: Path) ->
     deployment = deploy(**bounds)
     assert deployment.run().success
     dropped = "dropped in filtered_parquet by aspect_ratio: wider than max_ratio (score 3.5, asked for 1..2)"
-    assert ok("show", "two", "--storage", deployment.storage).splitlines()[2:] == [
+    assert ok("show", "two", "--storage", deployment.storage).splitlines()[3:] == [
         "[0] text",
         "    text of two",
         f"[1] image 30x20 png {len(image(30))} B",
@@ -26,8 +26,8 @@ def test_a_sample_of_a_run(deploy: Callable[..., Deployment], tmp_path: Path) ->
         f"    ! {dropped}",
     ]
     lines = ok("show", "broken", "--storage", deployment.storage).splitlines()
-    assert lines[4] == f"[1] image {len(broken)} B"
-    assert lines[5].startswith("    ! quarantined in curated_parquet: undecodable_image: ")
+    assert lines[5] == f"[1] image {len(broken)} B"
+    assert lines[6].startswith("    ! quarantined in curated_parquet: undecodable_image: ")
     assert "    raw: 14 bytes" in lines and "      ff d8 ff 20 6e 6f 20 70 69 63 74 75 72 65" in lines
     page = ok("show", "broken", "--storage", deployment.storage, "--html", "-")
     assert '<article class="item quarantined">\n<h3>[1] image 14 B · in quarantine</h3>' in page

@@ -26,7 +26,15 @@ DAMAGE: dict[str, Change] = {
     ),
 }
 SURVEYS = "ledger/raw_shards/?.parquet"
-FOLDERS = ("ledger/balance", "ledger/items", "ledger/raw_shards", "ledger/sample_ids", "scores", "quarantine")
+FOLDERS = (
+    "ledger/balance",
+    "ledger/items",
+    "ledger/raw_shards",
+    "ledger/sample_ids",
+    "scores",
+    "sample_scores",
+    "quarantine",
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +78,12 @@ def test_files_beside_the_data(
 ) -> None:
     storage = tmp_path / "storage"
     before = files(storage, *FOLDERS)
-    assert {path.relative_to(storage).parts[0] for path in before} == {"ledger", "scores", "quarantine"}
+    assert {path.relative_to(storage).parts[0] for path in before} == {
+        "ledger",
+        "scores",
+        "sample_scores",
+        "quarantine",
+    }
     for path in before:
         damage(path, DAMAGE[change])
     result = copied.run()
@@ -100,7 +113,7 @@ def test_records(tmp_path: Path, copied: Deployment, change: str, caplog: pytest
     storage = tmp_path / "storage"
     records = sorted((storage / "ledger").glob("*/*.json"))
     records = [path for path in records if not path.name.endswith(".published.json")]
-    assert len(records) == 14
+    assert len(records) == 16
     before = files(storage, *FOLDERS)
     for path in records:
         damage(path, DAMAGE[change])

@@ -170,7 +170,8 @@ def test_the_manifest_names_every_file(one: Deployment) -> None:
     named = {file.path: file for state in states for file in state.files}
     named_bytes = {path: (file.bytes, file.digest) for path, file in named.items()}
     named_bytes |= {f["path"]: (f["bytes"], f["digest"]) for f in manifest.header["shared_files"]}
-    outputs = ("curated", "scores", "filtered", "webdataset", "arrow_cache", "quarantine", "lance")
+    outputs = ("curated", "scores", "sample_scores", "filtered")
+    outputs += ("webdataset", "arrow_cache", "quarantine", "lance")
     found = {
         str(path.relative_to(one.storage)): path.read_bytes()
         for folder in outputs
@@ -181,7 +182,9 @@ def test_the_manifest_names_every_file(one: Deployment) -> None:
         name: known for name, known in named_bytes.items() if not name.startswith("ledger/")
     }
     filtered = _state(states, "q", "filtered_parquet")
-    assert filtered.settings["steps"] == {"aspect_ratio": {"min_ratio": 0.1, "max_ratio": 3.0}}
+    assert filtered.settings["steps"] == {
+        "aspect_ratio": {"action": "drop_item", "min_ratio": 0.1, "max_ratio": 3.0}
+    }
     assert filtered.settings["options"]["on_materialize_error"] == "drop_sample"
     assert set(filtered.inputs) == {"curated_parquet", "image_scores"}
     assert filtered.inputs["curated_parquet"] == _state(states, "q", "curated_parquet").version

@@ -19,6 +19,7 @@ class Entropy(ImageMeasure):
     """Shannon entropy of the histogram of the luma: 0 for a flat picture, 8 if all levels are as frequent."""
 
     name = "entropy"
+    library = "cv2"
     type = pa.float64()
     version = "1"
     meaning = "Shannon entropy of the histogram of the luma, in bits (0 to 8)"

@@ -32,6 +32,9 @@ class ImageMeasure(ABC):
     meaning: ClassVar[str]
     """Description of the column for users, with its unit."""
 
+    library: ClassVar[str] = ""
+    """Module that it needs, beside those of the base install."""
+
     needs_texts: ClassVar[bool] = False
     """Whether it looks at the texts of the sample."""
 

@@ -19,6 +19,7 @@ class PerceptualHash(ImageMeasure):
     """
 
     name = "perceptual_hash"
+    library = "pdqhash"
     type = pa.string()
     version = "1"
     meaning = "PDQ hash of the picture as displayed, 256 bits as 64 hexadecimal digits"
@@ -32,6 +33,7 @@ class PerceptualQuality(ImageMeasure):
     """Quality of the PDQ hash: of pictures with hardly any detail, hashes are alike by chance."""
 
     name = "perceptual_quality"
+    library = "pdqhash"
     type = pa.int32()
     version = "1"
     meaning = "quality of the PDQ hash, 0 to 100; below 50 it says little"

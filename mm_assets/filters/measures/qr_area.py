@@ -29,6 +29,7 @@ class QrArea(ImageMeasure):
     """
 
     name = "qr_area"
+    library = "zxingcpp"
     type = pa.float64()
     version = "1"
     meaning = "area of the readable QR codes by the area of the picture (0 to 1)"

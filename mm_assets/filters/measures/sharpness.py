@@ -20,6 +20,7 @@ class Sharpness(ImageMeasure):
     """
 
     name = "sharpness"
+    library = "cv2"
     type = pa.float64()
     version = "1"
     meaning = "variance of the Laplacian over red, green and blue at native size, in squared levels of 0..255"
@@ -36,6 +37,7 @@ class SharpnessAtOneSize(ImageMeasure):
     """
 
     name = "sharpness_512"
+    library = "cv2"
     type = pa.float64()
     version = "1"
     meaning = (

@@ -32,6 +32,7 @@ class Language(SampleMeasure):
     """The language, as ISO 639-1 code."""
 
     name = "language"
+    library = "py3langid"
     type = pa.string()
     version = "1"
     meaning = (
@@ -49,6 +50,7 @@ class LanguageProbability(SampleMeasure):
     """How probable the language is, among all that are known."""
 
     name = "language_probability"
+    library = "py3langid"
     type = pa.float32()
     version = "1"
     meaning = "probability of the language, 0 to 1, in thousandths; null where there is no language"

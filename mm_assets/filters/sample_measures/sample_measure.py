@@ -64,6 +64,9 @@ class SampleMeasure(ABC):
     meaning: ClassVar[str]
     """Description of the column for users, with its unit."""
 
+    library: ClassVar[str] = ""
+    """Module that it needs, beside those of the base install."""
+
     @abstractmethod
     def measure(self, sample: SampleContent) -> Any:
         """Return the value for one sample; None where there is none."""
