@@ -69,9 +69,11 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
         tuple(measure for measure in known.images if measure.name in wanted),
         tuple(measure for measure in known.samples if measure.name in wanted),
     )
-    for measure in (*selected.images, *selected.samples):
-        if measure.library and find_spec(measure.library) is None:
-            raise explained(ModuleNotFoundError(f"No module named {measure.library!r}", name=measure.library))
+    libraries = [measure.library for measure in selected.images]
+    libraries += [measure.library for measure in selected.samples]
+    for library in filter(None, libraries):
+        if find_spec(library) is None:
+            raise explained(ModuleNotFoundError(f"No module named {library!r}", name=library))
     return selected
 
 
