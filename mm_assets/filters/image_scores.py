@@ -17,13 +17,12 @@ from mm_assets.filters.image_score import score_image as score_image
 from mm_assets.filters.image_score import score_rows
 from mm_assets.filters.measured_columns import (
     column_of,
-    digest_of_scores,
     is_measured,
     missing_measures,
+    read_scores,
     with_columns,
 )
 from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 
 SCORES_SCHEMA = pa.schema(
     [
@@ -126,17 +125,8 @@ class ImageScores:
 
     @classmethod
     def read(cls, uri: str, digest: str | None = None) -> ImageScores:
-        """Read the scores file of a shard.
-
-        Raises:
-            UnreadableFile: for a damaged file, and for one whose rows have another ``digest``.
-        """
-        table = read_small_table(uri)
-        if table.schema.names[: len(SCORES_SCHEMA)] != SCORES_SCHEMA.names:
-            raise UnreadableFile(f"{uri}: damaged: these are no image scores")
-        if digest is not None and digest != digest_of_scores(table):
-            raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
-        return cls(table)
+        """Read the scores file of a shard; raises as `read_scores`."""
+        return cls(read_scores(uri, SCORES_SCHEMA, digest))
 
     def missing(self, measures: Sequence[ImageMeasure]) -> list[ImageMeasure]:
         """Return the measures that these scores lack, or have in another version."""

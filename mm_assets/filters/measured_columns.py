@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
 
+from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.interleaved.digest import ContentDigest
 
 _MEASURE = b"mm_assets:measure"
@@ -64,6 +65,21 @@ def digest_of_scores(table: pa.Table) -> str:
     digest = ContentDigest()
     digest.observe(table)
     return digest.hexdigest()
+
+
+def read_scores(uri: str, base: pa.Schema, digest: str | None = None) -> pa.Table:
+    """Read stored scores: the columns that all have, and those of measures.
+
+    Raises:
+        FileNotFoundError: there is no file.
+        UnreadableFile: for a damaged file, another table, and rows that have another ``digest``.
+    """
+    table = read_small_table(uri)
+    if not table.schema.equals(with_columns(base, filter(is_measured, table.schema))):
+        raise UnreadableFile(f"{uri}: damaged: its columns are not those of scores")
+    if digest is not None and digest != digest_of_scores(table):
+        raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
+    return table
 
 
 def _identity(measure: Measure) -> bytes:

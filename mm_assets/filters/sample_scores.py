@@ -15,14 +15,13 @@ import xxhash
 
 from mm_assets.filters.measured_columns import (
     column_of,
-    digest_of_scores,
     is_measured,
     missing_measures,
+    read_scores,
     with_columns,
 )
 from mm_assets.filters.sample_measures.sample_measure import SampleContent, SampleMeasure
 from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.interleaved.errors import DataError
 
 SAMPLE_SCORES_SCHEMA = pa.schema(
@@ -207,18 +206,8 @@ class SampleScores:
 
     @classmethod
     def read(cls, uri: str, digest: str | None = None) -> SampleScores:
-        """Read the scores file of a shard.
-
-        Raises:
-            FileNotFoundError: there is no file.
-            UnreadableFile: for a damaged file, for another table, and for rows that have another ``digest``.
-        """
-        table = read_small_table(uri)
-        if not table.schema.equals(with_columns(SAMPLE_SCORES_SCHEMA, filter(is_measured, table.schema))):
-            raise UnreadableFile(f"{uri}: damaged: these are no sample scores")
-        if digest is not None and digest != digest_of_scores(table):
-            raise UnreadableFile(f"{uri}: damaged: its rows are not those that were written")
-        return cls(table)
+        """Read the scores file of a shard; raises as `read_scores`."""
+        return cls(read_scores(uri, SAMPLE_SCORES_SCHEMA, digest))
 
     def missing(self, measures: Sequence[SampleMeasure]) -> list[SampleMeasure]:
         """Return the measures that these scores lack, or have in another version."""

@@ -276,7 +276,7 @@ def test_files_that_hold_no_sample_scores(tmp_path: Path) -> None:
         SampleScores.read(uri)
     table = scores(sample("a", "one two"))
     other = table.set_column(1, "images", pa.array([1], pa.int64()))
-    for wrong, line in ((table.drop_columns("words"), "no sample scores"), (other, "no sample scores")):
+    for wrong, line in ((table.drop_columns("words"), "not those of scores"), (other, "not those of scores")):
         publish_table(uri, wrong)
         with pytest.raises(UnreadableFile, match=f"scores.parquet: .*{line}"):
             SampleScores.read(uri)
