@@ -69,6 +69,11 @@ class PartitionReport:
         return tuple(loss for loss in self.losses if loss.outcome == "filtered")
 
     @property
+    def flagged(self) -> tuple[Loss, ...]:
+        """Items in the output that a filter has something against, and samples by their first rows."""
+        return tuple(loss for loss in self.losses if loss.outcome == "flagged")
+
+    @property
     def quarantined(self) -> tuple[Loss, ...]:
         """Items quarantined for a fault of their own or of their sample, and damaged ranges of files."""
         return tuple(loss for loss in self.losses if loss.outcome == "quarantined")

@@ -187,6 +187,8 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
     }
     if report.filtered:
         metadata["filtered"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.filtered)}
+    if report.flagged:
+        metadata["flagged"] = {"json": _count(loss.kind + ": " + loss.reason for loss in report.flagged)}
     if report.quarantined:
         metadata["quarantined"] = {"json": _count(loss.kind for loss in report.quarantined if loss.is_item)}
         if damaged_ranges := sum(not loss.is_item for loss in report.quarantined):
