@@ -68,6 +68,10 @@ class Places:
         return self._rows[row]
 
     @cached_property
+    def _is_image(self) -> Sequence[bool]:
+        return [row["modality"] == "image" and row["materialize_error"] is None for row in self._rows]
+
+    @cached_property
     def samples(self) -> Collection[list[int]]:
         """The rows of each sample."""
         samples: dict[str, list[int]] = {}
@@ -77,10 +81,7 @@ class Places:
 
     def images_among(self, rows: Iterable[int]) -> int:
         """Return how many of some rows are images without an error."""
-        return sum(
-            self._rows[row]["modality"] == "image" and self._rows[row]["materialize_error"] is None
-            for row in rows
-        )
+        return sum(map(self._is_image.__getitem__, rows))
 
     @cached_property
     def _rows(self) -> Sequence[Mapping[str, Any]]:
@@ -154,7 +155,7 @@ def _judged_samples(
     """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay."""
     samples = [left for rows in places.samples if (left := [row for row in rows if row not in lost])]
     scores = [
-        replace(known.of(str(places[rows[0]]["sample_id"])), images=places.images_among(rows))
+        _with_images(known.of(str(places[rows[0]]["sample_id"])), places.images_among(rows))
         for rows in samples
     ]
     refusals: dict[int, Refusal] = {}
@@ -172,3 +173,7 @@ def _judged_samples(
                 refusals[first] = refusal
                 refusals |= dict.fromkeys(others, refusal._replace(is_cause=False))
     return refusals, flags
+
+
+def _with_images(score: SampleScore, images: int) -> SampleScore:
+    return score if score.images == images else replace(score, images=images)
