@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -29,6 +30,8 @@ SCORES = "scores"
 SAMPLE_SCORES = "sample_scores"
 """Side input: the stored sample scores of the shard."""
 
+Watch = Callable[[pa.Table, Places, Mapping[int, ImageScore], Callable[[], SampleScores]], None]
+
 
 @dataclass(frozen=True)
 class FilterChain:
@@ -44,6 +47,7 @@ class FilterChain:
         image_measures: measures that they look at; so are ``sample_measures``.
         image_scores: stored scores (side inputs, see `bind`). Without them images are measured anew.
         sample_scores: likewise.
+        watch: told the table, the places of its rows, and all scores, before they are judged.
     """
 
     images: tuple[Filter[ImageScore], ...] = ()
@@ -52,6 +56,7 @@ class FilterChain:
     sample_measures: tuple[SampleMeasure, ...] = ()
     image_scores: ImageScores | None = field(default=None, compare=False, repr=False)
     sample_scores: SampleScores | None = field(default=None, compare=False, repr=False)
+    watch: Watch | None = field(default=None, compare=False, repr=False)
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -82,7 +87,10 @@ class FilterChain:
         scores, errors = self._image_scores(batch)
         table = with_errors(batch.data, errors)
         places = Places(table)
-        judgement = self.judge(places, scores, lambda: self._sample_scores(table))
+        sample_scores = cache(lambda: self._sample_scores(table))
+        if self.watch is not None:
+            self.watch(table, places, scores, sample_scores)
+        judgement = self.judge(places, scores, sample_scores)
         refusals = judgement.refusals
         flags = tuple(refusal.loss(places[row]) for row, refusal in judgement.flags)
         counts = {ROWS_CHANGED: len(errors)} if errors else {}

@@ -14,7 +14,7 @@ from mm_assets.filters.filter import Filter
 from mm_assets.overview.plots import DROPPED, KEPT
 from mm_assets.preview.bounds import Bound, Numbers, measured
 
-_POINTS: Final = 40
+_POINTS: Final = 100
 _BINS: Final = 48
 _LEFT, _TOP, _WIDTH, _HEIGHT = 44, 24, 580, 160
 _BOTTOM: Final = _TOP + _HEIGHT
@@ -40,7 +40,7 @@ def curve_of(judge: Filter[Any], bound: Bound, scores: Sequence[Any]) -> Curve:
     """
     values = measured(judge, scores)
     values = values[np.isfinite(values)]
-    points = np.quantile(values, np.linspace(0, 1, _POINTS)) if len(values) else np.zeros(0)
+    points = np.quantile(values, np.linspace(0, 1, _POINTS), method="nearest") if len(values) else np.zeros(0)
     points = np.unique([*np.maximum(points, 0), bound.value])
     if judge.settings()[bound.field].kind is int:
         points = np.unique(np.round(points))
@@ -63,17 +63,21 @@ def curve_svg(curve: Curve, unit: str) -> str:
     """
     axis = _Axis.over(curve.values, curve.bound.value)
     inside = (curve.places >= axis.low) & (curve.places <= axis.high)
-    points = " ".join(
-        f"{axis.x(place):.1f},{_BOTTOM - share * _HEIGHT:.1f}"
-        for place, share in zip(curve.places[inside], curve.shares[inside], strict=True)
-    )
+    # Between two scores nothing changes: an upper bound lets in what lies on it, a lower one what lies above.
+    step = "H{0:.1f}V{1:.1f}" if curve.bound.is_upper else "V{1:.1f}H{0:.1f}"
+    steps = [
+        (axis.x(place), _BOTTOM - share * _HEIGHT)
+        for place, share in zip(curve.places[inside].tolist(), curve.shares[inside].tolist(), strict=True)
+    ]
+    (left, top), *others = steps
+    line = f"M{left:.1f} {top:.1f}" + "".join(step.format(*other) for other in others)
     at = axis.x(curve.bound.value)
     label = escape(f"{curve.bound.setting} {curve.bound.value:g}")
     side = "end" if at > _LEFT + _WIDTH / 2 else "start"
     body = (
         _bars(curve.values, axis)
         + _grid(axis)
-        + f"<polyline points='{points}' fill='none' stroke='{KEPT}' stroke-width='2'/>"
+        + f"<path d='{line}' fill='none' stroke='{KEPT}' stroke-width='2'/>"
         + f"<path d='M{at:.1f} {_TOP - 6}V{_BOTTOM}' stroke='{DROPPED}' stroke-width='2'"
         + " stroke-dasharray='5 3'/>"
         + _text(at + (-6 if side == "end" else 6), _TOP - 10, label, side)
@@ -161,6 +165,6 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 def _svg(title: str, body: str) -> str:
     box = f"0 0 {_LEFT + _WIDTH + 16} {_BOTTOM + 26}"
     return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='{box}' role='img' font-size='12' "
+        f"<svg viewBox='{box}' role='img' font-size='12' "
         f"fill='currentColor'><title>{escape(title)}</title>{body}</svg>"
     )

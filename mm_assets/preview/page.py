@@ -43,8 +43,8 @@ def preview_page(stored: StoredScores, study: Study) -> str:
     picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
     contents = contents_of(stored, picks)
     title = wording.title(stored)
-    body = [f"<h1>{text(title)}</h1>"]
-    body += [f"<p>{text(line)}.</p>" for line in wording.summary(study)]
+    body = [f"<h1>{text(_sentence(title))}</h1>"]
+    body += [f"<p>{text(_sentence(line))}.</p>" for line in wording.summary(study)]
     body += [_note(line) for line in wording.faults(stored, study)]
     if study.counts.filters:
         body += _counts(study)
@@ -106,6 +106,10 @@ def _figure(pick: Pick, items: Sequence[Item]) -> str:
     sample, shard = text(cut(pick.sample_id, _MOST_ID)), text(shard_name(pick.file_name))
     caption += f"<bdi>{sample}</bdi>{place} <bdi>{shard}</bdi>"
     return f"<figure>{shown}<figcaption>{caption}</figcaption></figure>"
+
+
+def _sentence(line: str) -> str:
+    return line[0].upper() + line[1:]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

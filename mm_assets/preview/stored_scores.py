@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -44,6 +45,8 @@ class ScoredShard:
     A sample's row stands for its metadata and its texts.
 
     Attributes:
+        places: of the rows; an image that could not be measured has an error.
+        unscored_places: the same for filters that look at no image, for which only faulty rows have an error.
         scores: those of the images without an error, by row.
         items: items that each row stands for.
         nbytes: bytes of the image of each row.
@@ -52,6 +55,7 @@ class ScoredShard:
 
     file_name: str
     places: Places
+    unscored_places: Places
     scores: Mapping[int, ImageScore]
     samples: SampleScores
     items: npt.NDArray[np.int64]
@@ -77,6 +81,7 @@ class ScoredShard:
         return cls(
             file_name,
             Places(rows),
+            Places(_without_errors_of_measures(rows, samples)),
             scores,
             samples,
             np.array(items, np.int64),
@@ -212,3 +217,25 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _row(sample_id: str, position: int, modality: str, error: str | None) -> dict[str, Any]:
     return {"sample_id": sample_id, "position": position, "modality": modality, "materialize_error": error}
+
+
+def _without_errors_of_measures(
+    rows: Sequence[Mapping[str, Any]], samples: SampleScores
+) -> Sequence[Mapping[str, Any]]:
+    """Return rows where as many images of each sample have an error as had one before they were measured.
+
+    Sample scores say how many, not which; whoever looks at no image cannot tell.
+    """
+    with_errors = Counter(row["sample_id"] for row in rows if row["materialize_error"] is not None)
+    if not with_errors:
+        return rows
+    images = Counter(row["sample_id"] for row in rows if row["modality"] == "image")
+    sound = {sample_id: sample.images - images[sample_id] for sample_id, sample in samples}
+    mended = {sample_id: sound.get(sample_id, 0) + count for sample_id, count in with_errors.items()}
+    found = []
+    for row in rows:
+        if row["materialize_error"] is not None and mended[row["sample_id"]] > 0:
+            mended[row["sample_id"]] -= 1
+            row = {**row, "materialize_error": None}
+        found.append(row)
+    return found

@@ -92,8 +92,9 @@ class WhatIf:
         for count, judgement, others in zip(self.by_filter, alone, self._others, strict=True):
             count.alone += _dropped(shard, judgement)
             count.flagged += len(judgement.flags)
-            # What it drops may be dropped by another one, too: without it, less goes only if it decides.
-            if any(refusal.filter is count.filter for refusal in together.refusals.values()):
+            # A filter that decides nothing changes nothing: at most that images are found to be faulty.
+            decides = any(refusal.filter is count.filter for refusal in together.refusals.values())
+            if decides or shard.images > len(shard.scores):
                 count.only_it += dropped - _dropped(shard, judged(others, shard))
         return alone
 
@@ -102,8 +103,9 @@ def judged(chain: FilterChain | None, shard: ScoredShard) -> Judgement:
     """Return what a chain decides about the rows of a shard."""
     if chain is None:
         return Judgement({}, [])
-    scores = shard.scores if chain.images else {}
-    return chain.judge(shard.places, scores, lambda: shard.samples)
+    if chain.images:
+        return chain.judge(shard.places, shard.scores, lambda: shard.samples)
+    return chain.judge(shard.unscored_places, {}, lambda: shard.samples)
 
 
 def _dropped(shard: ScoredShard, judgement: Judgement) -> Count:
