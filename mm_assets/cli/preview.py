@@ -11,6 +11,8 @@ from mm_assets.cli.html_file import refuse_other_than_file, write_page
 from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, storage_root
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
 
+_FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
+
 
 def add_to(commands: Any) -> None:
     """Add the command to the parser."""
@@ -53,6 +55,8 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.preview.page import preview_page
     from mm_assets.preview.stored_scores import StoredScores
     from mm_assets.preview.study import study
+    from mm_assets.settings import Settings
+    from mm_assets.workers import WorkerPool
 
     if options.html:
         refuse_other_than_file(options.html)
@@ -63,7 +67,13 @@ def run(options: argparse.Namespace) -> int:
     shards = len(stored.shards)
     progress = ProgressLine(shards)
     try:
-        found = study(stored, filters, lambda done: progress.show(done, f"{done} of {shards} shards"))
+        with WorkerPool(Settings.load().workers, may_fork=True) as pool:
+            found = study(
+                stored,
+                filters,
+                pool if shards >= _FOR_WORKERS else None,
+                lambda done: progress.show(done, f"{done} of {shards} shards"),
+            )
     finally:
         progress.end()
     if options.html:

@@ -17,7 +17,7 @@ from mm_assets.preview.stored_scores import ScoredShard
 
 IMAGES_A_SIDE: Final = 12
 SAMPLES_A_SIDE: Final = 5
-_SCORES: Final = 10_000  # that curves are made of: they are off by one percent at most, 19 times of 20
+SCORES_DRAWN: Final = 10_000  # that curves are made of: they are off by one percent at most, 19 times of 20
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Borderline:
 
     filter: Filter[Any]
     _sides: tuple[Nearest[Pick], Nearest[Pick]] = field(init=False)
-    _drawn: Nearest[Any] = field(default_factory=lambda: Nearest(_SCORES))
+    _drawn: Nearest[Any] = field(default_factory=lambda: Nearest(SCORES_DRAWN))
 
     def __post_init__(self) -> None:
         limit = SAMPLES_A_SIDE if self.is_of_samples else IMAGES_A_SIDE
@@ -95,6 +95,13 @@ class Borderline:
                 np.where(is_wanted, far, np.inf),
                 lambda index: self._pick(shard, keys[index], float(values[index])),
             )
+
+    def merge(self, other: Borderline) -> None:
+        """Add what was found in other shards."""
+        self.count += other.count
+        self._drawn.merge(other._drawn)
+        for side, more in zip(self._sides, other._sides, strict=True):
+            side.merge(more)
 
     def _pick(self, shard: ScoredShard, key: Any, value: float) -> Pick:
         number = None if np.isnan(value) else value

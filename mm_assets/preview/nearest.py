@@ -44,6 +44,11 @@ class Nearest(Generic[T]):
         if len(self._kept) >= 2 * self._limit:
             self._cut()
 
+    def merge(self, other: Nearest[T]) -> None:
+        """Add what another one keeps."""
+        self._kept += other._kept
+        self._cut()
+
     @property
     def things(self) -> list[T]:
         """What is kept, the nearest first."""

@@ -98,6 +98,16 @@ class WhatIf:
                 count.only_it += dropped - _dropped(shard, judged(others, shard))
         return alone
 
+    def merge(self, other: WhatIf) -> None:
+        """Add the counts over other shards, of the same filters."""
+        self.given += other.given
+        self.unreadable += other.unreadable
+        self.dropped += other.dropped
+        for count, more in zip(self.by_filter, other.by_filter, strict=True):
+            count.alone += more.alone
+            count.only_it += more.only_it
+            count.flagged += more.flagged
+
 
 def judged(chain: FilterChain | None, shard: ScoredShard) -> Judgement:
     """Return what a chain decides about the rows of a shard."""

@@ -20,6 +20,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             "curated_parquet",
             "image_scores",
+            "sample_scores",
             "filtered_parquet",
             "arrow_cache",
             "final_tars",
