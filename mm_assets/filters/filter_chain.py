@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.image_score import score_rows
 from mm_assets.filters.image_scores import ImageScore, ImageScores
-from mm_assets.filters.judging import Judgement, Places, judged
+from mm_assets.filters.judging import ImageRefusals, Judgement, Places, judged
 from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
 from mm_assets.filters.sample_scores import SampleScore, SampleScores, score_samples
@@ -30,7 +30,7 @@ SCORES = "scores"
 SAMPLE_SCORES = "sample_scores"
 """Side input: the stored sample scores of the shard."""
 
-Watch = Callable[[pa.Table, Places, Mapping[int, ImageScore], Callable[[], SampleScores]], None]
+Watch = Callable[[pa.Table, Places, ImageRefusals, Callable[[], SampleScores]], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FilterChain:
         image_measures: measures that they look at; so are ``sample_measures``.
         image_scores: stored scores (side inputs, see `bind`). Without them images are measured anew.
         sample_scores: likewise.
-        watch: told the table, the places of its rows, and all scores, before they are judged.
+        watch: told the table, the places of its rows, and what judges go by, before they do.
     """
 
     images: tuple[Filter[ImageScore], ...] = ()
@@ -85,12 +85,13 @@ class FilterChain:
 
     def __call__(self, batch: InterleavedBatch) -> StepResult:
         scores, errors = self._image_scores(batch)
+        image_refusals = ImageRefusals(scores)
         table = with_errors(batch.data, errors)
         places = Places(table)
         sample_scores = cache(lambda: self._sample_scores(table))
         if self.watch is not None:
-            self.watch(table, places, scores, sample_scores)
-        judgement = self.judge(places, scores, sample_scores)
+            self.watch(table, places, image_refusals, sample_scores)
+        judgement = self.judge(places, image_refusals, sample_scores)
         refusals = judgement.refusals
         flags = tuple(refusal.loss(places[row]) for row, refusal in judgement.flags)
         counts = {ROWS_CHANGED: len(errors)} if errors else {}
@@ -105,10 +106,10 @@ class FilterChain:
         return StepResult(batch.with_data(kept), lost, removed, counts, flags=flags)
 
     def judge(
-        self, places: Places, scores: Mapping[int, ImageScore], sample_scores: Callable[[], SampleScores]
+        self, places: Places, image_refusals: ImageRefusals, sample_scores: Callable[[], SampleScores]
     ) -> Judgement:
         """Return what these filters decide, see `judged`."""
-        return judged(self.images, self.samples, places, scores, sample_scores)
+        return judged(self.images, self.samples, places, image_refusals, sample_scores)
 
     def _image_scores(self, batch: InterleavedBatch) -> tuple[dict[int, ImageScore], dict[int, str]]:
         """Return the scores of the images that can be judged, by row, and the errors of the others."""

@@ -92,11 +92,35 @@ class Places:
         return rows
 
 
+class ImageRefusals:
+    """What filters have to say against images; each filter is asked once about each.
+
+    Args:
+        scores: the scores of the images that can be judged, by row.
+    """
+
+    def __init__(self, scores: Mapping[int, ImageScore]) -> None:
+        self.scores = scores
+        self._known: dict[int, tuple[Filter[ImageScore], Mapping[int, Refusal]]] = {}
+
+    def of(self, judge: Filter[ImageScore]) -> Mapping[int, Refusal]:
+        """Return the refusals of one filter, by row in the order of the rows."""
+        if id(judge) not in self._known:
+            reasons = judge.verdicts(list(self.scores.values()))
+            refused = {
+                row: Refusal(judge, reason, judge.measure(score))
+                for (row, score), reason in zip(self.scores.items(), reasons, strict=True)
+                if reason is not None
+            }
+            self._known[id(judge)] = judge, refused  # with the filter, so that no other gets its id
+        return self._known[id(judge)][1]
+
+
 def judged(
     images: Sequence[Filter[ImageScore]],
     samples: Sequence[Filter[SampleScore]],
     places: Places,
-    scores: Mapping[int, ImageScore],
+    image_refusals: ImageRefusals,
     sample_scores: Callable[[], SampleScores],
 ) -> Judgement:
     """Return what filters decide, by the rules of `FilterChain`.
@@ -105,10 +129,10 @@ def judged(
         images: filters of images, in order.
         samples: filters of samples, in order.
         places: all rows.
-        scores: the scores of the images that can be judged, by row.
+        image_refusals: what filters of images say.
         sample_scores: returns those of the samples; called only if there are filters of samples.
     """
-    refusals, flags = _judged_images(images, scores)
+    refusals, flags = _judged_images(images, image_refusals)
     if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
         refusals |= _lost_with_samples(places, refusals)
     if samples:
@@ -119,21 +143,17 @@ def judged(
 
 
 def _judged_images(
-    filters: Sequence[Filter[ImageScore]], scores: Mapping[int, ImageScore]
+    filters: Sequence[Filter[ImageScore]], image_refusals: ImageRefusals
 ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
     """Return the refusal that decides about each refused image, by row, and all flags with their rows."""
     refusals: dict[int, Refusal] = {}
     flags: list[tuple[int, Refusal]] = []
     # Those that drop samples come first: an image that another one drops must not hide from them.
     for judge in sorted(filters, key=lambda judge: judge.action != DROP_SAMPLE):
-        left = [row for row in scores if row not in refusals]
-        for row, reason in zip(left, judge.verdicts([scores[row] for row in left]), strict=True):
-            if reason is not None:
-                refusal = Refusal(judge, reason, judge.measure(scores[row]))
-                if judge.action == FLAG:
-                    flags.append((row, refusal))
-                else:
-                    refusals[row] = refusal
+        if judge.action == FLAG:
+            flags += image_refusals.of(judge).items()
+        else:
+            refusals = {**image_refusals.of(judge), **refusals}
     return refusals, flags
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -76,14 +76,14 @@ class Borderline:
         Args:
             judgement: what this filter alone decides.
         """
-        refused = {row for row, refusal in judgement.refusals.items() if refusal.is_cause}
-        refused |= {row for row, _ in judgement.flags}
         scores: Mapping[Any, Any]
+        hit: Collection[Any]
         if self.is_of_samples:
             scores = dict(shard.samples)
-            hit: set[Any] = {shard.places[row]["sample_id"] for row in refused}
+            rows = [*judgement.refusals, *(row for row, _ in judgement.flags)]
+            hit = {shard.places[row]["sample_id"] for row in rows}
         else:
-            scores, hit = shard.scores, refused
+            scores, hit = shard.scores, shard.image_refusals.of(self.filter)
         keys, found = list(scores), list(scores.values())
         values = measured(self.filter, found)
         far = distances(self.filter, values)

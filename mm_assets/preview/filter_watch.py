@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.image_score import ImageScore, image_views
-from mm_assets.filters.judging import Places
+from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.sample_scores import SampleScores
 from mm_assets.formats.images.thumbnails import ThumbnailStrip, thumbnail
@@ -58,21 +58,21 @@ class FilterWatch:
         self,
         table: pa.Table,
         places: Places,
-        scores: Mapping[int, ImageScore],
+        image_refusals: ImageRefusals,
         sample_scores: Callable[[], SampleScores],
     ) -> None:
         for judge, chain in self._alone:
             if chain is None:
                 continue
-            judgement = chain.judge(places, scores if chain.images else {}, sample_scores)
+            judgement = chain.judge(places, image_refusals, sample_scores)
             self._items[judge.name] += len(judgement.refusals) + len(judgement.flags)
             if (judge.name, False) in self._nearest:
-                refused = {row for row, refusal in judgement.refusals.items() if refusal.is_cause}
-                self._note_nearest(judge, table, scores, refused | {row for row, _ in judgement.flags})
+                self._note_nearest(judge, table, image_refusals)
 
     def _note_nearest(
-        self, judge: Filter[ImageScore], table: pa.Table, scores: Mapping[int, ImageScore], refused: set[int]
+        self, judge: Filter[ImageScore], table: pa.Table, image_refusals: ImageRefusals
     ) -> None:
+        scores, refused = image_refusals.scores, image_refusals.of(judge)
         within = [row for row, score in scores.items() if 0 < (score.byte_size or 0) <= _LARGEST]
         far = distances(judge, measured(judge, [scores[row] for row in within]))
         is_refused = np.array([row in refused for row in within], bool)

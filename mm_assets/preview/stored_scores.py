@@ -19,7 +19,7 @@ import pyarrow as pa
 from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS
 from mm_assets.filters.image_score import ImageScore
 from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores
-from mm_assets.filters.judging import Places
+from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.measure_selection import MeasureSelection, names_of
 from mm_assets.filters.measured_columns import is_measured, missing_measures
 from mm_assets.filters.sample_scores import SAMPLE_SCORES_SCHEMA, SampleScores
@@ -47,7 +47,7 @@ class ScoredShard:
     Attributes:
         places: of the rows; an image that could not be measured has an error.
         unscored_places: the same for filters that look at no image, for which only faulty rows have an error.
-        scores: those of the images without an error, by row.
+        image_refusals: what filters say against the images without an error, with their scores by row.
         items: items that each row stands for.
         nbytes: bytes of the image of each row.
         images: rows that are images; the others are samples.
@@ -56,11 +56,16 @@ class ScoredShard:
     file_name: str
     places: Places
     unscored_places: Places
-    scores: Mapping[int, ImageScore]
+    image_refusals: ImageRefusals
     samples: SampleScores
     items: npt.NDArray[np.int64]
     nbytes: npt.NDArray[np.int64]
     images: int
+
+    @property
+    def scores(self) -> Mapping[int, ImageScore]:
+        """The scores of the images without an error, by row."""
+        return self.image_refusals.scores
 
     @classmethod
     def of(cls, file_name: str, images: ImageScores, samples: SampleScores) -> ScoredShard:
@@ -82,7 +87,7 @@ class ScoredShard:
             file_name,
             Places(rows),
             Places(_without_errors_of_measures(rows, samples)),
-            scores,
+            ImageRefusals(scores),
             samples,
             np.array(items, np.int64),
             np.array(nbytes, np.int64),

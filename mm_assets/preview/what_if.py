@@ -113,9 +113,8 @@ def judged(chain: FilterChain | None, shard: ScoredShard) -> Judgement:
     """Return what a chain decides about the rows of a shard."""
     if chain is None:
         return Judgement({}, [])
-    if chain.images:
-        return chain.judge(shard.places, shard.scores, lambda: shard.samples)
-    return chain.judge(shard.unscored_places, {}, lambda: shard.samples)
+    places = shard.places if chain.images else shard.unscored_places
+    return chain.judge(places, shard.image_refusals, lambda: shard.samples)
 
 
 def _dropped(shard: ScoredShard, judgement: Judgement) -> Count:
