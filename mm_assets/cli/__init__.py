@@ -22,6 +22,7 @@ COMMANDS = (
     "prove",
     "explain",
     "show",
+    "preview",
     "tag",
     "diff",
     "retire",

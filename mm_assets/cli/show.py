@@ -7,12 +7,12 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import as_utf8, location
 from mm_assets.cli.explain import unknown_sample
+from mm_assets.cli.html_file import refuse_other_than_file, write_page
 from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder
 from mm_assets.formats.format_table import TITLES
 from mm_assets.interleaved.counted import counted
@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.sample_view.terminal_page import coloured, no_picture
 
     sample_id = as_utf8(options.sample_id)
-    if options.html and options.html != "-":
-        _refuse_other_than_file(options.html)
+    if options.html:
+        refuse_other_than_file(options.html)
     is_terminal = sys.stdout.isatty()
     has_colours = is_terminal and os.environ.get("COLORTERM", "").lower() in ("truecolor", "24bit")
     look = embedding() if options.html else coloured if has_colours else no_picture
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         documents, notes, failures = _in_dataset(options, sample_id, look)
     if options.html:
-        _write(options.html, sample_page(sample_id, documents, notes))
+        write_page(options.html, sample_page(sample_id, documents, notes))
     else:
         _print(sample_id, documents, notes, is_terminal)
     for failure in failures:
@@ -133,25 +133,3 @@ def _print(sample_id: str, documents: Sequence[Document], notes: Sequence[str], 
             print(line)
     for note in notes:
         print(note)
-
-
-def _refuse_other_than_file(target: str) -> None:
-    """Raise an error for a folder, and for a device: the page replaces what has its name."""
-    from mm_assets.formats.storage import is_remote, local_path
-
-    path = Path(local_path(target))
-    if target.endswith("/") or (not is_remote(target) and path.is_dir()):
-        raise IsADirectoryError(f"{target}: a folder, not a file to write")
-    if not is_remote(target) and path.exists() and not path.is_file():
-        raise ValueError(f"{target}: no regular file; - is standard output")
-
-
-def _write(target: str, page: str) -> None:
-    from mm_assets.formats.storage import absolute, publish_bytes
-
-    if target == "-":
-        sys.stdout.flush()
-        sys.stdout.buffer.write(page.encode())
-        return
-    publish_bytes(absolute(target), page.encode())
-    print(printable(target))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mm_assets.filters.filter_settings import SETTING, FilterSetting
@@ -65,6 +66,7 @@ class Filter(ABC, Generic[Score]):
         return "..".join(_text(getattr(self, name)) for name in self.settings())
 
     @classmethod
+    @cache  # verdicts name them
     def settings(cls) -> dict[str, FilterSetting]:
         """Return the settings, by field."""
         return {f.name: f.metadata[SETTING] for f in fields(cls) if SETTING in f.metadata}

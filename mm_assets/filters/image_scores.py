@@ -5,7 +5,7 @@ A changed threshold is applied to them without reading an image again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,6 +131,10 @@ class ImageScores:
     def missing(self, measures: Sequence[ImageMeasure]) -> list[ImageMeasure]:
         """Return the measures that these scores lack, or have in another version."""
         return missing_measures(self.measured, measures)
+
+    def __iter__(self) -> Iterator[tuple[tuple[str, int], ImageScore]]:
+        """Yield sample id and position, and the score, of each image in the order of the rows."""
+        return iter(self._scores.items())
 
     def get(self, sample_id: str, position: int) -> ImageScore | None:
         """Return the score of one image; None for one that was never scored."""

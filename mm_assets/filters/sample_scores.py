@@ -6,7 +6,7 @@ metadata of its field, which measure filled it, so that a new measure measures w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -212,6 +212,10 @@ class SampleScores:
     def missing(self, measures: Sequence[SampleMeasure]) -> list[SampleMeasure]:
         """Return the measures that these scores lack, or have in another version."""
         return missing_measures(self.measured, measures)
+
+    def __iter__(self) -> Iterator[tuple[str, SampleScore]]:
+        """Yield id and score of each sample in the order of the rows."""
+        return iter(self._scores.items())
 
     def get(self, sample_id: str) -> SampleScore | None:
         """Return the score of one sample; None for one that was never scored."""

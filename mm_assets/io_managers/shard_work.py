@@ -10,6 +10,7 @@ import pyarrow as pa
 from mm_assets.accounting.file_digests import FILES, FileDigest, digest_files
 from mm_assets.accounting.ledger import Balance, Ledger
 from mm_assets.accounting.loss_share import LossShare
+from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.formats.conversion import DEFAULT_BATCH_BYTES, Conversion
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.images.thumbnails import ThumbnailStrip
@@ -31,6 +32,7 @@ from mm_assets.io_managers.check_results import MATERIALIZATION_ERRORS
 from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.io_managers.written_shard import CheckStep, WrittenShard
 from mm_assets.overview.markdown import image
+from mm_assets.preview.filter_watch import FilterWatch
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
 # number.
@@ -66,6 +68,8 @@ def convert_shard(
     """
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
+    watches = {step: FilterWatch(step) for step in steps if isinstance(step, FilterChain)}
+    steps = tuple(watches[step].watched() if step in watches else step for step in steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     shown, dropped = ThumbnailStrip(), ThumbnailStrip()
     steps = tuple(dropped.of_removed(step) for step in steps)
@@ -110,6 +114,8 @@ def convert_shard(
         for name, strip in ((PREVIEW, shown), (PREVIEW_DROPPED, dropped)):
             if picture := strip.webp():
                 metadata[name] = {"md": image(picture, "image/webp")}
+    for watch in watches.values():
+        metadata |= {name: {"md": picture} for name, picture in watch.pictures().items()}
     return (
         ShardResult(
             job.key,

@@ -113,7 +113,7 @@ class _Finder:
             return self._in_table(partition)
         if self._has_item_rows(partition):
             with located(partition.files[0]):
-                return self._document(partition, parquet_rows(partition.files[0], self._sample_id), [])
+                return self._document(partition, parquet_rows(partition.files[0], [self._sample_id]), [])
         if self._has_index(partition):
             return self._in_indexed_tar(partition)
         scouted = self._scout.open(partition)

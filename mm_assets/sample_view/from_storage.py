@@ -81,7 +81,7 @@ def _contents(root: str, document: Document, look: Look) -> list[Item]:
         if exists(uri):
             if output is not CURATED:
                 document.notes.append(f"{CURATED.asset} is not there: the content is that of {output.asset}")
-            return items_of(parquet_rows(uri, document.sample_id), look)
+            return items_of(parquet_rows(uri, [document.sample_id]), look)
     document.notes.append(f"neither {CURATED.asset} nor {FILTERED.asset} is there: no content can be shown")
     return []
 
@@ -124,7 +124,7 @@ def _rows(root: str, folder: str, document: Document) -> Iterable[dict[str, Any]
     """Yield the rows of the sample in the file that a folder has for its shard; none without the file."""
     uri = join(root, folder, f"{partition_filename(str(document.partition))}.parquet")
     if exists(uri):
-        for table in parquet_rows(uri, document.sample_id):
+        for table in parquet_rows(uri, [document.sample_id]):
             yield from table.to_pylist()
 
 

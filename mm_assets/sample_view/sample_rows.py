@@ -1,10 +1,11 @@
-"""The rows of one sample, images included, from a Parquet file or a Lance table, a few at a time."""
+"""The rows of samples, images included, from a Parquet file or a Lance table, a few at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,21 +27,25 @@ _HINTS = 3
 _IDS_FOR_HINTS = 1 << 20
 
 
-def parquet_rows(uri: str, sample_id: str, options: StorageOptions | None = None) -> Iterator[pa.Table]:
-    """Yield the rows of a sample in a Parquet file with a row per item; none if it is not there.
+def parquet_rows(
+    uri: str, sample_ids: Collection[str], options: StorageOptions | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of samples in a Parquet file with a row per item; none of those that are not there.
 
-    Row groups are chosen by their statistics, then by their column ``sample_id``. One that has the sample is
-    read up to its last row.
+    Row groups are chosen by their statistics, then by their column ``sample_id``. One that has such a sample
+    is read up to the last row.
 
     Raises:
         ShardError: the file is damaged.
     """
     with closing(open_parquet(uri, uri, options, {})) as file:
         schema = original_schema(file)
-        for group in possible_groups(file.metadata, "sample_id", sample_id):
+        wanted_ids = pa.array(sample_ids, pa.large_string())
+        found_in = (possible_groups(file.metadata, "sample_id", sample_id) for sample_id in sample_ids)
+        for group in sorted(set(chain.from_iterable(found_in))):
             read_ids = partial(file.read_row_group, group, columns=["sample_id"], use_threads=False)
             ids = checked(read_ids, uri)
-            mask = pc.equal(ids.column("sample_id").cast(pa.large_string()), sample_id)
+            mask = pc.is_in(ids.column("sample_id").cast(pa.large_string()), wanted_ids)
             wanted = pc.indices_nonzero(mask)
             if not len(wanted):
                 continue

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import itertools
-import math
 from collections import Counter
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.conditions import ImageCondition, SampleCondition
-from mm_assets.filters.filter import DROP_ITEM, DROP_SAMPLE, FLAG, Filter
+from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
 from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.image_bounds import ByteSizeFilter
 from mm_assets.filters.image_scores import ImageScores, score_table
 from mm_assets.filters.image_size import ImageSizeFilter
 from mm_assets.filters.registry import chain_of
@@ -31,30 +25,8 @@ from mm_assets.formats.parquet_file import publish_table
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.steps import StepResult
+from mm_assets_tests.filters.filter_sets import FILTERS, SAMPLES, png, sample
 from mm_assets_tests.formats.datasets import batch_of, item
-
-
-@cache
-def png(width: int, height: int) -> bytes:
-    out = io.BytesIO()
-    Image.new("1", (width, height)).save(out, "PNG")
-    return out.getvalue()
-
-
-def sample(name: str, *contents: str | bytes | None) -> list[dict[str, Any]]:
-    """Rows of a sample: texts, images, and images without bytes."""
-    rows = [item(name, content_type="application/json")]
-    for position, content in enumerate(contents):
-        if isinstance(content, str):
-            rows.append(item(name, position, text_content=content))
-        else:
-            error = "gone" if content is None else None
-            rows.append(
-                item(
-                    name, position, "image", binary_content=content, materialize_error=error, source_ref="{}"
-                )
-            )
-    return rows
 
 
 def applied(filters: tuple[Filter[Any], ...], *samples: list[dict[str, Any]]) -> StepResult:
@@ -191,33 +163,6 @@ def test_damaged_stored_scores_are_measured_again(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"scores.parquet: damaged: .*: samples are measured again"):
         bound = chain.bind({"sample_scores": (str(uri), None)})
     assert places(bound(batch_of(sample("b"))).removed) == [("b", -1)]
-
-
-SHAPES = [(4, 4), (30, 30), (90, 10), (10, 90), (40, 20), (60, 50)]
-CONTENTS = st.one_of(
-    st.sampled_from(["", "one", "one two three", "x " * 20]),
-    st.sampled_from([png(*shape) for shape in SHAPES]),
-    st.just(b"no image"),
-    st.none(),
-)
-SAMPLES = st.lists(st.lists(CONTENTS, max_size=5), max_size=6)
-IMAGE_ACTIONS, SAMPLE_ACTIONS = (DROP_ITEM, DROP_SAMPLE, FLAG), (DROP_SAMPLE, FLAG)
-FILTERS = st.lists(
-    st.one_of(
-        st.builds(AspectRatioFilter, st.just(0.5), st.just(2.0), action=st.sampled_from(IMAGE_ACTIONS)),
-        st.builds(ImageSizeFilter, st.just(10), st.just(math.inf), action=st.sampled_from(IMAGE_ACTIONS)),
-        st.builds(
-            ByteSizeFilter, st.just(0), st.sampled_from([75, 80]), action=st.sampled_from(IMAGE_ACTIONS)
-        ),
-        st.builds(ImageCondition, st.just("width < 60"), action=st.sampled_from(IMAGE_ACTIONS)),
-        st.builds(WordCountFilter, st.just(1), st.just(10), action=st.sampled_from(SAMPLE_ACTIONS)),
-        st.builds(ImageCountFilter, st.just(1), st.just(2), action=st.sampled_from(SAMPLE_ACTIONS)),
-        st.builds(SampleCondition, st.just("texts < 3"), action=st.sampled_from(SAMPLE_ACTIONS)),
-    ),
-    min_size=1,
-    max_size=5,
-    unique_by=lambda made: made.name,
-)
 
 
 @settings(max_examples=150, deadline=None)

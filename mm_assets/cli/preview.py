@@ -1,0 +1,99 @@
+"""The command ``mm-assets preview``: what filters would drop, from stored scores, before they do."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from mm_assets.cli.arguments import as_utf8, location
+from mm_assets.cli.html_file import refuse_other_than_file, write_page
+from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, storage_root
+from mm_assets.terminal import FAILED, ProgressLine, fail, printable
+
+_FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
+
+
+def add_to(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "preview",
+        help="say what filters would drop, from stored scores, and show what is near their bounds",
+        description="Say what the filters of the settings would drop, each alone and all together, from the "
+        "stored scores of the graph. Nothing is changed, and no image is measured.",
+    )
+    parser.add_argument(
+        "shards", nargs="*", metavar="SHARD", help="these shards (default: up to 400, evenly spread)"
+    )
+    parser.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of a filter in the place of its value, such as min_sharpness=80; NAME= unsets it",
+    )
+    parser.add_argument("--filter-preset", metavar="PRESET", help="filters that are set together")
+    parser.add_argument(
+        "--filter-actions", metavar="FILTER=ACTION,…", help="what filters do with what they refuse"
+    )
+    parser.add_argument(
+        "--html", type=location, metavar="FILE", help="write one page, with curves and images; - is stdout"
+    )
+    add_storage_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the counts or write the page; 1 if scores are missing.
+
+    Raises:
+        ValueError: for settings that do not fit, and for shards that are unknown or damaged.
+    """
+    from mm_assets.cli.asked_filters import asked_filters
+    from mm_assets.preview import wording
+    from mm_assets.preview.page import preview_page
+    from mm_assets.preview.stored_scores import StoredScores
+    from mm_assets.preview.study import study
+    from mm_assets.settings import Settings
+    from mm_assets.workers import WorkerPool
+
+    if options.html:
+        refuse_other_than_file(options.html)
+    filters = asked_filters(options.values, options.filter_preset, options.filter_actions)
+    root = storage_root(options)
+    refuse_other_folder(root)
+    stored = StoredScores(root, [as_utf8(name) for name in options.shards])
+    shards = len(stored.shards)
+    progress = ProgressLine(shards)
+    try:
+        with WorkerPool(Settings.load().workers, may_fork=True) as pool:
+            found = study(
+                stored,
+                filters,
+                pool if shards >= _FOR_WORKERS else None,
+                lambda done: progress.show(done, f"{done} of {shards} shards"),
+            )
+    finally:
+        progress.end()
+    if options.html:
+        write_page(options.html, preview_page(stored, found))
+    if options.html != "-":
+        print(wording.title(stored))
+        _print_table([[*wording.HEADS], *wording.count_rows(found)] if found.counts.filters else [])
+        _print_table(wording.distribution_rows(found) if found.distributions else [])
+        for line in wording.summary(found):
+            print(printable(line))
+        if not filters:
+            print(f"no filter is on; {wording.HOW_TO_SET}")
+    faults = wording.faults(stored, found)
+    for line in faults:
+        fail(printable(line))
+    return FAILED if faults else 0
+
+
+def _print_table(rows: Sequence[Sequence[str]]) -> None:
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        print(f"  {'  '.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))}".rstrip())

@@ -1,0 +1,1 @@
+"""What filters would drop, from stored scores alone, before they are applied."""

@@ -1,0 +1,246 @@
+"""Stored scores of the shards below a storage root, read a shard at a time and without any image."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import unquote
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS
+from mm_assets.filters.image_score import ImageScore
+from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores
+from mm_assets.filters.judging import ImageRefusals, Places
+from mm_assets.filters.measure_selection import MeasureSelection, names_of
+from mm_assets.filters.measured_columns import is_measured, missing_measures
+from mm_assets.filters.sample_scores import SAMPLE_SCORES_SCHEMA, SampleScores
+from mm_assets.formats.keys import partition_filename
+from mm_assets.formats.listing import names_in
+from mm_assets.formats.parquet_file import UnreadableFile, open_parquet, read_small_table
+from mm_assets.formats.storage import join
+from mm_assets.overview.figures import evenly_spread
+
+MOST_SHARDS: Final = 400
+"""Shards that are looked at if none is named."""
+
+IMAGES, SAMPLES = "image_scores", "sample_scores"
+_SCHEMAS: Final = {IMAGES: SCORES_SCHEMA, SAMPLES: SAMPLE_SCORES_SCHEMA}
+_SUFFIX: Final = ".parquet"
+_THREADS: Final = 8
+
+
+@dataclass(frozen=True)
+class ScoredShard:
+    """The scores of one shard, and its items as rows: images in the order of their scores, then samples.
+
+    A sample's row stands for its metadata and its texts.
+
+    Attributes:
+        places: of the rows; an image that could not be measured has an error.
+        unscored_places: the same for filters that look at no image, for which only faulty rows have an error.
+        image_refusals: what filters say against the images without an error, with their scores by row.
+        items: items that each row stands for.
+        nbytes: bytes of the image of each row.
+        images: rows that are images; the others are samples.
+    """
+
+    file_name: str
+    places: Places
+    unscored_places: Places
+    image_refusals: ImageRefusals
+    samples: SampleScores
+    items: npt.NDArray[np.int64]
+    nbytes: npt.NDArray[np.int64]
+    images: int
+
+    @property
+    def scores(self) -> Mapping[int, ImageScore]:
+        """The scores of the images without an error, by row."""
+        return self.image_refusals.scores
+
+    @classmethod
+    def of(cls, file_name: str, images: ImageScores, samples: SampleScores) -> ScoredShard:
+        """Return a shard with these scores."""
+        rows: list[Mapping[str, Any]] = []
+        scores: dict[int, ImageScore] = {}
+        nbytes: list[int] = []
+        for (sample_id, position), score in images:
+            if score.error is None:
+                scores[len(rows)] = score
+            nbytes.append(score.byte_size or 0)
+            rows.append(_row(sample_id, position, "image", score.error))
+        images_in, items = len(rows), [1] * len(rows)
+        for sample_id, sample in samples:
+            rows.append(_row(sample_id, -1, "metadata", None))
+            items.append(1 + sample.texts)
+        nbytes += [0] * (len(rows) - len(nbytes))
+        return cls(
+            file_name,
+            Places(rows),
+            Places(_without_errors_of_measures(rows, samples)),
+            ImageRefusals(scores),
+            samples,
+            np.array(items, np.int64),
+            np.array(nbytes, np.int64),
+            images_in,
+        )
+
+
+class StoredScores:
+    """The score files of some shards.
+
+    Args:
+        root: storage root.
+        named: shards to look at; none: at most `MOST_SHARDS` of all, evenly spread.
+
+    Raises:
+        ValueError: there are no scores, or a named shard has none.
+
+    Attributes:
+        shards: file names of the shards that have image scores and sample scores.
+        of_shards: number of the shards that there are.
+        unscored: shards that are left out, by the asset that they lack.
+    """
+
+    def __init__(self, root: str, named: Sequence[str] = ()) -> None:
+        self.root = root
+        files = {asset: _files(join(root, DERIVED_FOLDERS[asset])) for asset in (IMAGES, SAMPLES)}
+        known = sorted(files[IMAGES] | files[SAMPLES])
+        if not known:
+            raise ValueError(f"{root}: no scores are stored here; {how_to_measure()}")
+        chosen = [_known(root, name, known) for name in dict.fromkeys(named)]
+        looked_at = chosen or evenly_spread(known, MOST_SHARDS)
+        self.of_shards = len(known)
+        self.unscored = {
+            asset: lacking for asset in files if (lacking := [f for f in looked_at if f not in files[asset]])
+        }
+        self.shards = [name for name in looked_at if all(name in names for names in files.values())]
+
+    def missing(self, measures: MeasureSelection) -> dict[str, int]:
+        """Return the measures that stored scores lack, or have in another version: shards by measure."""
+        counts: dict[str, int] = {}
+        for columns in self._columns.values():
+            for asset, asked in ((IMAGES, measures.images), (SAMPLES, measures.samples)):
+                for measure in missing_measures(columns[asset], asked):  # type: ignore[type-var]
+                    counts[measure.name] = counts.get(measure.name, 0) + 1
+        return counts
+
+    def numbers(self) -> tuple[list[str], list[str]]:
+        """Return the names of all measured columns of numbers: of images, of samples."""
+        found = []
+        for asset in (IMAGES, SAMPLES):
+            columns = [column for all_of in self._columns.values() for column in all_of[asset]]
+            found.append(sorted({column.name for column in columns if _is_number(column.type)}))
+        return found[0], found[1]
+
+    def read(self, file_name: str, images: Iterable[str] = (), samples: Iterable[str] = ()) -> ScoredShard:
+        """Return the scores of one shard, with these measures as far as it has them.
+
+        Raises:
+            UnreadableFile: a file is damaged; the message names it.
+        """
+        tables = [
+            read_small_table(
+                self._uri(asset, file_name),
+                [
+                    *_SCHEMAS[asset].names,
+                    *sorted(set(names_of(self._columns[file_name][asset])) & set(names)),
+                ],
+            )
+            for asset, names in ((IMAGES, images), (SAMPLES, samples))
+        ]
+        return ScoredShard.of(file_name, ImageScores(tables[0]), SampleScores(tables[1]))
+
+    def curated(self, file_name: str) -> str:
+        """Return the location of the curated rows of a shard."""
+        return join(self.root, CURATED.folder, file_name)
+
+    def _uri(self, asset: str, file_name: str) -> str:
+        return join(self.root, DERIVED_FOLDERS[asset], file_name)
+
+    @cached_property
+    def _columns(self) -> dict[str, dict[str, list[pa.Field]]]:
+        """The columns of measures of each shard, by asset."""
+
+        def read(file_name: str) -> dict[str, list[pa.Field]]:
+            return {asset: self._columns_of(asset, file_name) for asset in (IMAGES, SAMPLES)}
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return dict(zip(self.shards, pool.map(read, self.shards), strict=True))
+
+    def _columns_of(self, asset: str, file_name: str) -> list[pa.Field]:
+        uri, always = self._uri(asset, file_name), _SCHEMAS[asset].names
+        with closing(open_parquet(uri, uri, None, {})) as file:
+            schema = file.schema_arrow
+        if schema.names[: len(always)] != always:
+            raise UnreadableFile(f"{uri}: damaged: these are no {asset.replace('_', ' ')}")
+        return [column for column in schema if is_measured(column)]
+
+
+def shard_name(file_name: str) -> str:
+    """Return the name of a shard by that of its file."""
+    stem = file_name.removesuffix(_SUFFIX)
+    name = unquote(stem)
+    return name if partition_filename(name) == stem else stem
+
+
+def how_to_measure(scores: Collection[str] = ()) -> str:
+    """Return what to run for scores that are not stored."""
+    setting = f"MM_SCORES={','.join(scores)} " if scores else ""
+    return f"measure them: {setting}mm-assets run --assets {IMAGES},{SAMPLES}"
+
+
+def _files(folder: str) -> set[str]:
+    try:
+        names = {name.rpartition("/")[2] for name in names_in(folder)}
+    except FileNotFoundError:
+        return set()
+    return {name for name in names if name.endswith(_SUFFIX) and not name.startswith(".")}
+
+
+def _known(root: str, name: str, known: Sequence[str]) -> str:
+    file_name = partition_filename(name) + _SUFFIX
+    if file_name in known:
+        return file_name
+    near = get_close_matches(name, [shard_name(other) for other in known], n=1)
+    hint = f"; the nearest is {near[0]!r}" if near else ""
+    raise ValueError(f"{root}: shard {name!r} has no stored scores{hint}")
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _row(sample_id: str, position: int, modality: str, error: str | None) -> dict[str, Any]:
+    return {"sample_id": sample_id, "position": position, "modality": modality, "materialize_error": error}
+
+
+def _without_errors_of_measures(
+    rows: Sequence[Mapping[str, Any]], samples: SampleScores
+) -> Sequence[Mapping[str, Any]]:
+    """Return rows where as many images of each sample have an error as had one before they were measured.
+
+    Sample scores say how many, not which; whoever looks at no image cannot tell.
+    """
+    with_errors = Counter(row["sample_id"] for row in rows if row["materialize_error"] is not None)
+    if not with_errors:
+        return rows
+    images = Counter(row["sample_id"] for row in rows if row["modality"] == "image")
+    sound = {sample_id: sample.images - images[sample_id] for sample_id, sample in samples}
+    mended = {sample_id: sound.get(sample_id, 0) + count for sample_id, count in with_errors.items()}
+    found = []
+    for row in rows:
+        if row["materialize_error"] is not None and mended[row["sample_id"]] > 0:
+            mended[row["sample_id"]] -= 1
+            row = {**row, "materialize_error": None}
+        found.append(row)
+    return found

@@ -1,0 +1,117 @@
+"""What a preview says of a set of filters is what the run then drops; what the UI shows of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mm_assets.demo.shards import make_shards
+from mm_assets.overview.markdown import INLINE
+from mm_assets.preview.stored_scores import StoredScores
+from mm_assets.preview.study import study
+from mm_assets.preview.what_if import Count
+from mm_assets.settings import Settings
+from mm_assets_tests.cli.documents import image, sample
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.commands import run
+from mm_assets_tests.graph.deployment import Deployment
+
+BOUNDS = {"MM_MAX_ASPECT_RATIO": "2", "MM_MIN_BYTE_SIZE": "6000"}
+SETS = {
+    "drop_item": BOUNDS,
+    "drop_sample": {**BOUNDS, "MM_FILTER_ACTIONS": "byte_size=drop_sample"},
+    "flag": {**BOUNDS, "MM_MIN_WORDS": "60", "MM_FILTER_ACTIONS": "aspect_ratio=flag,words=flag"},
+    "samples": {"MM_MIN_WORDS": "60", "MM_MAX_IMAGES": "5", "MM_MIN_IMAGES": "1"},
+    "both": {**BOUNDS, "MM_MIN_IMAGES": "2", "MM_MAX_IMAGES_PER_WORD": "0.05"},
+    "conditions": {
+        "MM_KEEP_IMAGES": "width >= 400 and format <> 'gif'",
+        "MM_KEEP_SAMPLES": "words > 50 or images > 2",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three shards with their scores; one image cannot be read, and stays as a row with an error."""
+    folder = tmp_path_factory.mktemp("preview")
+    make_shards(folder / "raw", members=2, pdf=0)
+    broken = b"\xff\xd8\xff no picture"
+    make_tar(folder / "raw" / "odd.tar", [*sample("odd", image(9, 9)), *sample("broken", broken)])
+    environment = {"MM_WORKERS": "2", "MM_ON_MATERIALIZE_ERROR": "warn"}
+    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+        made = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
+        assert made.run(assets=["raw_shards", "curated_parquet", "image_scores", "sample_scores"]).success
+        yield made
+
+
+def rows(deployment: Deployment, folder: str) -> pa.Table:
+    files = sorted(Path(deployment.storage, folder).glob("*.parquet"))
+    columns = ["sample_id", "modality", "binary_content", "materialize_error"]
+    return pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
+
+
+def count(table: pa.Table) -> Count:
+    """Bytes are those of images that could be measured."""
+    kinds = table["modality"].to_pylist()
+    sound = table.filter(pc.is_null(table["materialize_error"]))["binary_content"]
+    nbytes = pc.sum(pc.binary_length(sound)).as_py() or 0
+    return Count(len(kinds), kinds.count("image"), len(table["sample_id"].unique()), nbytes)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_preview_is_what_the_run_drops(scored: Deployment, name: str, tmp_path: Path) -> None:
+    settings = Settings.load(SETS[name])
+    said = study(StoredScores(scored.storage), settings.active_filters()).counts
+    deployment = scored.copied(tmp_path)
+    deployment.environment = {**scored.environment, **SETS[name]}
+    result = deployment.run(assets=["image_scores", "sample_scores", "filtered_parquet"])
+    assert result.success
+    curated, filtered = count(rows(deployment, "curated")), count(rows(deployment, "filtered"))
+    assert said.given == curated
+    assert said.given - said.dropped == filtered
+    ledger = [
+        pq.read_table(path) for path in Path(deployment.storage).glob("ledger/items/filtered_parquet/*")
+    ]
+    outcomes = pa.concat_tables(ledger)["outcome"].to_pylist() if ledger else []
+    assert said.dropped.items == outcomes.count("filtered") > 0
+    if "flag" in SETS[name].get("MM_FILTER_ACTIONS", ""):
+        assert 0 < outcomes.count("flagged") <= sum(found.flagged for found in said.by_filter)
+    assert said.unreadable == 1
+    for event in result.asset_materializations_for_node("filtered_parquet"):
+        shown = {entry: value.value for entry, value in event.metadata.items()}
+        assert all(len(str(shown[entry])) <= INLINE for entry in shown if entry.startswith("preview"))
+        assert "preview_filters" in shown
+        assert ("preview_borderline" in shown) == ("MM_MAX_ASPECT_RATIO" in SETS[name])
+
+
+def test_the_command_says_it_too_and_the_pictures_are_of_both_sides(scored: Deployment) -> None:
+    done = run(scored, "preview", "web-00000", "--set", "max_aspect_ratio=2", "--html", "-")
+    assert (done.returncode, done.stderr) == (0, "")
+    kept, dropped = done.stdout.split("<h3>Dropped, nearest to the bound first</h3>")
+
+    def ratios(html: str) -> set[bool]:
+        found = []
+        for data in re.findall(r'src="data:image/[a-z]+;base64,([A-Za-z0-9+/=]+)"', html):
+            with Image.open(io.BytesIO(base64.b64decode(data))) as picture:
+                found.append(picture.width / picture.height > 2)
+        assert 10 < len(found) <= 12
+        return set(found)
+
+    assert (ratios(kept), ratios(dropped)) == ({False}, {True})
+
+
+def test_without_filters_nothing_is_added_to_the_events(scored: Deployment, tmp_path: Path) -> None:
+    result = scored.copied(tmp_path).run(assets=["filtered_parquet"])
+    assert result.success
+    for event in result.asset_materializations_for_node("filtered_parquet"):
+        assert not {"preview_filters", "preview_borderline"} & set(event.metadata)
