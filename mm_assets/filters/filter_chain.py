@@ -93,7 +93,8 @@ class FilterChain:
             self.watch(table, places, image_refusals, sample_scores)
         judgement = self.judge(places, image_refusals, sample_scores)
         refusals = judgement.refusals
-        flags = tuple(refusal.loss(places[row]) for row, refusal in judgement.flags)
+        flagged = places.at([row for row, _ in judgement.flags])
+        flags = tuple(r.loss(place) for (_, r), place in zip(judgement.flags, flagged, strict=True))
         counts = {ROWS_CHANGED: len(errors)} if errors else {}
         if not refusals:
             return StepResult(batch.with_data(table) if errors else batch, counts=counts, flags=flags)
@@ -102,7 +103,7 @@ class FilterChain:
         keep[dropped] = False
         removed = take_rows(table, dropped)
         kept = compact(take_rows(table, np.flatnonzero(keep)))
-        lost = tuple(refusals[row].loss(places[row]) for row in dropped)
+        lost = tuple(refusals[row].loss(p) for row, p in zip(dropped, places.at(dropped), strict=True))
         return StepResult(batch.with_data(kept), lost, removed, counts, flags=flags)
 
     def judge(

@@ -67,6 +67,12 @@ class Places:
     def __getitem__(self, row: int) -> Mapping[str, Any]:
         return self._rows[row]
 
+    def at(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+        """Return some rows; where no other has been asked for, no other is looked at."""
+        if isinstance(self._table, pa.Table) and "_rows" not in self.__dict__:
+            return _places(self._table, rows)
+        return [self._rows[row] for row in rows]
+
     @cached_property
     def _is_image(self) -> Sequence[bool]:
         return [row["modality"] == "image" and row["materialize_error"] is None for row in self._rows]
@@ -87,9 +93,12 @@ class Places:
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         if not isinstance(self._table, pa.Table):
             return self._table
-        names = [name for name in _PLACE if name in self._table.column_names]
-        rows: list[Mapping[str, Any]] = self._table.select(names).to_pylist()
-        return rows
+        return _places(self._table)
+
+
+def _places(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
+    columns = table.select([name for name in _PLACE if name in table.column_names])
+    return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
 
 
 class ImageRefusals:
