@@ -52,10 +52,10 @@ def known_measures() -> MeasureSelection:
 
 
 def selected_measures(names: Iterable[str]) -> MeasureSelection:
-    """Return the measures of these names.
+    """Return the measures of these names, with the settings that they depend on.
 
     Raises:
-        ValueError: in one line, for a name that no measure has.
+        ValueError: in one line, for a name that no measure has, or a measure that the settings do not allow.
     """
     known, wanted = known_measures(), set(names)
     for name in sorted(wanted.difference(known.names)):
@@ -63,7 +63,7 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
         hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
         raise ValueError(f"there is no score {name!r} to be measured; {hint}")
     return MeasureSelection(
-        tuple(measure for measure in known.images if measure.name in wanted),
+        tuple(measure.configured() for measure in known.images if measure.name in wanted),
         tuple(measure for measure in known.samples if measure.name in wanted),
     )
 

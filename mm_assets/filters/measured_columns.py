@@ -67,5 +67,8 @@ def digest_of_scores(table: pa.Table) -> str:
 
 
 def _identity(measure: Measure) -> bytes:
-    fields: dict[str, Any] = dataclasses.asdict(measure) if dataclasses.is_dataclass(measure) else {}
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(measure):
+        counted = {field.name for field in dataclasses.fields(measure) if field.compare}
+        fields = {name: value for name, value in dataclasses.asdict(measure).items() if name in counted}
     return json.dumps({"version": measure.version, **fields}, sort_keys=True, default=str).encode()

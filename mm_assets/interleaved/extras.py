@@ -6,6 +6,8 @@ fails is explained where errors become lines.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from mm_assets.interleaved.errors import MmAssetsError
 
 __all__ = ["MissingExtra"]
@@ -20,6 +22,8 @@ _EXTRAS = {
     "py3langid": ("Language detection", "py3langid", "scores"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
+    "torch": ("CLIP", "torch", "clip"),
+    "transformers": ("CLIP", "transformers", "clip"),
 }
 
 
@@ -42,3 +46,10 @@ def explained(error: ImportError) -> ImportError:
             what, package, extra = _EXTRAS[found.name]
             return MissingExtra(f"{what} needs {package}: pip install 'mm-assets[{extra}]'", name=found.name)
     return error
+
+
+def require(*modules: str) -> None:
+    """Raise `MissingExtra` for the first of some libraries that is not installed; none is imported."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise explained(ModuleNotFoundError(f"No module named {module!r}", name=module))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from mm_assets.formats.images.decode import opened
 from mm_assets.formats.images.probe import ImageInfo
 
 Pixels = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 
 class ImageContent:
@@ -29,6 +31,7 @@ class ImageContent:
         self.info = info
         self.texts = texts
         self._max_pixels = max_pixels
+        self._shared: dict[str, Any] = {}
 
     @cached_property
     def pixels(self) -> Pixels:
@@ -39,3 +42,10 @@ class ImageContent:
         """
         with opened(bytes(self.data), self.info.format, self._max_pixels) as image:
             return np.asarray(image.convert("RGB"))
+
+    def shared(self, key: str, make: Callable[[], T]) -> T:
+        """Return what several measures of this image look at, made for the first of them."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        found: T = self._shared[key]
+        return found

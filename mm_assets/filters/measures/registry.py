@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from mm_assets.filters.measures.clip import ClipEmbedding, ClipSimilarity
 from mm_assets.filters.measures.image_measure import ImageMeasure
 
-MEASURES: tuple[ImageMeasure, ...] = ()
+MEASURES: tuple[ImageMeasure, ...] = (ClipSimilarity(), ClipEmbedding())
 """Measures in the order of their columns."""
