@@ -77,11 +77,11 @@ class ClipMeasure(BatchedMeasure):
             raise ClipModelError(f"{given.place(_SETTING)}: {error}") from error
 
     def measure(self, image: ImageContent) -> _Kept | None:
+        pixels = image.pixels  # before all else: whether an image is damaged does not depend on its texts
         if self.needs_texts and not any(map(str.strip, image.texts)):
             return None
         picture = image.shared(
-            f"clip {self.model}",
-            lambda: _Picture(middle_square(image.pixels, self._model().pictures)),
+            f"clip {self.model}", lambda: _Picture(middle_square(pixels, self._model().pictures))
         )
         return _Kept(picture, image.texts)
 
@@ -130,7 +130,7 @@ class ClipEmbedding(ClipMeasure):
     """The unit vector that a CLIP model makes of an image."""
 
     name = "clip_embedding"
-    type = pa.list_(pa.float32())
+    type = pa.list_(pa.field("element", pa.float32()))  # as Parquet names it: the digest counts the name
     meaning = "unit vector of the image by a CLIP model"
 
     def _values(self, model: ClipModel, kept: Sequence[_Kept | None]) -> Sequence[Any]:
