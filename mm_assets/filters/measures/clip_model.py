@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from PIL import Image
 
 from mm_assets.filters.measures.clip_folder import (
     ClipModelError,
@@ -40,6 +39,8 @@ def middle_square(pixels: npt.NDArray[np.uint8], settings: PictureSettings) -> S
 
     Only the square is made, not the scaled picture around it: one of 10 x 100,000 pixels costs no more.
     """
+    from PIL import Image
+
     image = Image.fromarray(pixels)
     short, long = sorted(image.size)
     scaled = int(settings.edge * long / short)
