@@ -15,6 +15,7 @@ CLIENTS = (
     "lance",
     "pandas",
     "PIL",
+    "transformers",
     "nemo_curator.stages.interleaved.io.readers.webdataset",
     "playwright.sync_api",
 )

@@ -109,7 +109,7 @@ class ImageScores:
 
     def __init__(self, table: pa.Table) -> None:
         self.measured = [column for column in table.schema if is_measured(column)]
-        names = [column.name for column in self.measured]
+        values = {column.name: _values(table.column(column.name)) for column in self.measured}
         self._scores = {
             (r["sample_id"], r["position"]): ImageScore(
                 r["width"] or 0,
@@ -118,9 +118,9 @@ class ImageScores:
                 r["orientation"] or 1,
                 r["byte_size"],
                 r["error"],
-                {name: r[name] for name in names},
+                {name: column[row] for name, column in values.items()},
             )
-            for r in table.to_pylist()
+            for row, r in enumerate(table.select(SCORES_SCHEMA.names).to_pylist())
         }
 
     @classmethod
@@ -158,3 +158,10 @@ class ImageScores:
                 )
             scores.append(score)
         return scores
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the values of a measure; lists stay Arrow's: Python's take ten times the memory."""
+    if pa.types.is_nested(column.type):
+        return [value if value.is_valid else None for value in column]
+    return column.to_pylist()

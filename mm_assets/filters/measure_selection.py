@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 from typing import Any
 
 from mm_assets.filters.image_score import HEADER_SCORES
@@ -14,7 +13,7 @@ from mm_assets.filters.measures.registry import MEASURES as IMAGE_MEASURES
 from mm_assets.filters.sample_measures.registry import MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
 from mm_assets.filters.sample_scores import TEXT_SCORES
-from mm_assets.interleaved.extras import explained
+from mm_assets.interleaved.extras import require
 from mm_assets.plugins import load_plugins, plugin_fault
 
 
@@ -54,11 +53,11 @@ def known_measures() -> MeasureSelection:
 
 
 def selected_measures(names: Iterable[str]) -> MeasureSelection:
-    """Return the measures of these names.
+    """Return the measures of these names, with the settings that they depend on.
 
     Raises:
         MissingExtra: a library that one needs is not installed.
-        ValueError: in one line, for a name that no measure has.
+        ValueError: in one line, for a name that no measure has, or a measure that the settings do not allow.
     """
     known, wanted = known_measures(), set(names)
     for name in sorted(wanted.difference(known.names)):
@@ -66,14 +65,12 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
         hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
         raise ValueError(f"there is no score {name!r} to be measured; {hint}")
     selected = MeasureSelection(
-        tuple(measure for measure in known.images if measure.name in wanted),
+        tuple(measure.configured() for measure in known.images if measure.name in wanted),
         tuple(measure for measure in known.samples if measure.name in wanted),
     )
     libraries = [measure.library for measure in selected.images]
     libraries += [measure.library for measure in selected.samples]
-    for library in filter(None, libraries):
-        if find_spec(library) is None:
-            raise explained(ModuleNotFoundError(f"No module named {library!r}", name=library))
+    require(*filter(None, libraries))
     return selected
 
 

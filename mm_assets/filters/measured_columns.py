@@ -83,5 +83,8 @@ def read_scores(uri: str, base: pa.Schema, digest: str | None = None) -> pa.Tabl
 
 
 def _identity(measure: Measure) -> bytes:
-    fields: dict[str, Any] = dataclasses.asdict(measure) if dataclasses.is_dataclass(measure) else {}
+    fields: dict[str, Any] = {}
+    if dataclasses.is_dataclass(measure):
+        counted = {field.name for field in dataclasses.fields(measure) if field.compare}
+        fields = {name: value for name, value in dataclasses.asdict(measure).items() if name in counted}
     return json.dumps({"version": measure.version, **fields}, sort_keys=True, default=str).encode()

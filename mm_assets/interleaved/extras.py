@@ -6,6 +6,8 @@ fails is explained where errors become lines.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from mm_assets.interleaved.errors import MmAssetsError
 
 __all__ = ["MissingExtra"]
@@ -24,6 +26,8 @@ _EXTRAS = {
     "pypdfium2": ("PDF", "pypdfium2", "pdf"),
     "ray": ("A run on a Ray cluster", "ray", "ray"),
     "s3fs": ("S3", "s3fs", "s3"),
+    "torch": ("CLIP", "torch", "clip"),
+    "transformers": ("CLIP", "transformers", "clip"),
     "zxingcpp": ("The area of QR codes", "zxing-cpp", "scores"),
 }
 
@@ -47,3 +51,10 @@ def explained(error: ImportError) -> ImportError:
             what, package, extra = _EXTRAS[found.name]
             return MissingExtra(f"{what} needs {package}: pip install 'mm-assets[{extra}]'", name=found.name)
     return error
+
+
+def require(*modules: str) -> None:
+    """Raise `MissingExtra` for the first of some libraries that is not installed; none is imported."""
+    for module in modules:
+        if find_spec(module) is None:
+            raise explained(ModuleNotFoundError(f"No module named {module!r}", name=module))

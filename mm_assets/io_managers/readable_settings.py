@@ -23,7 +23,7 @@ def readable_settings(code_version: str, plan: Plan, options: Mapping[str, Any])
     """
     settings: dict[str, Any] = {"code_version": code_version, "options": dict(options)}
     for step in (part for whole in plan.steps for part in getattr(whole, "parts", (whole,))):
-        fields = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
+        fields = {f.name: getattr(step, f.name) for f in dataclasses.fields(step) if f.compare}
         values = {name: _plain(value) for name, value in fields.items() if value is not None}
         if version := getattr(type(step), "version", ""):
             values["version"] = version

@@ -227,7 +227,8 @@ def digest(value: Any) -> str:
 def _canonical(value: Any) -> Any:
     """Return JSON that distinguishes what Python distinguishes.
 
-    Tuples stay equal to lists, but 1, 1.0, "1" and True differ.
+    Tuples stay equal to lists, but 1, 1.0, "1" and True differ. What does not count when dataclasses are
+    compared is left out.
     """
     if isinstance(value, enum.Enum):
         return {"enum": [type(value).__qualname__, value.name]}
@@ -238,7 +239,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, PurePath):
         return {"path": str(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {f.name: _canonical(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
         version = getattr(type(value), "version", "")  # of a filter; most have none
         return {"class": type(value).__qualname__, "fields": fields} | (
             {"version": version} if version and "version" not in fields else {}

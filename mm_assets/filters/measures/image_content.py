@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.pixels import Pixels, rgb_pixels, turned
 from mm_assets.formats.images.probe import ImageInfo
+
+T = TypeVar("T")
 
 SMALL_SIDE: Final = 512
 """Pixels of the longer side of `ImageContent.small_luma`, at most."""
@@ -31,6 +33,7 @@ class ImageContent:
         self.info = info
         self.texts = texts
         self._max_pixels = max_pixels
+        self._shared: dict[str, Any] = {}
 
     @property
     def pixels(self) -> Pixels:
@@ -86,6 +89,13 @@ class ImageContent:
         luma = turned(self.small_luma, self.info.orientation)
         bits, quality = pdqhash.compute(np.repeat(luma[..., None], 3, axis=2))
         return np.packbits(bits.astype(np.uint8)).tobytes().hex(), int(quality)
+
+    def shared(self, key: str, make: Callable[[], T]) -> T:
+        """Return what several measures of this image look at, made for the first of them."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        found: T = self._shared[key]
+        return found
 
 
 def scaled_down(luma: Pixels, side: int) -> Pixels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -16,8 +16,9 @@ from mm_assets.filters.measures.image_content import ImageContent
 class ImageMeasure(ABC):
     """A measurement of one image, stored in a column of its own.
 
-    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values. Measures that
-    look at pixels share one decoded picture (`ImageContent`).
+    A measure is a frozen dataclass; its fields, if any, are part of what identifies its values, except those
+    that do not count when measures are compared. Measures that look at pixels share one decoded picture
+    (`ImageContent`).
     """
 
     name: ClassVar[str]
@@ -37,6 +38,14 @@ class ImageMeasure(ABC):
 
     needs_texts: ClassVar[bool] = False
     """Whether it looks at the texts of the sample."""
+
+    def configured(self) -> Self:
+        """Return this measure with the settings that it depends on; most depend on none.
+
+        Raises:
+            ValueError: in one line, it cannot be taken with these settings.
+        """
+        return self
 
     @abstractmethod
     def measure(self, image: ImageContent) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mm_assets.filters.measures.clip import ClipEmbedding, ClipSimilarity
 from mm_assets.filters.measures.entropy import Entropy
 from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.filters.measures.perceptual_hash import PerceptualHash, PerceptualQuality
@@ -17,5 +18,7 @@ MEASURES: tuple[ImageMeasure, ...] = (
     Sha256(),
     PerceptualHash(),
     PerceptualQuality(),
+    ClipSimilarity(),
+    ClipEmbedding(),
 )
 """Measures in the order of their columns."""

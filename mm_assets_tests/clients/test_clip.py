@@ -1,0 +1,73 @@
+"""Measures by a CLIP model, taken by the library that they use, with a tiny model made here."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from mm_assets_tests.clients.environment import ROOT, clients_bin, run
+from mm_assets_tests.filters.test_filter_chain import sample
+from mm_assets_tests.formats.datasets import batch_of, write
+from mm_assets_tests.formats.images.pictures import picture
+
+pytestmark = pytest.mark.clients
+
+_SCRIPTS = Path(__file__).with_name("open_with")
+
+
+def model(folder: Path, seed: int) -> Path:
+    """A model with random weights."""
+    run([clients_bin("python"), _SCRIPTS / "tiny_clip.py", folder, str(seed)])
+    return folder
+
+
+def test_values_are_those_of_the_library_in_any_batch(tmp_path: Path) -> None:
+    model(tmp_path / "one", 1)
+    model(tmp_path / "two", 2)
+    script = [clients_bin("python"), _SCRIPTS / "clip_measures.py", tmp_path]
+    found = json.loads(run(script, PYTHONPATH=str(ROOT)).splitlines()[-1])
+    assert found.pop("similarity off by") < 6e-5  # half of the last decimal
+    assert found.pop("embedding off by") < 6e-5
+    assert found.pop("spread") > 0.3  # so that the above says something
+    assert found == {
+        "loaded to plan": [],
+        "network": [],
+        "errors": {"damaged 1": "unreadable image: image file is truncated"},
+        "without text": [*(f"s{n} {i}" for n in range(0, 40, 4) for i in range(1 + n % 3)), "blank 2"],
+        "same images": True,
+        "of many texts, no more than of all": True,
+        "other order": True,
+        "one sample at a time": True,
+        "type": "list<element: float>",
+        "read back": True,
+        "taken over": True,
+        "missing of the same model elsewhere": 0,
+        "missing of another model": 2,
+        "another model": True,
+        "exchanged": "/moved: another model here than where the run was planned",
+    }
+
+
+def test_convert_keeps_the_images_that_fit(tmp_path: Path) -> None:
+    settings = {"PYTHONPATH": str(ROOT), "MM_CLIP_MODEL": str(model(tmp_path / "model", 1))}
+    pictures = [picture(number)[1] for number in range(0, 24, 2)]
+    source = batch_of(sample("a", "a text", *pictures[:8]) + sample("b", *pictures[8:]))
+    write("parquet", tmp_path / "in", [source])
+    code = (
+        "import json, sys, pyarrow.parquet as pq;"
+        "from mm_assets_tests.clients.open_with.clip_measures import measured;"
+        "values = measured(pq.read_table(sys.argv[1])).values();"
+        "print(json.dumps([[v['sample_id'], v['position'], v['clip_similarity']] for v in values]))"
+    )
+    told = run([clients_bin("python"), "-c", code, tmp_path / "in"], **settings)
+    scores = {(name, position): score for name, position, score in json.loads(told.splitlines()[-1])}
+    assert [name for (name, _), score in scores.items() if score is None] == ["b"] * 4
+    least = sorted(score for score in scores.values() if score is not None)[4]
+    assert least > 0
+    convert = [clients_bin("python"), "-m", "mm_assets.cli", "convert", tmp_path / "in", tmp_path / "out"]
+    run([*convert, "--to", "parquet", "--min-clip-similarity", str(least)], **settings)
+    rows = pq.read_table(tmp_path / "out").to_pylist()
+    kept = [(row["sample_id"], row["position"]) for row in rows if row["modality"] == "image"]
+    assert kept == [place for place, score in scores.items() if score is not None and score >= least]
+    assert 0 < len(kept) < 8
