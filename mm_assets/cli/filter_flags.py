@@ -46,6 +46,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(filters=filters)
 
 
+def add_set_flags(parser: argparse._ActionsContainer) -> None:
+    """Declare the flags that give a command other filters than the settings do."""
+    parser.add_argument(
+        "--set",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a setting of a filter in the place of its value, such as min_sharpness=80; NAME= unsets it",
+    )
+    parser.add_argument("--filter-preset", metavar="PRESET", help="filters that are set together")
+    parser.add_argument(
+        "--filter-actions", metavar="FILTER=ACTION,…", help="what filters do with what they refuse"
+    )
+
+
 def chain_asked_for(options: argparse.Namespace) -> FilterChain | None:
     """Return the filters whose flags are given, as one step; None where there is no such flag."""
     from mm_assets.filters.presets import with_preset

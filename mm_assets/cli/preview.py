@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mm_assets.cli.arguments import as_utf8, location
+from mm_assets.cli.filter_flags import add_set_flags
 from mm_assets.cli.html_file import refuse_other_than_file, write_page
 from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, storage_root
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
@@ -25,18 +26,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "shards", nargs="*", metavar="SHARD", help="these shards (default: up to 400, evenly spread)"
     )
-    parser.add_argument(
-        "--set",
-        dest="values",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="a setting of a filter in the place of its value, such as min_sharpness=80; NAME= unsets it",
-    )
-    parser.add_argument("--filter-preset", metavar="PRESET", help="filters that are set together")
-    parser.add_argument(
-        "--filter-actions", metavar="FILTER=ACTION,…", help="what filters do with what they refuse"
-    )
+    add_set_flags(parser)
     parser.add_argument(
         "--html", type=location, metavar="FILE", help="write one page, with curves and images; - is stdout"
     )
@@ -60,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 
     if options.html:
         refuse_other_than_file(options.html)
-    filters = asked_filters(options.values, options.filter_preset, options.filter_actions)
+    filters = asked_filters(options)
     root = storage_root(options)
     refuse_other_folder(root)
     stored = StoredScores(root, [as_utf8(name) for name in options.shards])

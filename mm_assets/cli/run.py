@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
+
+from mm_assets.cli.filter_flags import add_set_flags
 
 
 def add_to(commands: Any) -> None:
@@ -32,6 +35,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--limit", type=_count, metavar="N", help="at most N shards")
     parser.add_argument("--dry-run", action="store_true", help="print what would be made, and why")
+    add_set_flags(parser.add_argument_group("filters of this run, in the place of those of the settings"))
     parser.set_defaults(run=run)
 
 
@@ -40,11 +44,23 @@ def run(options: argparse.Namespace) -> int:
     from mm_assets.headless.interrupts import watch_for_interrupts
 
     watch_for_interrupts()
+    if options.values or options.filter_preset is not None or options.filter_actions is not None:
+        _use_filters(options)
     from mm_assets.headless.request import MakeRequest
     from mm_assets.headless.run import run_graph
 
     request = MakeRequest(tuple(options.shards), options.assets, tuple(options.kinds or ()), options.limit)
     return run_graph(request, is_dry=options.dry_run)
+
+
+def _use_filters(options: argparse.Namespace) -> None:
+    """Give this process, and its workers, the filters that the flags ask for."""
+    from mm_assets.cli.asked_filters import asked_filters, variables_of
+    from mm_assets.settings import Settings
+
+    os.environ.update(variables_of(options))
+    if Settings.load().active_filters() != asked_filters(options):
+        raise ValueError("--set NAME= cannot unset what a preset sets; give it a value that refuses nothing")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow.parquet as pq
 import pytest
 
 from mm_assets_tests.cli.commands import fine, only_line
@@ -168,3 +169,38 @@ def test_names_that_there_are_not(arguments: tuple[str, ...], line: str, project
 def test_wrong_usage(arguments: tuple[str, ...], project: Project) -> None:
     assert project.run(*arguments).returncode == 2
     assert project.runs() == 0
+
+
+def test_filters_of_one_run(project: Project) -> None:
+    project.shards("a")
+    done = fine(
+        project.run("--set", "max_image_side=1", "--set", "min_words=99", "--filter-actions", "words=flag")
+    )
+    (line,) = (line.split() for line in done.splitlines() if line.startswith("filtered_parquet"))
+    assert line[1:6] == ["1", "0", "1", "0", "1"], "one partition, one sample, no image, one filtered"
+    listed = pq.read_table(project.storage / "ledger" / "items" / "filtered_parquet").to_pylist()
+    assert {(row["outcome"], row["kind"]) for row in listed} == {
+        ("filtered", "image_size"),
+        ("flagged", "words"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            ("--set", "min_wrds=3"),
+            "--set min_wrds: there is no such setting of a filter; the nearest is min_words",
+        ),
+        (("--set", "min_words"), "--set 'min_words': write it as NAME=VALUE"),
+        (("--set", "min_words=many"), "MM_MIN_WORDS must be a whole number, not 'many'"),
+        (
+            ("--filter-preset", "curator", "--set", "min_sharpness="),
+            "--set NAME= cannot unset what a preset sets; give it a value that refuses nothing",
+        ),
+    ],
+)
+def test_filters_that_do_not_fit(project: Project, flags: tuple[str, ...], line: str) -> None:
+    project.shards("a")
+    assert only_line(project.run(*flags)) == line
+    assert not project.storage.exists()
