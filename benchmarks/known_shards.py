@@ -22,7 +22,10 @@ from unittest import mock
 import pyarrow as pa
 import xxhash
 
-_LINKED = ("curated", "filtered", "scores", "quarantine", "webdataset", "ledger/balance", "ledger/items")
+_LINKED = (
+    *("curated", "filtered", "scores", "sample_scores", "quarantine", "webdataset"),
+    *("ledger/balance", "ledger/items"),
+)
 _CACHES = "arrow_cache"
 _TABLE = "lance/items.lance"
 _PROCESSES = 2
