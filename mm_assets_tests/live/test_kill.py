@@ -82,6 +82,7 @@ WRITERS = [
     INGEST,
     of_asset("quarantine_shard", "quarantine", "quarantine/"),
     of_asset("score_shard", "image_scores", "scores/"),
+    of_asset("score_samples_of_shard", "sample_scores", "sample_scores/"),
     of_asset("rewrite_shard", "filtered_parquet", "filtered/"),
     of_asset("pack_shard", "final_tars", "webdataset/"),
     LANCE,
