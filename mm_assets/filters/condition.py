@@ -62,7 +62,7 @@ def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
                 raise ConditionError("it is not one condition")
             raise ConditionError(f"the function {part['function_name']!r} is not allowed")
         if part["class"] == "COLUMN_REF":
-            name = ".".join(part["column_names"])
+            name = ".".join(part["column_names"]).lower()  # as in SQL
             if name not in known:
                 near = get_close_matches(name, known, n=1)
                 hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(sorted(known))}"
@@ -93,29 +93,38 @@ def evaluate(condition: str, scores: pa.Table) -> Sequence[bool]:
 
 
 def _parsed(condition: str) -> Any:
+    """Return the tree of a condition, which must be one by itself and between brackets."""
+    node = _selected(f"\n{condition}\n")
+    others = ("where_clause", "having", "qualify", "sample")
+    if (
+        node["type"] != "SELECT_NODE"
+        or node["from_table"]["type"] != "EMPTY"
+        or len(node["select_list"]) > 1
+        or node["modifiers"]
+        or node["group_expressions"]
+        or any(node[name] for name in others)
+    ):
+        raise ConditionError("it is not one condition")
+    _selected(_bracketed(condition))
+    return node["select_list"][0]
+
+
+def _selected(expression: str) -> Any:
     import duckdb
 
     cursor = _database().cursor()
     try:
-        ((text,),) = cursor.execute(
-            "select json_serialize_sql(?)", [f"select {_bracketed(condition)}"]
-        ).fetchall()
+        ((text,),) = cursor.execute("select json_serialize_sql(?)", [f"select {expression}"]).fetchall()
     except duckdb.Error as error:
         raise ConditionError(_first_line(str(error))) from error
     finally:
         cursor.close()
     answer = json.loads(text)
-    if answer["error"]:
+    if answer["error"] and answer["error_type"] == "parser":
         raise ConditionError(_first_line(answer["error_message"]))
-    (statement,) = answer["statements"]
-    node = statement["node"]
-    if (
-        node["type"] != "SELECT_NODE"
-        or len(node["select_list"]) != 1
-        or node["from_table"]["type"] != "EMPTY"
-    ):
-        raise ConditionError("it is more than one condition")
-    return node["select_list"][0]
+    if answer["error"] or len(answer["statements"]) != 1:
+        raise ConditionError("it is not one condition")
+    return answer["statements"][0]["node"]
 
 
 def _bracketed(condition: str) -> str:
@@ -136,7 +145,8 @@ def _parts(tree: Any) -> Iterator[dict[str, Any]]:
 
 
 def _first_line(text: str) -> str:
-    return " ".join(text.partition("\n")[0].split())
+    # Behind "Use …", DuckDB gives advice that cannot be followed here.
+    return " ".join(text.partition("\n")[0].partition(". Use ")[0].split())
 
 
 @cache
@@ -146,6 +156,7 @@ def _database() -> Any:
 
     database = duckdb.connect(":memory:", config={"threads": "1"})
     database.execute("set enable_external_access = false").fetchall()
+    database.execute("set global error_on_division_by_zero = false").fetchall()  # null, as in SQL elsewhere
     database.execute("set lock_configuration = true").fetchall()
     # DuckDB complains of what is left when a process ends that still has another thread.
     atexit.register(_database.cache_clear)

@@ -130,8 +130,9 @@ class FilterChain:
         else:
             scores = score_rows(table, rows, batch.measured, self.image_measures)
         found = dict(zip(rows, scores, strict=True))
-        errors = {row: score.error for row, score in found.items() if score.error is not None}
-        return {row: score for row, score in found.items() if score.error is None}, errors
+        told = {row: score.error_for(self.image_measures) for row, score in found.items()}
+        errors = {row: error for row, error in told.items() if error is not None}
+        return {row: score for row, score in found.items() if row not in errors}, errors
 
     def _sample_scores(self, table: pa.Table) -> SampleScores:
         known = self.sample_scores

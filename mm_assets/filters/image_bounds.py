@@ -29,6 +29,16 @@ class ByteSizeFilter(ImageBounds):
 
 
 @dataclass(frozen=True)
+class LongerSideFilter(ImageBounds):
+    """Refuses images by the pixels of the longer side; `ImageSizeFilter` looks at the shorter one."""
+
+    name = of = "longer_side"
+
+    least: int = minimum("longer_side", int, "least pixels of the longer side of the images that are kept")
+    most: int = maximum("longer_side", int, "most pixels of the longer side of the images that are kept")
+
+
+@dataclass(frozen=True)
 class SharpnessFilter(ImageBounds):
     """Refuses blurred images: those with little variance of the Laplacian, at native size."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mm_assets.filters.measures.image_content import ImageContent
 from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.measures.measuring import ImageMeasurer
+from mm_assets.filters.measures.measuring import DECODE_ERROR, ImageMeasurer, decoding
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.buffers import binary_views
@@ -21,7 +21,7 @@ from mm_assets.interleaved.faults import unreadable_image
 MAX_PIXELS = 178_956_970
 """Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
 
-HEADER_SCORES = ("width", "height", "aspect_ratio", "format", "orientation", "byte_size")
+HEADER_SCORES = ("width", "height", "longer_side", "aspect_ratio", "format", "orientation", "byte_size")
 """Scores that every image has, from its header."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -47,6 +47,14 @@ class ImageScore:
     def aspect_ratio(self) -> float:
         return self.width / self.height
 
+    @property
+    def longer_side(self) -> int:
+        return max(self.width, self.height)
+
+    def error_for(self, measures: Iterable[ImageMeasure]) -> str | None:
+        """Return why these measures cannot judge the image: it must be decoded for them, and cannot."""
+        return self.error or (self.values.get(DECODE_ERROR) if decoding(measures) else None)
+
     def value(self, name: str) -> Any:
         """Return a score by name: one of `HEADER_SCORES`, or that of a measure; None where it has none."""
         return getattr(self, name) if name in HEADER_SCORES else self.values.get(name)
@@ -71,7 +79,7 @@ def score_rows(
 ) -> list[ImageScore]:
     """Return the scores of some rows of an interleaved table.
 
-    An image that a measure cannot decode has an error in the place of values.
+    An image that a measure cannot decode has `DECODE_ERROR` in the place of values.
 
     Args:
         rows: row numbers.
@@ -81,10 +89,14 @@ def score_rows(
     known = headers or {}
     measurer = ImageMeasurer(measures) if measures else None
     texts = _texts_beside(table, rows) if any(measure.needs_texts for measure in measures) else {}
-    scores = [
-        _scored(view, known.get(row), measurer, texts.get(row, ()))
-        for row, view in zip(rows, image_views(table, rows), strict=True)
-    ]
+    scores = []
+    for row, view in zip(rows, image_views(table, rows), strict=True):
+        try:
+            scores.append(_scored(view, known.get(row), measurer, texts.get(row, ())))
+        except (ValueError, MemoryError) as error:
+            sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
+            reason = str(error) or "not enough memory to decode it"
+            raise ValueError(f"sample {sample_id!r}, position {position}: {reason}") from error
     if measurer is not None:
         measurer.finish()
     return scores
@@ -100,11 +112,11 @@ def _scored(
         return ImageScore(error="no image bytes")
     try:
         info = info or probe(data)
-        values = _NONE
-        if measurer is not None:
-            values = measurer.measure(ImageContent(memoryview(data), info, MAX_PIXELS, texts))
     except ImageError as error:
         return ImageScore(byte_size=len(data), error=unreadable_image(error).message)
+    values = _NONE
+    if measurer is not None:
+        values = measurer.measure(ImageContent(memoryview(data), info, MAX_PIXELS, texts))
     return ImageScore(
         info.display_width, info.display_height, info.format, info.orientation, len(data), None, values
     )

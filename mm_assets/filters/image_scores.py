@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -17,12 +17,14 @@ from mm_assets.filters.image_score import score_image as score_image
 from mm_assets.filters.image_score import score_rows
 from mm_assets.filters.measured_columns import (
     column_of,
+    column_values,
     is_measured,
     missing_measures,
     read_scores,
     with_columns,
 )
 from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.measures.measuring import DECODE_ERROR
 
 SCORES_SCHEMA = pa.schema(
     [
@@ -39,10 +41,20 @@ SCORES_SCHEMA = pa.schema(
 """Columns that all image scores have. One follows for each measure."""
 
 
+class _DecodeError:
+    """What fills the column beside those of measures."""
+
+    name: ClassVar[str] = DECODE_ERROR
+    type: ClassVar[pa.DataType] = pa.string()
+    version: ClassVar[str] = "1"
+
+
 def scores_schema(measures: Sequence[ImageMeasure] = (), known: ImageScores | None = None) -> pa.Schema:
     """Return the schema of scores with these measures, and with those of earlier scores."""
     columns = {column.name: column for column in (known.measured if known is not None else ())}
     columns |= {measure.name: column_of(measure) for measure in measures}
+    if columns:
+        columns[DECODE_ERROR] = column_of(_DecodeError())
     return with_columns(SCORES_SCHEMA, columns.values())
 
 
@@ -89,15 +101,17 @@ def score_table(
         **{name: [s.values.get(name) for s in scores] for name in measured},
     }
     return pa.Table.from_arrays(
-        [pa.array(values[column.name], column.type) for column in schema], schema=schema
+        [column_values(values[column.name], column) for column in schema], schema=schema
     )
 
 
 def _merged(old: ImageScore, new: ImageScore) -> ImageScore:
-    """Return both scores of one image in one; an error of either is that of the image."""
+    """Return both scores of one image in one."""
     if old.error is not None or new.error is not None:
         return old if old.error is not None else new
-    return replace(new, values={**old.values, **new.values})
+    values = {**old.values, **new.values}
+    values[DECODE_ERROR] = old.values.get(DECODE_ERROR) or new.values.get(DECODE_ERROR)
+    return replace(new, values=values)
 
 
 class ImageScores:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from mm_assets.filters.filter_settings import minimum, setting
 from mm_assets.filters.sample_filter import SampleFilter
 from mm_assets.filters.sample_scores import SampleScore
 
+_CODE = re.compile("[a-z]{2}")
 _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
 
@@ -27,6 +29,15 @@ class LanguageFilter(SampleFilter):
     least: float = minimum(
         _PROBABILITY, float, "least probability (0..1) of the language of the samples that are kept"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
+        for code in self.languages:
+            if not _CODE.fullmatch(code):
+                raise ValueError(f"languages: {code!r} is no ISO 639-1 code, such as en")
+        if self.least > 1:
+            raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
 
     def verdict(self, score: SampleScore) -> str | None:
         language = score.value(_LANGUAGE)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import pyarrow as pa
 
+from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.parquet_file import UnreadableFile, read_small_table
 from mm_assets.interleaved.digest import ContentDigest
 
@@ -29,6 +30,18 @@ M = TypeVar("M", bound=Measure)
 def column_of(measure: Measure) -> pa.Field:
     """Return the column of a measure, with its version and fields in the metadata."""
     return pa.field(measure.name, measure.type, metadata={_MEASURE: _identity(measure)})
+
+
+def column_values(values: Sequence[Any], column: pa.Field) -> pa.Array:
+    """Return the values of a column.
+
+    Raises:
+        ValueError: in one line that names the measure, for values of another type.
+    """
+    try:
+        return pa.array(values, column.type)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"measure {column.name!r}: {error_line(error)}") from error
 
 
 def is_filled_by(column: pa.Field, measure: Measure) -> bool:

@@ -16,7 +16,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "max_qr_area": 0.05,
     },
     "mint1t": {
-        "keep_images": "least(width, height) >= 150 and greatest(width, height) <= 20000",
+        "min_image_side": 150,
+        "max_longer_side": 20000,
         "min_aspect_ratio": 0.5,
         "max_aspect_ratio": 2.0,
         "min_images": 1,

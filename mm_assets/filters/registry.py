@@ -22,6 +22,7 @@ from mm_assets.filters.image_bounds import (
     ByteSizeFilter,
     ClipSimilarityFilter,
     EntropyFilter,
+    LongerSideFilter,
     QrAreaFilter,
     Sharpness512Filter,
     SharpnessFilter,
@@ -42,6 +43,7 @@ from mm_assets.plugins import plugin_fault
 FILTERS: tuple[type[Filter[Any]], ...] = (
     AspectRatioFilter,
     ImageSizeFilter,
+    LongerSideFilter,
     ByteSizeFilter,
     SharpnessFilter,
     Sharpness512Filter,
@@ -131,6 +133,8 @@ def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict
             near = get_close_matches(name, known, n=1)
             hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
             raise ValueError(f"filter action {text!r}: there is no filter {name!r}; {hint}")
+        if name in actions:
+            raise ValueError(f"filter action {text!r}: {name} has one already: {actions[name]}")
         if action not in known[name].actions:
             choices = ", ".join(known[name].actions)
             raise ValueError(f"filter action {text!r}: the action of {name} is one of {choices}")

@@ -15,6 +15,7 @@ import xxhash
 
 from mm_assets.filters.measured_columns import (
     column_of,
+    column_values,
     is_measured,
     missing_measures,
     read_scores,
@@ -117,7 +118,9 @@ def score_samples(
             else _measured(by_name.get(name), name, sample_id, content)
             for sample_id, content in samples.items()
         ]
-    return pa.Table.from_arrays([_array(columns[column.name], column) for column in schema], schema=schema)
+    return pa.Table.from_arrays(
+        [column_values(columns[column.name], column) for column in schema], schema=schema
+    )
 
 
 def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content: SampleContent) -> Any:
@@ -130,13 +133,6 @@ def _measured(measure: SampleMeasure | None, name: str, sample_id: str, content:
     except Exception as error:
         named = f"measure {name!r} of {type(measure).__module__}"
         raise ValueError(f"sample {sample_id!r}: {named}: {error_line(error)}") from error
-
-
-def _array(values: Sequence[Any], column: pa.Field) -> pa.Array:
-    try:
-        return pa.array(values, column.type)
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"measure {column.name!r}: {error_line(error)}") from error
 
 
 def text_digest(texts: Sequence[str]) -> str | None:

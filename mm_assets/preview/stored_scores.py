@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -22,11 +21,13 @@ from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores
 from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.measure_selection import MeasureSelection, names_of
 from mm_assets.filters.measured_columns import is_measured, missing_measures
+from mm_assets.filters.measures.measuring import DECODE_ERROR
 from mm_assets.filters.sample_scores import SAMPLE_SCORES_SCHEMA, SampleScores
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import names_in
 from mm_assets.formats.parquet_file import UnreadableFile, open_parquet, read_small_table
 from mm_assets.formats.storage import join
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.overview.figures import evenly_spread
 
 MOST_SHARDS: Final = 400
@@ -74,10 +75,11 @@ class ScoredShard:
         scores: dict[int, ImageScore] = {}
         nbytes: list[int] = []
         for (sample_id, position), score in images:
-            if score.error is None:
+            error = score.error or score.values.get(DECODE_ERROR)
+            if error is None:
                 scores[len(rows)] = score
             nbytes.append(score.byte_size or 0)
-            rows.append(_row(sample_id, position, "image", score.error))
+            rows.append(_row(sample_id, position, "image", error))
         images_in, items = len(rows), [1] * len(rows)
         for sample_id, sample in samples:
             rows.append(_row(sample_id, -1, "metadata", None))
@@ -108,7 +110,7 @@ class StoredScores:
     Attributes:
         shards: file names of the shards that have image scores and sample scores.
         of_shards: number of the shards that there are.
-        unscored: shards that are left out, by the asset that they lack.
+        unscored: shards that are left out, by the asset that they lack, or of which they have a damaged file.
     """
 
     def __init__(self, root: str, named: Sequence[str] = ()) -> None:
@@ -124,6 +126,8 @@ class StoredScores:
             asset: lacking for asset in files if (lacking := [f for f in looked_at if f not in files[asset]])
         }
         self.shards = [name for name in looked_at if all(name in names for names in files.values())]
+        self._columns = self._read_columns()
+        self.shards = list(self._columns)
 
     def missing(self, measures: MeasureSelection) -> dict[str, int]:
         """Return the measures that stored scores lack, or have in another version: shards by measure."""
@@ -167,15 +171,27 @@ class StoredScores:
     def _uri(self, asset: str, file_name: str) -> str:
         return join(self.root, DERIVED_FOLDERS[asset], file_name)
 
-    @cached_property
-    def _columns(self) -> dict[str, dict[str, list[pa.Field]]]:
-        """The columns of measures of each shard, by asset."""
+    def _read_columns(self) -> dict[str, dict[str, list[pa.Field]]]:
+        """Return the columns of measures of each shard, by asset; a shard with a damaged file is left out."""
 
-        def read(file_name: str) -> dict[str, list[pa.Field]]:
-            return {asset: self._columns_of(asset, file_name) for asset in (IMAGES, SAMPLES)}
+        def read(file_name: str) -> dict[str, list[pa.Field]] | str:
+            columns = {}
+            for asset in (IMAGES, SAMPLES):
+                try:
+                    columns[asset] = self._columns_of(asset, file_name)
+                except (UnreadableFile, ShardError):
+                    return asset
+            return columns
 
         with ThreadPoolExecutor(_THREADS) as pool:
-            return dict(zip(self.shards, pool.map(read, self.shards), strict=True))
+            found = dict(zip(self.shards, pool.map(read, self.shards), strict=True))
+        sound: dict[str, dict[str, list[pa.Field]]] = {}
+        for name, columns in found.items():
+            if isinstance(columns, str):
+                self.unscored.setdefault(columns, []).append(name)
+            else:
+                sound[name] = columns
+        return sound
 
     def _columns_of(self, asset: str, file_name: str) -> list[pa.Field]:
         uri, always = self._uri(asset, file_name), _SCHEMAS[asset].names

@@ -12,6 +12,7 @@ import numpy as np
 
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.measure_selection import names_of
+from mm_assets.filters.measures.measuring import DECODE_ERROR, decoding
 from mm_assets.filters.registry import measures_for
 from mm_assets.preview.borderline import SCORES_DRAWN, Borderline
 from mm_assets.preview.bounds import Numbers
@@ -116,7 +117,8 @@ def study(
     filters = [judge for judge in filters if judge.name not in left_out]
     measures: Sequence[Collection[str]] = stored.numbers()
     if filters:
-        measures = [names_of(needed.images), names_of(needed.samples)]
+        of_images = [*names_of(needed.images), *([DECODE_ERROR] if decoding(needed.images) else [])]
+        measures = [of_images, names_of(needed.samples)]
     parts = min(_PARTS, len(stored.shards))
     jobs = [_Job(n, stored, stored.shards[n::parts], filters, measures) for n in range(parts)]
     done: dict[int, _Part] = {}

@@ -12,7 +12,9 @@ from mm_assets.accounting.history import ItemHistory, ShardHistory, history_of, 
 from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS, FILTERED, OUTPUTS
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import expand_paths
+from mm_assets.formats.parquet_file import UnreadableFile
 from mm_assets.formats.storage import exists, join
+from mm_assets.interleaved.errors import ShardError
 from mm_assets.sample_view.document import Document, Item, Look, Mark, items_of, look_at
 from mm_assets.sample_view.raw_bytes import described
 from mm_assets.sample_view.sample_rows import alike, parquet_ids, parquet_rows
@@ -65,13 +67,20 @@ def _document(root: str, sample_id: str, shard: ShardHistory, look: Look) -> Doc
     if shard.partition is not None:
         for row in _rows(root, DERIVED_FOLDERS["quarantine"], document):
             _note_raw_bytes(document, row, look)
-        for row in _rows(root, _IMAGE_SCORES, document):
-            for item in document.items:
-                if item.modality == "image" and item.position == row["position"] and item.has_content:
-                    item.scores |= _scores(row)
-        for row in _rows(root, _SAMPLE_SCORES, document):
-            document.scores |= _scores(row)
+        try:
+            _note_scores(root, document)
+        except (UnreadableFile, ShardError) as error:
+            document.notes.append(f"some scores are not shown: {error}")
     return document
+
+
+def _note_scores(root: str, document: Document) -> None:
+    for row in _rows(root, _IMAGE_SCORES, document):
+        for item in document.items:
+            if item.modality == "image" and item.position == row["position"] and item.has_content:
+                item.scores |= _scores(row)
+    for row in _rows(root, _SAMPLE_SCORES, document):
+        document.scores |= _scores(row)
 
 
 def _contents(root: str, document: Document, look: Look) -> list[Item]:

@@ -21,6 +21,7 @@ SCORES = pa.table(
     ("condition", "columns", "holds"),
     [
         ("width >= 200", ("width",), [False, True, False]),
+        ("WIDTH >= 200 AND Format = 'gif'", ("format", "width"), [False, True, False]),
         ("width >= 200 and format != 'gif'", ("format", "width"), [False, False, False]),
         (
             "format in ('jpg', 'png') or aspect_ratio between 2 and 2.5",
@@ -35,6 +36,8 @@ SCORES = pa.table(
         ("-width % 2 = 0 and abs(-width) > 200", ("width",), [False, True, False]),
         ("width::varchar = '300'", ("width",), [False, True, False]),
         ("true", (), [True] * 3),
+        ("width // (width - 100) >= 1", ("width",), [False, True, False]),  # by zero: null
+        ("width % 0 = 1", ("width",), [False] * 3),
         ("null", (), [False] * 3),
         ("width > 1 -- a remark", ("width",), [True, True, False]),
     ],
@@ -49,10 +52,16 @@ def test_conditions(condition: str, columns: tuple[str, ...], holds: list[bool])
     [
         ("", "it is empty"),
         (" \n", "it is empty"),
-        ("-- nothing", "it is not one condition"),
+        ("-- nothing", "SELECT clause without selection list"),
         ("width >", "syntax error"),
         ("1=1) --", "syntax error"),
-        ("width > 3; drop table scores", "syntax error"),
+        ("width > 3; drop table scores", "it is not one condition"),
+        ("width > 3) or (1=1", "syntax error"),
+        ("true limit 0", "it is not one condition"),
+        ("true where false", "it is not one condition|syntax error"),
+        ("true from (select 1)", "it is not one condition"),
+        ("true union select true", "it is not one condition"),
+        ("1=1; select 2", "it is not one condition"),
         ("width > 3 /*", "unterminated"),
         ("width > 3, format", "it is not one condition"),
         ("widht > 3", "there is no score 'widht'; the nearest is width"),

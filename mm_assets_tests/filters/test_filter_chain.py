@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
 from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from PIL import Image
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.conditions import ImageCondition, SampleCondition
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
 from mm_assets.filters.filter_chain import FilterChain
+from mm_assets.filters.image_bounds import EntropyFilter
 from mm_assets.filters.image_scores import ImageScores, score_table
 from mm_assets.filters.image_size import ImageSizeFilter
+from mm_assets.filters.measure_selection import known_measures
+from mm_assets.filters.measures.image_content import ImageContent
+from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.sample_bounds import ImageCountFilter, ImagesPerWordFilter, WordCountFilter
 from mm_assets.filters.sample_filter import SampleFilter
@@ -220,3 +228,70 @@ def test_every_row_is_kept_or_lost_once_and_rightly(
     again = stored(InterleavedBatch(batch.data))
     assert (again.losses, again.flags) == (result.losses, result.flags)
     assert again.batch.data.equals(kept)
+
+
+BROKEN = png(30, 30)[:-30] + bytes(30)
+"""The header of an image of 30 x 30 pixels, which cannot be decoded."""
+
+
+def test_an_image_that_cannot_be_decoded_is_an_error_for_those_alone_that_decode_it() -> None:
+    header, pixels = ImageSizeFilter(min_side=1), EntropyFilter(most=8)
+    batch = batch_of(sample("a", "t", BROKEN, SQUARE))
+    measured = ImageScores(score_table(batch.data, known_measures().images[:4]))
+    for chain in (chain_of([header]), chain_of([header, pixels])):
+        assert chain is not None
+        fresh = chain(batch)
+        stored = replace(chain, image_scores=measured)(batch)
+        assert stored.batch.data.equals(fresh.batch.data)
+        errors = [row["materialize_error"] for row in fresh.batch.data.to_pylist()]
+        assert [error is None for error in errors] == [True, True, not chain.image_measures, True]
+
+
+def test_what_a_file_says_without_pixels_is_known_of_an_image_that_cannot_be_decoded() -> None:
+    measures = [measure for measure in known_measures().images if measure.name in ("entropy", "sha256")]
+    (row,) = score_table(batch_of(sample("a", BROKEN)).data, measures).to_pylist()
+    assert (row["width"], row["error"], row["entropy"]) == (30, None, None)
+    assert row["sha256"] == hashlib.sha256(BROKEN).hexdigest()
+    assert row["decode_error"].startswith("unreadable image: ")
+
+
+def test_large_images_have_no_scores_of_pixels() -> None:
+    out = io.BytesIO()
+    Image.new("1", (8192, 4097)).save(out, "PNG")
+    measures = [measure for measure in known_measures().images if measure.name in ("entropy", "sha256")]
+    batch = batch_of(sample("a", out.getvalue()))
+    (row,) = score_table(batch.data, measures).to_pylist()
+    assert (row["entropy"], row["decode_error"], row["error"]) == (None, None, None)
+    assert row["sha256"] == hashlib.sha256(out.getvalue()).hexdigest()
+    refused = applied((EntropyFilter(least=0.1),), sample("a", out.getvalue()))
+    assert [(x.kind, x.reason) for x in refused.losses] == [("entropy", "it has no entropy")]
+
+
+@dataclass(frozen=True)
+class Failing(ImageMeasure):
+    name = "failing"
+    type = pa.float64()
+    version = "1"
+    meaning = "nothing"
+
+    answer: Any = None
+
+    def measure(self, image: ImageContent) -> Any:
+        if self.answer is None:
+            raise KeyError("x")
+        if isinstance(self.answer, type(MemoryError)):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (None, f"^sample 'a', position 0: measure 'failing' of {__name__}: KeyError: 'x'$"),
+        ("text", "^measure 'failing': .*'text'"),
+        (MemoryError, "^sample 'a', position 0: not enough memory to decode it$"),
+    ],
+)
+def test_measures_that_fail_are_named(answer: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        score_table(batch_of(sample("a", SQUARE)).data, [Failing(answer)])

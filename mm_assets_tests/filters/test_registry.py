@@ -13,6 +13,7 @@ from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.filter import ACTIONS, Filter
 from mm_assets.filters.image_bounds import QrAreaFilter, SharpnessFilter
 from mm_assets.filters.image_score import ImageScore
+from mm_assets.filters.language import LanguageFilter
 from mm_assets.filters.measure_selection import known_measures, selected_measures
 from mm_assets.filters.presets import PRESETS
 from mm_assets.filters.registry import FILTERS, chain_of, filters_of, measures_for, settings_of
@@ -131,3 +132,17 @@ def test_actions_of_each_filter() -> None:
     for kind in FILTERS:
         assert set(kind.actions) <= set(ACTIONS)
         assert kind.actions[0] == ("drop_sample" if issubclass(kind, SampleFilter) else "drop_item")
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"MM_LANGUAGES": "english"}, "languages: 'english' is no ISO 639-1 code, such as en"),
+        ({"MM_LANGUAGES": "en de"}, "languages: 'en de' is no ISO 639-1 code, such as en"),
+        ({"MM_MIN_LANGUAGE_PROBABILITY": "2"}, "min_language_probability is at most 1, not 2"),
+    ],
+)
+def test_languages_that_would_drop_everything(settings: dict[str, str], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        Settings.load(settings)
+    assert Settings.load({"MM_LANGUAGES": "EN, de"}).active_filters() == (LanguageFilter(("en", "de")),)

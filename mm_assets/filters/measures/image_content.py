@@ -52,6 +52,8 @@ class ImageContent:
         try:
             return rgb_pixels(self.data, self.info.format, self._max_pixels)
         except ImageError as error:
+            if isinstance(error.__cause__, MemoryError):
+                raise error.__cause__ from None  # the machine's fault: it must not be stored as the image's
             return error
 
     @cached_property

@@ -33,6 +33,9 @@ class ImageMeasure(ABC):
     meaning: ClassVar[str]
     """Description of the column for users, with its unit."""
 
+    decodes: ClassVar[bool] = True
+    """Whether it looks at pixels."""
+
     library: ClassVar[str] = ""
     """Module that it needs, beside those of the base install."""
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 from mm_assets.filters.measures.image_content import ImageContent
 from mm_assets.filters.measures.image_measure import BatchedMeasure, ImageMeasure
+from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.images.errors import ImageError
+from mm_assets.interleaved.faults import unreadable_image
+
+DECODE_ERROR: Final = "decode_error"
+"""Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
+
+MAX_PIXELS: Final = 1 << 25
+"""An image of more pixels is not decoded for a measure: that would take more than 256 MiB."""
 
 
 class ImageMeasurer:
@@ -17,6 +26,7 @@ class ImageMeasurer:
 
     def __init__(self, measures: Sequence[ImageMeasure]) -> None:
         self._measures = measures
+        self._without_pixels = {measure.name for measure in measures if not measure.decodes}
         self._waiting: dict[str, list[tuple[dict[str, Any], Any]]] = {
             measure.name: [] for measure in measures if isinstance(measure, BatchedMeasure)
         }
@@ -24,17 +34,32 @@ class ImageMeasurer:
     def measure(self, image: ImageContent) -> dict[str, Any]:
         """Return the values of one image by measure; those that come later are added to the same dict.
 
+        An image that is too large to be decoded has no values of measures that look at pixels. Nor has one
+        that cannot be decoded, but `DECODE_ERROR`.
+
         Raises:
-            ImageError: the image cannot be decoded.
+            ValueError: a measure fails; the message names it.
         """
-        found = {measure.name: measure.measure(image) for measure in self._measures}
-        values = {name: value for name, value in found.items() if name not in self._waiting}
-        for measure in self._measures:
-            if isinstance(measure, BatchedMeasure):
-                waiting = self._waiting[measure.name]
-                waiting.append((values, found[measure.name]))
-                if len(waiting) >= measure.batch_size:
-                    self._take(measure)
+        is_large = image.info.width * image.info.height > MAX_PIXELS
+        taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
+        values: dict[str, Any] = {}
+        kept: list[tuple[BatchedMeasure, Any]] = []
+        try:
+            for measure in sorted(taken, key=lambda measure: measure.decodes):
+                value = _value(measure, image)
+                if isinstance(measure, BatchedMeasure):
+                    kept.append((measure, value))
+                else:
+                    values[measure.name] = value
+        except ImageError as error:
+            return {name: value for name, value in values.items() if name in self._without_pixels} | {
+                DECODE_ERROR: unreadable_image(error).message
+            }
+        for batched, value in kept:
+            waiting = self._waiting[batched.name]
+            waiting.append((values, value))
+            if len(waiting) >= batched.batch_size:
+                self._take(batched)
         return values
 
     def finish(self) -> None:
@@ -46,7 +71,30 @@ class ImageMeasurer:
     def _take(self, measure: BatchedMeasure) -> None:
         waiting = self._waiting[measure.name]
         if waiting:
-            taken = measure.measure_all([kept for _, kept in waiting])
+            try:
+                taken = measure.measure_all([kept for _, kept in waiting])
+            except (ImportError, MemoryError):
+                raise
+            except Exception as error:
+                raise _fault(measure, error) from error
             for (values, _), value in zip(waiting, taken, strict=True):
                 values[measure.name] = value
             waiting.clear()
+
+
+def decoding(measures: Iterable[ImageMeasure]) -> bool:
+    """Return whether one of some measures looks at pixels."""
+    return any(measure.decodes for measure in measures)
+
+
+def _value(measure: ImageMeasure, image: ImageContent) -> Any:
+    try:
+        return measure.measure(image)
+    except (ImageError, ImportError, MemoryError):
+        raise  # the image's fault, a missing library, a machine that is too small: none of the measure's
+    except Exception as error:
+        raise _fault(measure, error) from error
+
+
+def _fault(measure: ImageMeasure, error: Exception) -> ValueError:
+    return ValueError(f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}")

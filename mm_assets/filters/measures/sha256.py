@@ -16,6 +16,7 @@ class Sha256(ImageMeasure):
     """SHA-256 of the file's bytes: equal for exact copies alone. Nothing is decoded."""
 
     name = "sha256"
+    decodes = False
     type = pa.string()
     version = "1"
     meaning = "SHA-256 of the file's bytes, 64 hexadecimal digits"
