@@ -92,7 +92,8 @@ def filtered_parquet(
     curated_parquet: ShardSet, image_scores: ShardSet, sample_scores: ShardSet, bounds: FilterThresholds
 ) -> Plan:
     chain = bounds.chain()
-    scores = {SCORES: image_scores}
-    if chain is not None and chain.samples:
-        scores[SAMPLE_SCORES] = sample_scores
-    return Plan(curated_parquet, () if chain is None else (chain,), side_inputs=scores)
+    if chain is None or not chain.samples:
+        steps = () if chain is None else (chain,)
+        return Plan(curated_parquet, steps, side_inputs={SCORES: image_scores}, unread=(sample_scores,))
+    scores = {SCORES: image_scores, SAMPLE_SCORES: sample_scores}
+    return Plan(curated_parquet, (chain,), side_inputs=scores)

@@ -178,6 +178,7 @@ class ShardIOManager(ShardHooks):
                     plan.checks,
                 )
             )
+        unread = {shards.asset: shards.by_key() for shards in plan.unread}
         planned: dict[str, PlannedJob] = {}
         for job in _same_keys(jobs, self.resolve_jobs(plan, jobs) if jobs else [], "resolve_jobs"):
             if isinstance(job, ShardResult):
@@ -186,6 +187,7 @@ class ShardIOManager(ShardHooks):
             parents = {plan.source.asset: job.shard} | {
                 plan.side_inputs[name].asset: shard for name, shard in job.side_inputs.items()
             }
+            parents |= {name: by_key[job.key] for name, by_key in unread.items() if job.key in by_key}
             versions = {
                 name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
             }

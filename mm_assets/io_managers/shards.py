@@ -126,12 +126,15 @@ class Plan:
         side_inputs: further inputs (image scores, for instance) whose shards have the same keys. The same
             shard of each is at hand.
         checks: checks of the asset; `sharded` adds them.
+        unread: upstream assets of which these steps read nothing. Events name their versions all the same, or
+            Dagster would take the shards for outdated; a shard that is missing there does not matter.
     """
 
     source: ShardSet
     steps: tuple[Any, ...] = ()
     side_inputs: Mapping[str, ShardSet] = field(default_factory=dict)
     checks: tuple[ShardCheck, ...] = ()
+    unread: tuple[ShardSet, ...] = ()
 
     def digest(self) -> str:
         """Return a digest of the steps, equal in every process.

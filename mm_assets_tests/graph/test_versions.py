@@ -186,7 +186,7 @@ def test_the_manifest_names_every_file(one: Deployment) -> None:
         "aspect_ratio": {"action": "drop_item", "min_ratio": 0.1, "max_ratio": 3.0}
     }
     assert filtered.settings["options"]["on_materialize_error"] == "drop_sample"
-    assert set(filtered.inputs) == {"curated_parquet", "image_scores"}
+    assert set(filtered.inputs) == {"curated_parquet", "image_scores", "sample_scores"}
     assert filtered.inputs["curated_parquet"] == _state(states, "q", "curated_parquet").version
     curated = _state(states, "q", "curated_parquet")
     assert curated.settings["options"]["layout"]["texts_field"] == "texts"

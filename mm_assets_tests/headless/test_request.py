@@ -58,7 +58,8 @@ def test_named_shards_and_assets(project: Project) -> None:
 def test_shards_that_are_due_in_different_assets_are_proven_in_those(project: Project) -> None:
     project.shards("ab")
     fine(project.run("a"))
-    fine(project.run("b", "--assets", "curated_parquet,image_scores,quarantine,filtered_parquet"))
+    made = "curated_parquet,image_scores,quarantine,sample_scores,filtered_parquet"
+    fine(project.run("b", "--assets", made))
     project.shard("a", "other text")
     done = fine(project.run(*SOME))
     assert "proven: every item of 2 shards is in the outputs that were made as it was written" in done

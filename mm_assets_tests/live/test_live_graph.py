@@ -127,7 +127,8 @@ def test_sensor_and_backfill(live: Live, first_backfill: str) -> None:
 def test_every_shard_is_green_in_every_check(live: Live, first_backfill: str) -> None:
     for asset in ("raw_shards", *ASSETS):
         checks = live.dev.checks(asset)
-        assert checks and checks == {name: {"succeeded": FIRST} for name in checks}
+        assert checks or asset == "sample_scores", "the one asset without checks by shard"
+        assert checks == {name: {"succeeded": FIRST} for name in checks}
 
 
 @pytest.mark.clients
