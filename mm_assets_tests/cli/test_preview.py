@@ -121,7 +121,9 @@ def test_settings_presets_and_actions(root: Path) -> None:
         "aspect_ratio (max_aspect_ratio=2) flags 2 images"
     ]
     preset = filters("--filter-preset", "mint1t", "--set", "languages=", "--set", "min_language_probability=")
-    assert [line.partition(" ")[0] for line in preset] == ["aspect_ratio", "keep_images", "images", "words"]
+    assert [line.partition(" ")[0] for line in preset] == [
+        *("aspect_ratio", "image_size", "longer_side", "images", "words"),
+    ]
 
 
 def test_without_filters_it_shows_the_scores(root: Path) -> None:
@@ -196,12 +198,13 @@ def test_scores_that_are_missing(root: Path, tmp_path: Path) -> None:
     assert [row[0] for row in rows[1:]] == ["words (min_words=1)", "all together"]
 
 
-def test_damaged_scores_are_one_line(root: Path, tmp_path: Path) -> None:
+def test_a_shard_with_damaged_scores_is_left_out(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "storage")
     file = tmp_path / "storage" / "scores" / "a.parquet"
     file.write_bytes(b"no Parquet")
     line = only_line(run("preview", "--storage", tmp_path / "storage", "--set", "min_words=1"))
-    assert line.startswith(f"{file}: not a readable Parquet file: ")
+    hint = "measure them: mm-assets run --assets image_scores,sample_scores"
+    assert line == f"shard 'a' left out, without image_scores; {hint}"
 
 
 def test_a_filter_and_a_measure_of_a_plugin(
