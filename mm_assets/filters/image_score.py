@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mm_assets.filters.measures.image_content import ImageContent
 from mm_assets.filters.measures.image_measure import ImageMeasure
-from mm_assets.filters.measures.measuring import DECODE_ERROR, ImageMeasurer, decoding
+from mm_assets.filters.measures.measuring import DECODE_ERROR, ImageMeasurer, MeasureFailed, decoding
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.buffers import binary_views
@@ -93,7 +93,7 @@ def score_rows(
     for row, view in zip(rows, image_views(table, rows), strict=True):
         try:
             scores.append(_scored(view, known.get(row), measurer, texts.get(row, ())))
-        except (ValueError, MemoryError) as error:
+        except (MeasureFailed, MemoryError) as error:
             sample_id, position = (table.column(name)[row].as_py() for name in ("sample_id", "position"))
             reason = str(error) or "not enough memory to decode it"
             raise ValueError(f"sample {sample_id!r}, position {position}: {reason}") from error

@@ -9,6 +9,7 @@ from mm_assets.filters.measures.image_content import ImageContent
 from mm_assets.filters.measures.image_measure import BatchedMeasure, ImageMeasure
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.images.errors import ImageError
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.faults import unreadable_image
 
 DECODE_ERROR: Final = "decode_error"
@@ -16,6 +17,10 @@ DECODE_ERROR: Final = "decode_error"
 
 MAX_PIXELS: Final = 1 << 25
 """An image of more pixels is not decoded for a measure: that would take more than 256 MiB."""
+
+
+class MeasureFailed(MmAssetsError, ValueError):
+    """A measure raised an error; the message names it and its module."""
 
 
 class ImageMeasurer:
@@ -38,7 +43,7 @@ class ImageMeasurer:
         that cannot be decoded, but `DECODE_ERROR`.
 
         Raises:
-            ValueError: a measure fails; the message names it.
+            MeasureFailed: by the measure's own fault.
         """
         is_large = image.info.width * image.info.height > MAX_PIXELS
         taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
@@ -73,7 +78,7 @@ class ImageMeasurer:
         if waiting:
             try:
                 taken = measure.measure_all([kept for _, kept in waiting])
-            except (ImportError, MemoryError):
+            except (ImportError, MemoryError, MmAssetsError):
                 raise
             except Exception as error:
                 raise _fault(measure, error) from error
@@ -90,11 +95,11 @@ def decoding(measures: Iterable[ImageMeasure]) -> bool:
 def _value(measure: ImageMeasure, image: ImageContent) -> Any:
     try:
         return measure.measure(image)
-    except (ImageError, ImportError, MemoryError):
-        raise  # the image's fault, a missing library, a machine that is too small: none of the measure's
+    except (ImageError, ImportError, MemoryError, MmAssetsError):
+        raise  # the image's fault, or that of the set-up or the machine: none of the measure's
     except Exception as error:
         raise _fault(measure, error) from error
 
 
-def _fault(measure: ImageMeasure, error: Exception) -> ValueError:
-    return ValueError(f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}")
+def _fault(measure: ImageMeasure, error: Exception) -> MeasureFailed:
+    return MeasureFailed(f"measure {measure.name!r} of {type(measure).__module__}: {error_line(error)}")

@@ -117,13 +117,15 @@ def main(folder: Path) -> dict[str, Any]:
     measures = selected_measures(NAMES).images
     told["loaded to plan"] = sorted({"torch", "transformers"} & sys.modules.keys())
     values = measured(table)
-    told["errors"] = {place: row["error"] for place, row in values.items() if row["error"]}
+    told["errors"] = {place: row["decode_error"] for place, row in values.items() if row["decode_error"]}
     told["without text"] = [
-        place for place, row in values.items() if not row["error"] and row["clip_similarity"] is None
+        place for place, row in values.items() if not row["decode_error"] and row["clip_similarity"] is None
     ]
 
     direct = by_library(folder / "one", given)
-    told["same images"] = sorted(direct) == sorted(place for place, row in values.items() if not row["error"])
+    told["same images"] = sorted(direct) == sorted(
+        place for place, row in values.items() if not row["decode_error"]
+    )
     told["spread"] = float(np.ptp([best for best, _ in direct.values() if best is not None]))
     told["similarity off by"] = max(
         abs(values[place]["clip_similarity"] - best)
