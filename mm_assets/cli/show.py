@@ -98,13 +98,13 @@ def _in_dataset(
 ) -> tuple[list[Document], list[str], list[str]]:
     """Return the sample in each partition, notes on the search, and a line for what cannot be read."""
     from mm_assets.formats.error_places import located
+    from mm_assets.formats.made_shards import location_of
     from mm_assets.formats.registry import detect_format
-    from mm_assets.formats.storage import absolute
     from mm_assets.sample_view.from_dataset import search
 
     if options.storage is not None:
         raise ValueError("--storage names outputs of the graph: give it, or other data, not both")
-    source = absolute(options.src)
+    source = location_of(options.src)
     with located(source):
         kind = detect_format(source)
         raw_layout.refuse_inapplicable_flags(options, kind, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -34,9 +35,9 @@ class Condition(Filter[Score]):
     condition = ""
 
     @classmethod
+    @abstractmethod
     def measure_names(cls) -> Collection[str]:
         """Return the scores that there are with a measure."""
-        raise NotImplementedError
 
     def __post_init__(self) -> None:
         super().__post_init__()

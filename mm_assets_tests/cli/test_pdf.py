@@ -78,3 +78,11 @@ def test_a_folder_of_pdfs_has_to_be_named_as_such(tmp_path: Path, pdfs: str) -> 
     assert refused.stderr.endswith(f"{folder}: PDFs are named as pdf={folder}\n")
     absent = run("convert", f"{folder}/none.pdf", tmp_path / "out", "--to", "parquet")
     assert (absent.returncode, absent.stderr) == (1, f"mm-assets: {folder}/none.pdf: no such file\n")
+
+
+def test_one_pdf_is_shown(pdfs: str) -> None:
+    shown = run("show", "b", pdfs)
+    assert shown.returncode == 0
+    told = shown.stdout.splitlines()
+    assert told[told.index("[0] text") + 1].startswith("    Some")
+    assert any(line.startswith("[1] image ") and line.endswith(f" jpg {len(RED)} B") for line in told)
