@@ -103,6 +103,14 @@ class _Axis:
     def over(cls, values: Numbers, *shown: float) -> _Axis:
         ends = np.quantile(values, [_OUTER, 1 - _OUTER]).tolist() if len(values) else []
         low, high = min([*ends, *shown]), max([*ends, *shown])
+        if len(values) and shown and high == max(shown):
+            high = max(high, float(values.max()))  # what lies beyond a bound is what one asks for
+        above = values[values > 0]
+        if low <= 0 < len(above):
+            # A few zeros, of blank pages for instance, must not press all others against the edge.
+            least = min([float(np.quantile(above, _OUTER)), *(value for value in shown if value > 0)])
+            if high / least > _LOGARITHMIC and len(above) > len(values) / 2:
+                low = least
         if low == high:
             low, high = low - 0.5, high + 0.5
         return cls(low, high, low > 0 and high / low > _LOGARITHMIC)
@@ -110,7 +118,7 @@ class _Axis:
     def x(self, value: float) -> float:
         low, high = self.low, self.high
         if self.is_logarithmic:
-            low, high, value = math.log(low), math.log(high), math.log(value)
+            low, high, value = math.log(low), math.log(high), math.log(max(value, low))
         return _LEFT + _WIDTH * (value - low) / (high - low)
 
     def edges(self) -> Numbers:
@@ -131,7 +139,7 @@ class _Axis:
 
 def _bars(values: Numbers, axis: _Axis, colour: str = "#8886") -> str:
     edges = axis.edges()
-    counts, _ = np.histogram(values, edges)
+    counts, _ = np.histogram(np.maximum(values, axis.low) if axis.is_logarithmic else values, edges)
     top = max(int(counts.max()), 1)
     path = "".join(
         f"M{axis.x(left):.1f} {_BOTTOM}V{_BOTTOM - _HEIGHT * count / top:.1f}H{axis.x(right):.1f}V{_BOTTOM}z"

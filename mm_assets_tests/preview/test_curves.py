@@ -11,7 +11,7 @@ import pytest
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.image_bounds import SharpnessFilter
+from mm_assets.filters.image_bounds import QrAreaFilter, SharpnessFilter
 from mm_assets.filters.image_score import ImageScore
 from mm_assets.filters.image_size import ImageSizeFilter
 from mm_assets.filters.sample_bounds import WordCountFilter
@@ -80,3 +80,26 @@ def test_distributions(values: list[float]) -> None:
     root = ElementTree.fromstring(histogram_svg("a <score>", np.array(values)))
     assert root.find("title").text == "distribution of a <score>"  # type: ignore[union-attr]
     assert len(list(root.iter("text"))) >= 1
+
+
+def _marks(svg: str) -> set[str]:
+    """Return the numbers along the axis."""
+    return set(re.findall(r">([\d.,]+)<", svg))
+
+
+def test_blank_pages_do_not_press_all_others_against_the_edge() -> None:
+    sharp = [ImageScore(1, 1, values={"sharpness": value}) for value in [0.0, 0.0, *np.geomspace(1, 1e5, 98)]]
+    judge = SharpnessFilter(30)
+    (bound,) = (found for found in bounds_of(judge) if not found.is_upper)
+    marks = _marks(curve_svg(curve_of(judge, bound, sharp), "images"))
+    assert {"10", "100", "1,000", "10,000"} <= marks
+
+
+def test_the_axis_goes_on_behind_an_upper_bound_that_few_exceed() -> None:
+    areas = [0.0] * 998 + [0.3, 0.8]
+    judge = QrAreaFilter(0.1)
+    (bound,) = bounds_of(judge)
+    svg = curve_svg(
+        curve_of(judge, bound, [ImageScore(1, 1, values={"qr_area": a}) for a in areas]), "images"
+    )
+    assert "0.7" in _marks(svg) or "0.8" in _marks(svg)
