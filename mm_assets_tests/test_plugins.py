@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mm_assets.filters.measure_selection import known_measures
 from mm_assets.filters.registry import FILTERS, filters_of, known_filters
 from mm_assets.plugins import PluginError, load_plugins
 from mm_assets.settings import Settings, describe
@@ -110,3 +111,27 @@ def test_a_setting_of_the_graph_is_taken(module: Module) -> None:
     name = module(FILTER.replace('minimum("file_size", int,', 'setting("workers", int, 0,'))
     with pytest.raises(ValueError, match=f"^filter 'large' of {name}: MM_WORKERS is taken"):
         Settings.load({"MM_PLUGINS": name})
+
+
+@pytest.mark.parametrize(
+    "taken", ["width", "longer_side", "error", "decode_error", "sample_id", "words", "sha256"]
+)
+def test_a_measure_cannot_take_the_column_of_another(
+    taken: str, module: Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+from dataclasses import dataclass
+import pyarrow as pa
+from mm_assets.filters.measures.image_measure import ImageMeasure
+
+@dataclass(frozen=True)
+class Mine(ImageMeasure):
+    name, type, version, meaning = "TAKEN", pa.string(), "1", "x"
+    def measure(self, image):
+        return None
+
+MEASURES = (Mine(),)
+"""
+    monkeypatch.setenv("MM_PLUGINS", module(code.replace("TAKEN", taken)))
+    with pytest.raises(PluginError, match=f"measure '{taken}': the name is taken$"):
+        known_measures()

@@ -8,13 +8,17 @@ from difflib import get_close_matches
 from typing import Any
 
 from mm_assets.filters.image_score import HEADER_SCORES
+from mm_assets.filters.image_scores import SCORES_SCHEMA
 from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.measures.measuring import DECODE_ERROR
 from mm_assets.filters.measures.registry import MEASURES as IMAGE_MEASURES
 from mm_assets.filters.sample_measures.registry import MEASURES as SAMPLE_MEASURES
 from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
-from mm_assets.filters.sample_scores import TEXT_SCORES
+from mm_assets.filters.sample_scores import SAMPLE_SCORES_SCHEMA, TEXT_SCORES
 from mm_assets.interleaved.extras import require
 from mm_assets.plugins import load_plugins, plugin_fault
+
+_TAKEN = {*HEADER_SCORES, *TEXT_SCORES, *SCORES_SCHEMA.names, *SAMPLE_SCORES_SCHEMA.names, DECODE_ERROR}
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ def known_measures() -> MeasureSelection:
             if not isinstance(added, ImageMeasure | SampleMeasure):
                 hint = "derive it from ImageMeasure or SampleMeasure"
                 raise plugin_fault(module, f"{added!r} in MEASURES is no measure: {hint}")
-            taken = [*HEADER_SCORES, *TEXT_SCORES, *names_of(images), *names_of(samples)]
+            taken = {*_TAKEN, *names_of(images), *names_of(samples)}
             if added.name in taken:
                 raise plugin_fault(module, f"measure {added.name!r}: the name is taken")
             if isinstance(added, ImageMeasure):

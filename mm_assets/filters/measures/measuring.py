@@ -15,7 +15,7 @@ from mm_assets.interleaved.faults import unreadable_image
 DECODE_ERROR: Final = "decode_error"
 """Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
 
-MAX_PIXELS: Final = 1 << 25
+MOST_DECODED_PIXELS: Final = 1 << 25
 """An image of more pixels is not decoded for a measure: that would take more than 256 MiB."""
 
 
@@ -45,7 +45,7 @@ class ImageMeasurer:
         Raises:
             MeasureFailed: by the measure's own fault.
         """
-        is_large = image.info.width * image.info.height > MAX_PIXELS
+        is_large = image.info.width * image.info.height > MOST_DECODED_PIXELS
         taken = [measure for measure in self._measures if not (is_large and measure.decodes)]
         values: dict[str, Any] = {}
         kept: list[tuple[BatchedMeasure, Any]] = []
