@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.shard_proof import ShardProof
-from mm_assets.formats.parquet_file import UNREADABLE
+from mm_assets.formats.parquet_file import UNREADABLE, read_buffer
 
 _MODULUS = 1 << 128
 _COUNTS = ("rows", "samples", "images", "texts", "lost_rows")
@@ -63,7 +63,7 @@ def to_bytes(table: pa.Table) -> bytes:
 def from_bytes(data: bytes) -> pa.Table | None:
     """Return the table of a file; None if it is torn, changed or of another layout."""
     try:
-        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        table = read_buffer(data, verify=True)
     except UNREADABLE:
         return None
     return table.replace_schema_metadata(None) if table.schema.equals(SCHEMA) else None

@@ -6,9 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import unquote
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from mm_assets.formats.parquet_file import read_buffer
 from mm_assets.formats.storage import StorageOptions, filesystem
 
 _THREADS = 16  # object stores answer in ~50 ms
@@ -55,7 +53,7 @@ def _stated(data: bytes, suffix: str) -> str | None:
     """Return the shard named inside a record, a proof or a ledger table; None if it cannot be read."""
     try:
         if suffix == ".parquet":
-            return str(pq.read_table(pa.BufferReader(data), columns=["partition"]).column(0)[0].as_py())
+            return str(read_buffer(data, ["partition"]).column(0)[0].as_py())
         fields = json.loads(data)
         return str(fields.get("key") or fields["partition"])
     except (ValueError, LookupError, AttributeError, OSError, RecursionError):

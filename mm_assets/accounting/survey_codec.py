@@ -172,7 +172,7 @@ def _read(file: pq.ParquetFile, schema: pa.Schema) -> pa.Table:
     Raises:
         UNREADABLE: (one of these classes) they do not.
     """
-    table = file.read(columns=schema.names).select(schema.names)
+    table = file.read(columns=schema.names, use_threads=False).select(schema.names)
     groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
     if table.schema != schema or not table.num_rows == sum(groups) == file.metadata.num_rows:
         raise ValueError("its footer contradicts itself")

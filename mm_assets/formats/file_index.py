@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from mm_assets.formats.file_stamps import files_in
-from mm_assets.formats.parquet_file import UNREADABLE
+from mm_assets.formats.parquet_file import UNREADABLE, read_buffer
 from mm_assets.formats.storage import StorageOptions, join, publish_bytes, read_bytes, remove
 
 _SUFFIX = ".parquet"
@@ -145,7 +145,7 @@ class FileIndex:
         if data is None or _name(data) != name:
             return None
         try:
-            table = pq.ParquetFile(pa.BufferReader(data)).read(list(columns), use_threads=False)
+            table = read_buffer(data, columns)
         except UNREADABLE:
             return None
         expected = pa.schema([SCHEMA.field(column) for column in columns])

@@ -184,6 +184,26 @@ def publish_table(uri: str, table: pa.Table, options: StorageOptions | None = No
         return file.publish()
 
 
+def read_buffer(data: bytes, columns: Sequence[str] | None = None, *, verify: bool = False) -> pa.Table:
+    """Return some columns of a Parquet file in memory; None: all of them.
+
+    This thread alone reads. A thread of Arrow may be the last one to hold ``data``, and if it lets go of them
+    while the interpreter ends, it cannot have Python's lock, and aborts the process.
+
+    Args:
+        data: the file.
+        columns: names.
+        verify: check the checksums of its pages.
+
+    Raises:
+        UNREADABLE: (one of these classes) the data is no such table.
+    """
+    file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=verify)
+    names = None if columns is None else list(columns)
+    table = file.read(names, use_threads=False)
+    return table if names is None else table.select(names)
+
+
 def read_small_table(
     uri: str, columns: Sequence[str] | None = None, options: StorageOptions | None = None
 ) -> pa.Table:
@@ -196,8 +216,6 @@ def read_small_table(
     with open_binary(uri, options) as file:
         data = file.read()
     try:
-        names = None if columns is None else list(columns)
-        table = pq.read_table(pa.BufferReader(data), columns=names)
-        return table if names is None else table.select(names)
+        return read_buffer(data, columns)
     except UNREADABLE as error:
         raise UnreadableFile(f"{uri}: damaged: {' '.join(str(error).split())}") from error
