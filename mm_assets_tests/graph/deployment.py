@@ -70,13 +70,15 @@ class Deployment:
             first, last = (keys[0], keys[-1]) if keys else (known[0], known[-1])
             tags = {"dagster/asset_partition_range_start": first, "dagster/asset_partition_range_end": last}
             job = build_definitions().resolve_job_def("all_assets")
-            return job.execute_in_process(
+            result = job.execute_in_process(
                 instance=self.instance,
                 tags=tags,
                 raise_on_error=False,
                 asset_selection=None if assets is None else [dg.AssetKey(asset) for asset in assets],
                 run_config={"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
             )
+        _print_failed_checks(result)
+        return result
 
     def check(self, asset: str, name: str) -> dg.ExecuteInProcessResult:
         """Run one check alone, over all shards there are."""
@@ -138,6 +140,14 @@ class Deployment:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def _print_failed_checks(result: dg.ExecuteInProcessResult) -> None:
+    """Print what failed, with its reasons; pytest shows it beside a test that fails because of it."""
+    for evaluation in result.get_asset_check_evaluations():
+        if not evaluation.passed:
+            metadata = {name: value.value for name, value in evaluation.metadata.items()}
+            print(evaluation.asset_key, evaluation.check_name, evaluation.partition, metadata)
 
 
 def write_tar(path: Path, members: dict[str, bytes]) -> None:
