@@ -7,6 +7,7 @@ import sys
 
 from benchmarks import (
     accounting,
+    attribution,
     events,
     faults,
     growth,
@@ -34,6 +35,7 @@ def main() -> int:
         peer,
         whole_command,
         accounting,
+        attribution,
         memory,
         workers,
         growth,
