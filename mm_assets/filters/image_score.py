@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +23,9 @@ MAX_PIXELS = 178_956_970
 
 HEADER_SCORES = ("width", "height", "longer_side", "aspect_ratio", "format", "orientation", "byte_size")
 """Scores that every image has, from its header."""
+
+_LARGE: Final = 32 << 20
+"""Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -91,6 +94,8 @@ def score_rows(
     texts = _texts_beside(table, rows) if any(measure.needs_texts for measure in measures) else {}
     scores = []
     for row, view in zip(rows, image_views(table, rows), strict=True):
+        if measurer is not None and view is not None and len(view) >= _LARGE:
+            pa.default_memory_pool().release_unused()
         try:
             scores.append(_scored(view, known.get(row), measurer, texts.get(row, ())))
         except (MeasureFailed, MemoryError) as error:
