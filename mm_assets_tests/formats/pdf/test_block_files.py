@@ -109,7 +109,8 @@ def test_in_a_tar_the_block_file_has_the_key_of_its_pdf(tmp_path: Path) -> None:
 
 def test_block_files_in_a_folder_that_no_pdf_finds_are_told(tmp_path: Path) -> None:
     one = files_in(tmp_path, {"a.pdf": PDF, "a.blocks.json": b"[]", "x/A.blocks.json": b"[]", "x/a.pdf": PDF})
-    line = f"{tmp_path}/docs/x/A.blocks.json: not read: no PDF of this name beside it (upper and lower case count)"
+    why = "not read: no PDF of this name beside it (upper and lower case count)"
+    line = f"{tmp_path}/docs/x/A.blocks.json: {why}"
     assert RawLocations(one).shards().unmatched == (line,)
     with pytest.warns(UserWarning) as told:
         location_of(one)
