@@ -29,6 +29,7 @@ from mm_assets.formats.parquet_file import UnreadableFile, open_parquet, read_sm
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.overview.figures import evenly_spread
+from mm_assets.preview.score_records import RawVersions, outdated_scores
 
 MOST_SHARDS: Final = 400
 """Shards that are looked at if none is named."""
@@ -103,17 +104,20 @@ class StoredScores:
     Args:
         root: storage root.
         named: shards to look at; none: at most `MOST_SHARDS` of all, evenly spread.
+        raw_version: what raw shards are now.
 
     Raises:
         ValueError: there are no scores, or a named shard has none.
 
     Attributes:
-        shards: file names of the shards that have image scores and sample scores.
+        shards: file names of the shards that have image scores and sample scores of their rows as they are.
         of_shards: number of the shards that there are.
-        unscored: shards that are left out, by the asset that they lack, or of which they have a damaged file.
+        left_out: shards that do not, by the reason.
     """
 
-    def __init__(self, root: str, named: Sequence[str] = ()) -> None:
+    def __init__(
+        self, root: str, named: Sequence[str] = (), raw_version: RawVersions = lambda key: None
+    ) -> None:
         self.root = root
         files = {asset: _files(join(root, DERIVED_FOLDERS[asset])) for asset in (IMAGES, SAMPLES)}
         known = sorted(files[IMAGES] | files[SAMPLES])
@@ -122,12 +126,19 @@ class StoredScores:
         chosen = [_known(root, name, known) for name in dict.fromkeys(named)]
         looked_at = chosen or evenly_spread(known, MOST_SHARDS)
         self.of_shards = len(known)
-        self.unscored = {
-            asset: lacking for asset in files if (lacking := [f for f in looked_at if f not in files[asset]])
-        }
+        self.left_out: dict[str, list[str]] = {}
+        for asset, names in files.items():
+            self._leave_out(dict.fromkeys((f for f in looked_at if f not in names), without(asset)))
         self.shards = [name for name in looked_at if all(name in names for names in files.values())]
         self._columns = self._read_columns()
-        self.shards = list(self._columns)
+        outdated = outdated_scores(root, tuple(files), list(self._columns), raw_version)
+        self._leave_out(outdated)
+        self.shards = [name for name in self._columns if name not in outdated]
+        self._columns = {name: self._columns[name] for name in self.shards}
+
+    def _leave_out(self, reasons: Mapping[str, str]) -> None:
+        for name, reason in reasons.items():
+            self.left_out.setdefault(reason, []).append(name)
 
     def missing(self, measures: MeasureSelection) -> dict[str, int]:
         """Return the measures that stored scores lack, or have in another version: shards by measure."""
@@ -188,7 +199,7 @@ class StoredScores:
         sound: dict[str, dict[str, list[pa.Field]]] = {}
         for name, columns in found.items():
             if isinstance(columns, str):
-                self.unscored.setdefault(columns, []).append(name)
+                self._leave_out({name: without(columns)})
             else:
                 sound[name] = columns
         return sound
@@ -207,6 +218,11 @@ def shard_name(file_name: str) -> str:
     stem = file_name.removesuffix(_SUFFIX)
     name = unquote(stem)
     return name if partition_filename(name) == stem else stem
+
+
+def without(asset: str) -> str:
+    """Return the reason to leave out a shard without a file of scores, or with a damaged one."""
+    return f"without {asset}"
 
 
 def how_to_measure(scores: Collection[str] = ()) -> str:
