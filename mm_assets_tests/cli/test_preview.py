@@ -129,7 +129,7 @@ def test_without_filters_it_shows_the_scores(root: Path) -> None:
         (["--filter-preset", "x"], "MM_FILTER_PRESET must be one of none, curator, mint1t, not 'x'"),
         (
             ["--filter-actions", "word=flag"],
-            "filter action 'word=flag': there is no filter 'word'; the nearest is words",
+            "MM_FILTER_ACTIONS: 'word=flag': there is no filter 'word'; the nearest is words",
         ),
     ],
 )
