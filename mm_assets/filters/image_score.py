@@ -21,8 +21,18 @@ from mm_assets.interleaved.faults import unreadable_image
 MAX_PIXELS = 178_956_970
 """Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
 
-HEADER_SCORES = ("width", "height", "longer_side", "aspect_ratio", "format", "orientation", "byte_size")
-"""Scores that every image has, from its header."""
+HEADER_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        **dict.fromkeys(("width", "height", "longer_side"), pa.int32()),
+        "aspect_ratio": pa.float64(),
+        "format": pa.string(),
+        "orientation": pa.int8(),
+        "byte_size": pa.int64(),
+    }
+)
+"""Scores that every image has, from its header, with their types."""
+
+HEADER_SCORES = tuple(HEADER_TYPES)
 
 _LARGE: Final = 32 << 20
 """Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
