@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from mm_assets.accounting.contract import SCHEMA_CHANGES
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.filter_settings import FilterSetting
+from mm_assets.filters.filter_settings import FilterSetting, FilterSettingError
 from mm_assets.filters.presets import NONE, PRESETS, with_preset
 from mm_assets.filters.readable import MAX_PIXELS
 from mm_assets.filters.registry import FILTERS, filters_of, known_filters, measures_for, settings_of
@@ -252,7 +252,10 @@ class Settings:
             if low is not None and high is not None and low > high:
                 least, most = (given.place(variable(name)) for name in pair)
                 raise ValueError(f"{least} is {low:g}, more than {most}, which is {high:g}")
-        settings.active_filters()
+        try:
+            settings.active_filters()
+        except FilterSettingError as error:
+            raise ValueError(f"{given.place(variable(error.setting))}: {error.reason}") from error
         return settings
 
     def filter_values(self) -> dict[str, Any]:

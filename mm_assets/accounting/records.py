@@ -92,6 +92,20 @@ class ShardRecords:
                 log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
         return found
 
+    def by_file_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
+        """Return the records of shards by the names of their files (`partition_filename`), else as `read`."""
+        paths = {f"{self._ledger}/{partition_filename(asset)}/{name}.json": name for name in names}
+        found: dict[str, ShardRecord] = {}
+        for path, data in self._contents(paths):
+            try:
+                record = self._parse(data, asset, str(unseal(data).get("key")))
+                if partition_filename(record.key) != paths[path]:
+                    raise ValueError(f"belongs to shard {record.key!r}")
+                found[paths[path]] = record
+            except (ValueError, TypeError) as error:
+                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
+        return found
+
     def keys(self, asset: str) -> list[str]:
         """Return the shards of an asset that have a record, sorted."""
         folder = f"{self._ledger}/{partition_filename(asset)}"

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli.arguments import as_utf8, location
 from mm_assets.cli.filter_flags import add_set_flags
 from mm_assets.cli.html_file import refuse_other_than_file, write_page
-from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, storage_root
+from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, settings_root, storage_root
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
+
+if TYPE_CHECKING:
+    from mm_assets.formats.raw_shards import RawShard
+    from mm_assets.settings import Settings
 
 _FOR_WORKERS = 20  # shards: to start workers takes longer than to read fewer
 
@@ -53,11 +58,14 @@ def run(options: argparse.Namespace) -> int:
     filters = asked_filters(options)
     root = storage_root(options)
     refuse_other_folder(root)
-    stored = StoredScores(root, [as_utf8(name) for name in options.shards])
+    settings = Settings.load()
+    stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
     shards = len(stored.shards)
+    if not shards:
+        return _failed(wording.left_out(stored))
     progress = ProgressLine(shards)
     try:
-        with WorkerPool(Settings.load().workers, may_fork=True) as pool:
+        with WorkerPool(settings.workers, may_fork=True) as pool:
             found = study(
                 stored,
                 filters,
@@ -76,10 +84,27 @@ def run(options: argparse.Namespace) -> int:
             print(printable(line))
         if not filters:
             print(f"no filter is on; {wording.HOW_TO_SET}")
-    faults = wording.faults(stored, found)
-    for line in faults:
+    return _failed(wording.faults(stored, found))
+
+
+def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
+    """Return what gives the version of a raw shard; nothing of those of another storage root's data."""
+    from mm_assets.formats.error_lines import readable_store_errors
+    from mm_assets.formats.raw_shards import RawLocations
+
+    listing: Mapping[str, RawShard] = {}
+    if settings.raw_shards and settings_root(settings) == root:
+        with suppress(OSError), readable_store_errors():  # nobody knows of a location that is out of reach
+            listing = RawLocations(
+                settings.raw_shards, excluded=root, missing_keys=settings.missing_keys
+            ).shards(settings.shards_per_partition)
+    return lambda key: listing[key].version if key in listing else None
+
+
+def _failed(lines: Sequence[str]) -> int:
+    for line in lines:
         fail(printable(line))
-    return FAILED if faults else 0
+    return FAILED if lines else 0
 
 
 def _print_table(rows: Sequence[Sequence[str]]) -> None:

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.interleaved.errors import MmAssetsError
 
@@ -30,6 +31,7 @@ _FUNCTIONS: Final = frozenset(
         *("regexp_matches", "regexp_full_match"),
     }
 )
+_TRUTH: Final = frozenset({"BOOLEAN", '"NULL"'})  # types of what may be a condition
 _MOST_CHARACTERS: Final = 10_000
 
 
@@ -71,25 +73,48 @@ def columns_of(condition: str, known: Collection[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def refuse_other_than_condition(condition: str, scores: pa.Schema) -> None:
+    """Refuse an expression that comes to a number or a text, or does not fit the types of the scores.
+
+    Raises:
+        ConditionError: it is no condition.
+    """
+    table = scores.empty_table().append_column("", pa.nulls(0))
+    ((_, kind, *_),) = _queried("describe select {} from scores", condition, table)
+    if kind not in _TRUTH:
+        raise ConditionError(f"it is neither true nor false, but of type {kind}: compare it with something")
+
+
 def evaluate(condition: str, scores: pa.Table) -> Sequence[bool]:
     """Return whether a condition holds, for each row of a table of scores.
 
-    A condition that comes to null does not hold.
+    A condition that comes to null does not hold. NaN counts as null: it would be greater than all numbers.
 
     Raises:
         ConditionError: it does not fit the types of the scores.
     """
+    known = [_without_nan(column) for column in scores.columns]
+    table = pa.table(known, names=scores.column_names)
+    return [keep is True for (keep,) in _queried("select ({})::boolean from scores", condition, table)]
+
+
+def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not pa.types.is_floating(column.type):
+        return column
+    return pc.if_else(pc.is_nan(column), None, column)
+
+
+def _queried(query: str, condition: str, scores: pa.Table) -> list[Any]:
     import duckdb
 
     cursor = _database().cursor()
     try:
         cursor.register("scores", scores)
-        rows = cursor.execute(f"select ({_bracketed(condition)})::boolean from scores").fetchall()
+        return list(cursor.execute(query.format(_bracketed(condition))).fetchall())
     except duckdb.Error as error:
         raise ConditionError(_first_line(str(error))) from error
     finally:
         cursor.close()
-    return [keep is True for (keep,) in rows]
 
 
 def _parsed(condition: str) -> Any:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from mm_assets.filters.condition import ConditionError, columns_of, evaluate
+from mm_assets.filters.condition import (
+    ConditionError,
+    columns_of,
+    evaluate,
+    refuse_other_than_condition,
+)
 from mm_assets.filters.filter import Filter, Score
-from mm_assets.filters.filter_settings import setting
-from mm_assets.filters.image_score import HEADER_SCORES, ImageScore
-from mm_assets.filters.measure_selection import known_measures, names_of
+from mm_assets.filters.filter_settings import FilterSettingError, setting
+from mm_assets.filters.image_score import HEADER_TYPES, ImageScore
+from mm_assets.filters.measure_selection import known_measures
+from mm_assets.filters.measured_columns import Measure
 from mm_assets.filters.sample_filter import SampleFilter
-from mm_assets.filters.sample_scores import TEXT_SCORES, SampleScore
+from mm_assets.filters.sample_scores import TEXT_TYPES, SampleScore
 from mm_assets.filters.score_filter import ScoreFilter
 
 _REFUSED = "the condition does not hold"
@@ -29,19 +35,29 @@ class _Valued(Protocol):
 class Condition(Filter[Score]):
     """Refuses that for which the field ``condition`` does not hold."""
 
-    always: ClassVar[Collection[str]]
-    """Scores that there are without a measure."""
+    always: ClassVar[Mapping[str, pa.DataType]]
+    """Scores that there are without a measure, with their types."""
 
     condition = ""
 
     @classmethod
     @abstractmethod
-    def measure_names(cls) -> Collection[str]:
-        """Return the scores that there are with a measure."""
+    def measures(cls) -> Iterable[Measure]:
+        """Return the measures of the scores that there are beside those."""
+
+    @classmethod
+    def types(cls) -> dict[str, pa.DataType]:
+        """Return the types of all scores by name."""
+        return {**cls.always, **{measure.name: measure.type for measure in cls.measures()}}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._columns()
+        try:
+            types = self.types()
+            names = columns_of(self.condition, types)
+            refuse_other_than_condition(self.condition, pa.schema([(name, types[name]) for name in names]))
+        except ConditionError as error:
+            raise self._fault(error) from error
 
     def needs(self) -> tuple[str, ...]:
         return tuple(name for name in self._columns() if name not in self.always)
@@ -62,13 +78,10 @@ class Condition(Filter[Score]):
         return [None if keep else _REFUSED for keep in holds]
 
     def _columns(self) -> tuple[str, ...]:
-        try:
-            return columns_of(self.condition, [*self.always, *self.measure_names()])
-        except ConditionError as error:
-            raise self._fault(error) from error
+        return columns_of(self.condition, self.types())
 
-    def _fault(self, error: ConditionError) -> ValueError:
-        return ValueError(f"{self.name}: {self.condition!r}: {error}")
+    def _fault(self, error: ConditionError) -> FilterSettingError:
+        return FilterSettingError(self.settings()["condition"].name, f"{self.condition!r}: {error}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
     """Keeps the images for which a condition holds."""
 
     name = "keep_images"
-    always = HEADER_SCORES
+    always = HEADER_TYPES
 
     condition: str = setting(
         "keep_images",
@@ -86,8 +99,8 @@ class ImageCondition(Condition[ImageScore], ScoreFilter):
     )
 
     @classmethod
-    def measure_names(cls) -> Collection[str]:
-        return names_of(known_measures().images)
+    def measures(cls) -> Iterable[Measure]:
+        return known_measures().images
 
 
 @dataclass(frozen=True)
@@ -95,7 +108,7 @@ class SampleCondition(Condition[SampleScore], SampleFilter):
     """Keeps the samples for which a condition holds."""
 
     name = "keep_samples"
-    always = TEXT_SCORES
+    always = TEXT_TYPES
 
     condition: str = setting(
         "keep_samples",
@@ -105,5 +118,5 @@ class SampleCondition(Condition[SampleScore], SampleFilter):
     )
 
     @classmethod
-    def measure_names(cls) -> Collection[str]:
-        return names_of(known_measures().samples)
+    def measures(cls) -> Iterable[Measure]:
+        return known_measures().samples

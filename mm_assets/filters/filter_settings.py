@@ -6,6 +6,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from mm_assets.interleaved.errors import MmAssetsError
+
+
+class FilterSettingError(MmAssetsError, ValueError):
+    """A setting of filters that cannot be used: its name, and why."""
+
+    def __init__(self, setting: str, reason: str) -> None:
+        super().__init__(setting, reason)
+        self.setting, self.reason = setting, reason
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.reason}"
+
+
 KINDS = (float, int, str, tuple)
 SETTING = "setting"
 """Key of a field's metadata with its `FilterSetting`."""

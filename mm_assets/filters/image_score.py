@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,8 +21,21 @@ from mm_assets.interleaved.faults import unreadable_image
 MAX_PIXELS = 178_956_970
 """Pillow's own limit for opening an image: twice its `Image.MAX_IMAGE_PIXELS`."""
 
-HEADER_SCORES = ("width", "height", "longer_side", "aspect_ratio", "format", "orientation", "byte_size")
-"""Scores that every image has, from its header."""
+HEADER_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        **dict.fromkeys(("width", "height", "longer_side"), pa.int32()),
+        "aspect_ratio": pa.float64(),
+        "format": pa.string(),
+        "orientation": pa.int8(),
+        "byte_size": pa.int64(),
+    }
+)
+"""Scores that every image has, from its header, with their types."""
+
+HEADER_SCORES = tuple(HEADER_TYPES)
+
+_LARGE: Final = 32 << 20
+"""Bytes of an image before whose measuring Arrow gives back what it keeps: reading it has left as much."""
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -91,6 +104,8 @@ def score_rows(
     texts = _texts_beside(table, rows) if any(measure.needs_texts for measure in measures) else {}
     scores = []
     for row, view in zip(rows, image_views(table, rows), strict=True):
+        if measurer is not None and view is not None and len(view) >= _LARGE:
+            pa.default_memory_pool().release_unused()
         try:
             scores.append(_scored(view, known.get(row), measurer, texts.get(row, ())))
         except (MeasureFailed, MemoryError) as error:

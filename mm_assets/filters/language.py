@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 
-from mm_assets.filters.filter_settings import minimum, setting
+from mm_assets.filters.filter_settings import FilterSettingError, minimum, setting
 from mm_assets.filters.sample_filter import SampleFilter
+from mm_assets.filters.sample_measures.languages import LANGUAGES
 from mm_assets.filters.sample_scores import SampleScore
 
-_CODE = re.compile("[a-z]{2}")
 _LANGUAGE, _PROBABILITY = "language", "language_probability"
 
 
@@ -34,8 +34,12 @@ class LanguageFilter(SampleFilter):
         super().__post_init__()
         object.__setattr__(self, "languages", tuple(code.lower() for code in self.languages))
         for code in self.languages:
-            if not _CODE.fullmatch(code):
-                raise ValueError(f"languages: {code!r} is no ISO 639-1 code, such as en")
+            if code not in LANGUAGES:
+                near = get_close_matches(code[:2], LANGUAGES, n=1, cutoff=0.5)
+                hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(LANGUAGES)}"
+                raise FilterSettingError(
+                    "languages", f"{code!r} is no ISO 639-1 code of a language that is told apart; {hint}"
+                )
         if self.least > 1:
             raise ValueError(f"min_language_probability is at most 1, not {self.least:g}")
 

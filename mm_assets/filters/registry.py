@@ -17,7 +17,7 @@ from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.conditions import ImageCondition, SampleCondition
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.filter_settings import FilterSetting
+from mm_assets.filters.filter_settings import FilterSetting, FilterSettingError
 from mm_assets.filters.image_bounds import (
     ByteSizeFilter,
     ClipSimilarityFilter,
@@ -132,14 +132,17 @@ def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict
         if name not in known:
             near = get_close_matches(name, known, n=1)
             hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"filter action {text!r}: there is no filter {name!r}; {hint}")
+            raise _action_fault(text, f"there is no filter {name!r}; {hint}")
         if name in actions:
-            raise ValueError(f"filter action {text!r}: {name} has one already: {actions[name]}")
+            raise _action_fault(text, f"{name} has one already: {actions[name]}")
         if action not in known[name].actions:
-            choices = ", ".join(known[name].actions)
-            raise ValueError(f"filter action {text!r}: the action of {name} is one of {choices}")
+            raise _action_fault(text, f"the action of {name} is one of {', '.join(known[name].actions)}")
         actions[name] = action
     return actions
+
+
+def _action_fault(text: str, reason: str) -> FilterSettingError:
+    return FilterSettingError("filter_actions", f"{text!r}: {reason}")
 
 
 def _fault(added: Any, known: Iterable[type[Filter[Any]]]) -> str | None:

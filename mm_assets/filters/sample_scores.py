@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -43,8 +44,18 @@ white space. ``text_digest`` is that of all texts in their order; null where the
 COLUMNS = ("sample_id", "modality", "text_content", "materialize_error")
 """Columns of interleaved rows that sample scores are made from."""
 
-TEXT_SCORES = ("images", "texts", "words", "images_per_word", "text_digest")
-"""Scores that every sample has without a measure."""
+TEXT_TYPES: Mapping[str, pa.DataType] = MappingProxyType(
+    {
+        "images": pa.int32(),
+        "texts": pa.int32(),
+        "words": pa.int64(),
+        "images_per_word": pa.float64(),
+        "text_digest": pa.string(),
+    }
+)
+"""Scores that every sample has without a measure, with their types."""
+
+TEXT_SCORES = tuple(TEXT_TYPES)
 
 
 @dataclass(frozen=True, slots=True)

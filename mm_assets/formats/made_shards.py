@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from mm_assets.formats.paired.raw.address import PairedAddress, modality_of, parts_of
 from mm_assets.formats.pdf.address import PdfAddress, pdf_files_of, pdf_location
 from mm_assets.formats.storage import absolute
+from mm_assets.interleaved.notices import warn_user
 
 
 def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | PdfAddress | None:
@@ -41,6 +42,8 @@ def made_address(items: Sequence[str], missing_keys: str) -> PairedAddress | Pdf
 def location_of(item: str) -> str:
     """Return the absolute path or URL of an input; of PDFs, the URL of the tars made of them.
 
+    Warns of what looks like data beside the PDFs, but is not read.
+
     Raises:
         FileNotFoundError: it names PDFs, and there are none.
     """
@@ -49,6 +52,8 @@ def location_of(item: str) -> str:
         return absolute(item)
     address = PdfAddress((pdfs,))
     address.names()
+    for line in address.passed_over():
+        warn_user(line)
     return address.url
 
 

@@ -13,7 +13,7 @@ from mm_assets.filters.judging import Judgement
 from mm_assets.filters.sample_filter import SampleFilter
 from mm_assets.preview.bounds import distances, measured
 from mm_assets.preview.nearest import Nearest
-from mm_assets.preview.stored_scores import ScoredShard
+from mm_assets.preview.scored_shard import ScoredShard
 
 IMAGES_A_SIDE: Final = 12
 SAMPLES_A_SIDE: Final = 5

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS
-from mm_assets.filters.image_score import ImageScore
 from mm_assets.filters.image_scores import SCORES_SCHEMA, ImageScores
-from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.measure_selection import MeasureSelection, names_of
 from mm_assets.filters.measured_columns import is_measured, missing_measures
-from mm_assets.filters.measures.measuring import DECODE_ERROR
 from mm_assets.filters.sample_scores import SAMPLE_SCORES_SCHEMA, SampleScores
 from mm_assets.formats.keys import partition_filename
 from mm_assets.formats.listing import names_in
@@ -29,6 +22,8 @@ from mm_assets.formats.parquet_file import UnreadableFile, open_parquet, read_sm
 from mm_assets.formats.storage import join
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.overview.figures import evenly_spread
+from mm_assets.preview.score_records import RawVersions, outdated_scores
+from mm_assets.preview.scored_shard import ScoredShard
 
 MOST_SHARDS: Final = 400
 """Shards that are looked at if none is named."""
@@ -39,81 +34,26 @@ _SUFFIX: Final = ".parquet"
 _THREADS: Final = 8
 
 
-@dataclass(frozen=True)
-class ScoredShard:
-    """The scores of one shard, and its items as rows: images in the order of their scores, then samples.
-
-    A sample's row stands for its metadata and its texts.
-
-    Attributes:
-        places: of the rows; an image that could not be measured has an error.
-        unscored_places: the same for filters that look at no image, for which only faulty rows have an error.
-        image_refusals: what filters say against the images without an error, with their scores by row.
-        items: items that each row stands for.
-        nbytes: bytes of the image of each row.
-        images: rows that are images; the others are samples.
-    """
-
-    file_name: str
-    places: Places
-    unscored_places: Places
-    image_refusals: ImageRefusals
-    samples: SampleScores
-    items: npt.NDArray[np.int64]
-    nbytes: npt.NDArray[np.int64]
-    images: int
-
-    @property
-    def scores(self) -> Mapping[int, ImageScore]:
-        """The scores of the images without an error, by row."""
-        return self.image_refusals.scores
-
-    @classmethod
-    def of(cls, file_name: str, images: ImageScores, samples: SampleScores) -> ScoredShard:
-        """Return a shard with these scores."""
-        rows: list[Mapping[str, Any]] = []
-        scores: dict[int, ImageScore] = {}
-        nbytes: list[int] = []
-        for (sample_id, position), score in images:
-            error = score.error or score.values.get(DECODE_ERROR)
-            if error is None:
-                scores[len(rows)] = score
-            nbytes.append(score.byte_size or 0)
-            rows.append(_row(sample_id, position, "image", error))
-        images_in, items = len(rows), [1] * len(rows)
-        for sample_id, sample in samples:
-            rows.append(_row(sample_id, -1, "metadata", None))
-            items.append(1 + sample.texts)
-        nbytes += [0] * (len(rows) - len(nbytes))
-        return cls(
-            file_name,
-            Places(rows),
-            Places(_without_errors_of_measures(rows, samples)),
-            ImageRefusals(scores),
-            samples,
-            np.array(items, np.int64),
-            np.array(nbytes, np.int64),
-            images_in,
-        )
-
-
 class StoredScores:
     """The score files of some shards.
 
     Args:
         root: storage root.
         named: shards to look at; none: at most `MOST_SHARDS` of all, evenly spread.
+        raw_version: what raw shards are now.
 
     Raises:
         ValueError: there are no scores, or a named shard has none.
 
     Attributes:
-        shards: file names of the shards that have image scores and sample scores.
+        shards: file names of the shards that have image scores and sample scores of their rows as they are.
         of_shards: number of the shards that there are.
-        unscored: shards that are left out, by the asset that they lack, or of which they have a damaged file.
+        left_out: shards that do not, by the reason.
     """
 
-    def __init__(self, root: str, named: Sequence[str] = ()) -> None:
+    def __init__(
+        self, root: str, named: Sequence[str] = (), raw_version: RawVersions = lambda key: None
+    ) -> None:
         self.root = root
         files = {asset: _files(join(root, DERIVED_FOLDERS[asset])) for asset in (IMAGES, SAMPLES)}
         known = sorted(files[IMAGES] | files[SAMPLES])
@@ -122,12 +62,19 @@ class StoredScores:
         chosen = [_known(root, name, known) for name in dict.fromkeys(named)]
         looked_at = chosen or evenly_spread(known, MOST_SHARDS)
         self.of_shards = len(known)
-        self.unscored = {
-            asset: lacking for asset in files if (lacking := [f for f in looked_at if f not in files[asset]])
-        }
+        self.left_out: dict[str, list[str]] = {}
+        for asset, names in files.items():
+            self._leave_out(dict.fromkeys((f for f in looked_at if f not in names), without(asset)))
         self.shards = [name for name in looked_at if all(name in names for names in files.values())]
         self._columns = self._read_columns()
-        self.shards = list(self._columns)
+        outdated = outdated_scores(root, tuple(files), list(self._columns), raw_version)
+        self._leave_out(outdated)
+        self.shards = [name for name in self._columns if name not in outdated]
+        self._columns = {name: self._columns[name] for name in self.shards}
+
+    def _leave_out(self, reasons: Mapping[str, str]) -> None:
+        for name, reason in reasons.items():
+            self.left_out.setdefault(reason, []).append(name)
 
     def missing(self, measures: MeasureSelection) -> dict[str, int]:
         """Return the measures that stored scores lack, or have in another version: shards by measure."""
@@ -188,7 +135,7 @@ class StoredScores:
         sound: dict[str, dict[str, list[pa.Field]]] = {}
         for name, columns in found.items():
             if isinstance(columns, str):
-                self.unscored.setdefault(columns, []).append(name)
+                self._leave_out({name: without(columns)})
             else:
                 sound[name] = columns
         return sound
@@ -207,6 +154,11 @@ def shard_name(file_name: str) -> str:
     stem = file_name.removesuffix(_SUFFIX)
     name = unquote(stem)
     return name if partition_filename(name) == stem else stem
+
+
+def without(asset: str) -> str:
+    """Return the reason to leave out a shard without a file of scores, or with a damaged one."""
+    return f"without {asset}"
 
 
 def how_to_measure(scores: Collection[str] = ()) -> str:
@@ -234,29 +186,3 @@ def _known(root: str, name: str, known: Sequence[str]) -> str:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _row(sample_id: str, position: int, modality: str, error: str | None) -> dict[str, Any]:
-    return {"sample_id": sample_id, "position": position, "modality": modality, "materialize_error": error}
-
-
-def _without_errors_of_measures(
-    rows: Sequence[Mapping[str, Any]], samples: SampleScores
-) -> Sequence[Mapping[str, Any]]:
-    """Return rows where as many images of each sample have an error as had one before they were measured.
-
-    Sample scores say how many, not which; whoever looks at no image cannot tell.
-    """
-    with_errors = Counter(row["sample_id"] for row in rows if row["materialize_error"] is not None)
-    if not with_errors:
-        return rows
-    images = Counter(row["sample_id"] for row in rows if row["modality"] == "image")
-    sound = {sample_id: sample.images - images[sample_id] for sample_id, sample in samples}
-    mended = {sample_id: sound.get(sample_id, 0) + count for sample_id, count in with_errors.items()}
-    found = []
-    for row in rows:
-        if row["materialize_error"] is not None and mended[row["sample_id"]] > 0:
-            mended[row["sample_id"]] -= 1
-            row = {**row, "materialize_error": None}
-        found.append(row)
-    return found

@@ -17,7 +17,8 @@ from mm_assets.filters.registry import measures_for
 from mm_assets.preview.borderline import SCORES_DRAWN, Borderline
 from mm_assets.preview.bounds import Numbers
 from mm_assets.preview.nearest import Nearest
-from mm_assets.preview.stored_scores import ScoredShard, StoredScores
+from mm_assets.preview.scored_shard import ScoredShard
+from mm_assets.preview.stored_scores import StoredScores
 from mm_assets.preview.what_if import WhatIf
 from mm_assets.workers import WorkerFailure, WorkerPool
 

@@ -12,7 +12,7 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.judging import Judgement
 from mm_assets.filters.registry import chain_of
-from mm_assets.preview.stored_scores import ScoredShard
+from mm_assets.preview.scored_shard import ScoredShard
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from mm_assets.accounting.outputs import CURATED
 from mm_assets.filters.filter import FLAG, Filter
 from mm_assets.filters.sample_filter import SampleFilter
 from mm_assets.interleaved.counted import counted
 from mm_assets.preview.bounds import Numbers
-from mm_assets.preview.stored_scores import StoredScores, how_to_measure, shard_name
+from mm_assets.preview.score_records import RAW_CHANGED
+from mm_assets.preview.stored_scores import IMAGES, SAMPLES, StoredScores, how_to_measure, shard_name
 from mm_assets.preview.study import Study
 from mm_assets.preview.what_if import Count, FilterCount
 from mm_assets.sample_view.wording import byte_size
@@ -30,6 +32,8 @@ TOGETHER: Final = "all together"
 HOW_TO_SET: Final = (
     "set a bound: mm-assets preview --set min_image_side=200 (mm-assets convert --help lists all)"
 )
+
+HOW_TO_RENEW: Final = f"make them again: mm-assets run --changed --assets {CURATED.asset},{IMAGES},{SAMPLES}"
 
 
 def title(stored: StoredScores) -> str:
@@ -75,10 +79,16 @@ def faults(stored: StoredScores, study: Study) -> list[str]:
             f"filter {name} is left out: {shards} of {len(stored.shards):,} without {', '.join(missing)}; "
             + how_to_measure(list(missing))
         )
-    for asset, lacking in stored.unscored.items():
-        first = shard_name(lacking[0])
-        others = f" and {len(lacking) - 1:,} more" if len(lacking) > 1 else ""
-        lines.append(f"shard {first!r}{others} left out, without {asset}; {how_to_measure()}")
+    return [*lines, *left_out(stored)]
+
+
+def left_out(stored: StoredScores) -> list[str]:
+    """Return a line for each reason to leave out shards, with what to run."""
+    lines = []
+    for reason, shards in stored.left_out.items():
+        others = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
+        how = HOW_TO_RENEW if reason == RAW_CHANGED else how_to_measure()
+        lines.append(f"shard {shard_name(shards[0])!r}{others} left out, {reason}; {how}")
     return lines
 
 

@@ -11,6 +11,7 @@ RAW = "raw_shards"
 RAW_CHANGED = "raw data changed"
 OTHER_SHARDS = "types or sample ids of other shards"
 UNKNOWN = "cause not recorded by the release that made it"
+_STEPS = "steps."
 _TEXT = 60  # characters of a value
 
 
@@ -51,15 +52,38 @@ def _setting_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
     if not old or not new:
         yield "settings or code changed"
         return
-    before, after = dict(_flat(old)), dict(_flat(new))
-    changes = [name for name in before | after if before.get(name) != after.get(name)]
-    for name in changes:
-        values = f"{_shown(before, name)} -> {_shown(after, name)}"
-        is_code = name == "code_version" or name.endswith(".version") or name.startswith("checks.")
-        label = name.removeprefix("steps.").removeprefix("options.")
-        yield f"code changed: {label} {values}" if is_code else f"setting changed: {label} {values}"
-    if not changes:
-        yield "code changed"
+    steps, before, after = _changed_steps(old, new), dict(_flat(old)), dict(_flat(new))
+    names = [
+        name
+        for name in before | after
+        # The version of a step that only one of them has says nothing of code.
+        if before.get(name) != after.get(name) and not (name.endswith(".version") and _step(name) in steps)
+    ]
+    changes = [_change(name, _shown(before, name), _shown(after, name)) for name in names]
+    named = {_step(name) for name in names}
+    changes += [
+        _change(f"{_STEPS}{step}", *(("set", "unset") if is_gone else ("unset", "set")))
+        for step, is_gone in steps.items()
+        if step not in named
+    ]
+    yield from changes or ["code changed"]
+
+
+def _change(name: str, before: str, after: str) -> str:
+    is_code = name == "code_version" or name.endswith(".version") or name.startswith("checks.")
+    label = name.removeprefix(_STEPS).removeprefix("options.")
+    return f"{'code' if is_code else 'setting'} changed: {label} {before} -> {after}"
+
+
+def _changed_steps(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, bool]:
+    """Return the steps that only one of two records has, and whether it is the old one."""
+    before, after = old.get("steps", {}), new.get("steps", {})
+    return {step: step in before for step in before | after if (step in before) != (step in after)}
+
+
+def _step(name: str) -> str:
+    """Return the step that a setting belongs to; empty for other settings."""
+    return name.removeprefix(_STEPS).partition(".")[0] if name.startswith(_STEPS) else ""
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

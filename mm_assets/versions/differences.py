@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
+from mm_assets.accounting.history import FLAGGED
 from mm_assets.accounting.outputs import BY_ASSET
 from mm_assets.interleaved.errors import DataError
 from mm_assets.versions.causes import causes_of
@@ -67,7 +68,7 @@ class Comparison:
                 found.why[sample_id] = (
                     upstream.why[sample_id]
                     if upstream is not None and found.passes_on(sample_id, change, upstream)
-                    else _why(losses[0].of(asset, sample_id), losses[1].of(asset, sample_id), origin)
+                    else _why(change, losses[0].of(asset, sample_id), losses[1].of(asset, sample_id), origin)
                 )
             changed[asset] = found
         assets_of: dict[tuple[str, str, _Why], list[str]] = {}
@@ -156,8 +157,8 @@ class _AssetChanges:
         )
 
 
-def _why(before: frozenset[Loss], after: frozenset[Loss], origin: tuple[str, ...]) -> _Why:
-    losses = list(_loss_reasons(before, after))
+def _why(change: str, before: frozenset[Loss], after: frozenset[Loss], origin: tuple[str, ...]) -> _Why:
+    losses = list(_loss_reasons(change, before, after))
     text = "; ".join([*(text for _, text in losses), *origin]) or "made again with another result"
     return tuple(dict.fromkeys(reason for reason, _ in losses)) or origin or (text,), text
 
@@ -173,16 +174,32 @@ def _presence(asset: str, before: Group, after: Group) -> tuple[str, ...]:
     return ("made for the first time",) if asset in after else ("output removed",)
 
 
-def _loss_reasons(before: frozenset[Loss], after: frozenset[Loss]) -> Iterator[tuple[str, str]]:
-    """Yield reason and text for items that are lost now or are no longer."""
-    for losses, words in ((after - before, ""), (before - after, "no longer ")):
+def _loss_reasons(change: str, before: frozenset[Loss], after: frozenset[Loss]) -> Iterator[tuple[str, str]]:
+    """Yield reason and text for items that are lost now or are no longer.
+
+    What is no longer lost does not drop a sample, and what is lost does not add one. An item that is lost in
+    both states, by whatever, does not change one.
+    """
+    in_both = _lost(before) & _lost(after) if change == CHANGED else set()
+    lost, found = (
+        frozenset(loss for loss in losses if loss[0] not in in_both or loss[1] == FLAGGED)
+        for losses in (after - before, before - after)
+    )
+    for losses, words, silent in ((lost, "", ADDED), (found, "no longer ", DROPPED)):
+        if change == silent:
+            continue
         positions: dict[tuple[str, str], list[int]] = {}
         for position, outcome, kind in losses:
             positions.setdefault((outcome, kind), []).extend([] if position is None else [position])
         for (outcome, kind), at in sorted(positions.items()):
-            by_filter = outcome in ("filtered", "flagged")
+            by_filter = outcome in ("filtered", FLAGGED)
             reason = f"{words}{outcome} by {kind}" if by_filter else f"{words}{outcome}: {kind}"
             yield reason, f"{_at(sorted(at))}{reason}"
+
+
+def _lost(losses: frozenset[Loss]) -> set[int]:
+    """Return the positions of items that are not there."""
+    return {position for position, outcome, _ in losses if outcome != FLAGGED and position is not None}
 
 
 def _at(positions: list[int]) -> str:

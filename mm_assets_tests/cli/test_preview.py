@@ -8,22 +8,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.outputs import CURATED
-from mm_assets.filters.image_scores import score_table
 from mm_assets.filters.registry import chain_of
-from mm_assets.filters.sample_scores import score_samples
-from mm_assets.formats.parquet_file import publish_table
 from mm_assets.settings import Settings
 from mm_assets_tests.cli.commands import fine, ok, only_line, run
-from mm_assets_tests.cli.documents import image, sample
+from mm_assets_tests.cli.documents import image
 from mm_assets_tests.cli.hostile_storage import HOSTILE_ID, fill_hostile
-from mm_assets_tests.cli.storage_root import fill
-from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.cli.scored_storage import SHARDS, fill_scored, record, score
 
-SHARDS = ("a", "b", "sub/c")
 PLUGIN = """
 import pyarrow as pa
 from dataclasses import dataclass
@@ -52,25 +46,9 @@ MEASURES = (Darkness(),)
 """
 
 
-def score(root: Path | str, *shards: str) -> None:
-    """Store the scores of curated shards."""
-    for shard in shards:
-        curated = CURATED.uri(str(root), shard)
-        table = pq.read_table(curated)
-        for folder, scores in (("scores", score_table(table)), ("sample_scores", score_samples(table))):
-            publish_table(f"{root}/{folder}/{Path(curated).name}", scores)
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three shards of two samples with a text, a 30x20 image and a 70x20 one."""
-    folder = tmp_path_factory.mktemp("preview")
-    for shard in SHARDS:
-        name = shard.replace("/", "-")
-        make_tar(folder / "raw" / f"{shard}.tar", [*sample(f"{name}-one"), *sample(f"{name}-two")])
-    fill(str(folder / "storage"), str(folder / "raw"), assets=("curated_parquet",))
-    score(folder / "storage", *SHARDS)
-    return folder / "storage"
+    return fill_scored(tmp_path_factory.mktemp("preview"))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +129,7 @@ def test_without_filters_it_shows_the_scores(root: Path) -> None:
         (["--filter-preset", "x"], "MM_FILTER_PRESET must be one of none, curator, mint1t, not 'x'"),
         (
             ["--filter-actions", "word=flag"],
-            "filter action 'word=flag': there is no filter 'word'; the nearest is words",
+            "MM_FILTER_ACTIONS: 'word=flag': there is no filter 'word'; the nearest is words",
         ),
     ],
 )
@@ -171,10 +149,15 @@ def test_shards(root: Path, tmp_path: Path) -> None:
 
 
 def test_of_many_shards_some_are_looked_at(root: Path, tmp_path: Path) -> None:
+    names = [f"s{number:03}" for number in range(450)]
     for folder in ("scores", "sample_scores"):
         (tmp_path / folder).mkdir()
-        for number in range(450):
-            shutil.copyfile(root / folder / "a.parquet", tmp_path / folder / f"s{number:03}.parquet")
+        for name in names:
+            shutil.copyfile(root / folder / "a.parquet", tmp_path / folder / f"{name}.parquet")
+    for name in names:
+        record(tmp_path, CURATED.asset, name, "rows", {})
+        for asset in ("image_scores", "sample_scores"):
+            record(tmp_path, asset, name, "scores", {CURATED.asset: "rows"})
     (tmp_path / "curated").mkdir()
     lines = ok("preview", "--storage", tmp_path, "--set", "max_aspect_ratio=2").splitlines()
     assert lines[0] == "preview of 400 of 450 shards, from stored scores"
@@ -217,10 +200,7 @@ def test_a_filter_and_a_measure_of_a_plugin(
     chain = chain_of(Settings.load().active_filters())
     assert chain is not None
     shutil.copytree(root, tmp_path / "storage")
-    for shard in ("a", "b", "sub%2Fc"):
-        table = pq.read_table(root / "curated" / f"{shard}.parquet")
-        scores = score_table(table, chain.image_measures)
-        publish_table(str(tmp_path / "storage" / "scores" / f"{shard}.parquet"), scores)
+    score(tmp_path / "storage", *SHARDS, measures=chain.image_measures)
     flags = ("--storage", tmp_path / "storage", "--set", "min_darkness=0.6")
     lines = fine(run("preview", *flags, MM_PLUGINS="dark_plugin")).splitlines()
     assert cells(lines[2])[:3] == ["dark (min_darkness=0.6)", "12 (50.0%)", "12 (100.0%)"]

@@ -8,7 +8,12 @@ import sys
 import pyarrow as pa
 import pytest
 
-from mm_assets.filters.condition import ConditionError, columns_of, evaluate
+from mm_assets.filters.condition import (
+    ConditionError,
+    columns_of,
+    evaluate,
+    refuse_other_than_condition,
+)
 from mm_assets.filters.conditions import ImageCondition, SampleCondition
 
 KNOWN = ("width", "height", "format", "aspect_ratio")
@@ -86,6 +91,39 @@ def test_anything_else_is_refused_in_one_line(condition: str, line: str) -> None
     assert "\n" not in str(told.value)
 
 
+def test_what_is_no_number_counts_as_null() -> None:
+    scores = pa.table(
+        {"bright": [1.0, float("nan"), None], "small": pa.array([float("nan"), 1, 2], pa.float32())}
+    )
+    assert evaluate("bright > 0.5", scores) == [True, False, False]
+    assert evaluate("bright < 5", scores) == [True, False, False]
+    assert evaluate("bright is null", scores) == [False, True, True]
+    assert evaluate("not (small > 1)", scores) == [False, True, False]
+
+
+TYPES = pa.schema([("width", pa.int32()), ("format", pa.string()), ("bright", pa.float64())])
+
+
+@pytest.mark.parametrize("condition", ["width > 5", "null", "format = 'gif' or bright is null", "true"])
+def test_what_may_be_true(condition: str) -> None:
+    refuse_other_than_condition(condition, TYPES)
+
+
+@pytest.mark.parametrize(
+    ("condition", "line"),
+    [
+        ("5", "it is neither true nor false, but of type INTEGER: compare it with something"),
+        ("width", "it is neither true nor false, but of type INTEGER: compare it with something"),
+        ("'true'", "it is neither true nor false, but of type VARCHAR: compare it with something"),
+        ("bright + 1 -- more", "it is neither true nor false, but of type DOUBLE: compare it with something"),
+        ("width like '3%'", "Binder Error: No function matches"),
+    ],
+)
+def test_what_is_no_condition(condition: str, line: str) -> None:
+    with pytest.raises(ConditionError, match=f"^{line}"):
+        refuse_other_than_condition(condition, TYPES)
+
+
 @pytest.mark.parametrize("condition", ["format > 3", "'a'", "width like '3%'"])
 def test_types_that_do_not_fit(condition: str) -> None:
     columns_of(condition, KNOWN)
@@ -103,6 +141,8 @@ def test_filters_name_the_setting_and_ask_for_what_they_look_at() -> None:
     assert SampleCondition("language = 'en' and words > 2 and images_per_word < 1").needs() == ("language",)
     with pytest.raises(ValueError, match="^keep_images: 'words > 3': there is no score 'words'"):
         ImageCondition("words > 3")
+    with pytest.raises(ValueError, match="^keep_images: '5': it is neither true nor false"):
+        ImageCondition("5")
     with pytest.raises(ValueError, match="^keep_samples: 'width > 3': there is no score 'width'"):
         SampleCondition("width > 3")
 

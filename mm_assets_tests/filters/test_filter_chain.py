@@ -267,6 +267,14 @@ def test_large_images_have_no_scores_of_pixels() -> None:
     assert [(x.kind, x.reason) for x in refused.losses] == [("entropy", "it has no entropy")]
 
 
+def test_images_that_take_too_much_memory_have_no_scores_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_assets.filters.measures.image_content.MOST_MEMORY", 4 * 30 * 30)
+    (row,) = score_table(batch_of(sample("a", png(30, 30))).data, known_measures().images[:4]).to_pylist()
+    assert (row["width"], row["sharpness"], row["decode_error"], row["error"]) == (30, None, None, None)
+    refused = applied((EntropyFilter(least=0.1),), sample("a", png(30, 30)))
+    assert [(x.kind, x.reason) for x in refused.losses] == [("entropy", "it has no entropy")]
+
+
 @dataclass(frozen=True)
 class Failing(ImageMeasure):
     name = "failing"

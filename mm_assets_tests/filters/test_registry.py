@@ -44,15 +44,15 @@ def test_actions() -> None:
     [
         (
             "sharpnes=flag",
-            "filter action 'sharpnes=flag': there is no filter 'sharpnes'; the nearest is sharpness",
+            "MM_FILTER_ACTIONS: 'sharpnes=flag': there is no filter 'sharpnes'; the nearest is sharpness",
         ),
         (
             "sharpness",
-            "filter action 'sharpness': the action of sharpness is one of drop_item, drop_sample, flag",
+            "MM_FILTER_ACTIONS: 'sharpness': the action of sharpness is one of drop_item, drop_sample, flag",
         ),
         (
             "words=drop_item",
-            "filter action 'words=drop_item': the action of words is one of drop_sample, flag",
+            "MM_FILTER_ACTIONS: 'words=drop_item': the action of words is one of drop_sample, flag",
         ),
     ],
 )
@@ -128,6 +128,9 @@ def test_bounds_are_inclusive_and_what_is_missing_reaches_no_lower_one(kind: Any
         assert kind(most=0.1).verdict(_score(kind, {})) is None
 
 
+NO_LANGUAGE = "is no ISO 639-1 code of a language that is told apart"
+
+
 def test_actions_of_each_filter() -> None:
     for kind in FILTERS:
         assert set(kind.actions) <= set(ACTIONS)
@@ -137,8 +140,13 @@ def test_actions_of_each_filter() -> None:
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
-        ({"MM_LANGUAGES": "english"}, "languages: 'english' is no ISO 639-1 code, such as en"),
-        ({"MM_LANGUAGES": "en de"}, "languages: 'en de' is no ISO 639-1 code, such as en"),
+        ({"MM_LANGUAGES": "english"}, f"MM_LANGUAGES: 'english' {NO_LANGUAGE}; the nearest is en"),
+        ({"MM_LANGUAGES": "en de"}, f"MM_LANGUAGES: 'en de' {NO_LANGUAGE}; the nearest is en"),
+        ({"MM_LANGUAGES": "en,xx"}, f"MM_LANGUAGES: 'xx' {NO_LANGUAGE}; the nearest is xh"),
+        (
+            {"MM_LANGUAGES": "??"},
+            f"MM_LANGUAGES: '[?][?]' {NO_LANGUAGE}; there are af, am, .*, zh, zu",
+        ),
         ({"MM_MIN_LANGUAGE_PROBABILITY": "2"}, "min_language_probability is at most 1, not 2"),
     ],
 )

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from mm_assets.demo.shards import make_shards
+from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.overview.markdown import INLINE
 from mm_assets.preview.stored_scores import StoredScores
 from mm_assets.preview.study import study
@@ -66,6 +67,16 @@ def count(table: pa.Table) -> Count:
     sound = table.filter(pc.is_null(table["materialize_error"]))["binary_content"]
     nbytes = pc.sum(pc.binary_length(sound)).as_py() or 0
     return Count(len(kinds), kinds.count("image"), len(table["sample_id"].unique()), nbytes)
+
+
+def test_scores_of_a_run_count_until_a_raw_shard_changes(scored: Deployment) -> None:
+    listing = RawLocations(scored.raw).shards()
+    found = StoredScores(scored.storage, raw_version=lambda key: listing[key].version)
+    assert (found.left_out, len(found.shards)) == ({}, len(listing))
+    changed = StoredScores(
+        scored.storage, raw_version=lambda key: "x" if key == "odd" else listing[key].version
+    )
+    assert changed.left_out == {"whose raw shard has changed since": ["odd.parquet"]}
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -143,6 +143,29 @@ def test_every_line_of_a_diff_is_what_was_done(one: Deployment) -> None:
     }
 
 
+def test_what_is_no_longer_filtered_drops_no_sample(one: Deployment) -> None:
+    one.environment |= {"MM_MAX_ASPECT_RATIO": "2.0"}
+    assert one.run().success
+    ok(one, "tag", "narrow")
+    one.environment |= {"MM_MAX_ASPECT_RATIO": "3.0", "MM_MIN_WORDS": "2"}
+    assert one.run().success
+    forth, _ = _diff(one, "narrow")
+    settings = (
+        "setting changed: aspect_ratio.max_ratio 2.0 -> 3.0; "
+        "setting changed: words.action unset -> drop_sample; setting changed: words.least unset -> 2; "
+        "setting changed: words.most unset -> inf"
+    )
+    assert {line[2:] for line in forth if line[1] == "q"} == {
+        ("q1", FROM_FILTERED, f"filtered by words; {settings}"),
+        ("q2", FROM_FILTERED, f"filtered by words; {settings}"),
+    }
+    back, _ = _diff(one, "now", "narrow")
+    assert {(line[0], line[2], line[4].partition(";")[0]) for line in back if line[1] == "q"} == {
+        ("added", "q1", "no longer filtered by words"),
+        ("added", "q2", "no longer filtered by words"),
+    }
+
+
 def test_settings_put_back_make_the_tagged_outputs_again(one: Deployment) -> None:
     tagged = lance.dataset(f"{one.storage}/lance/items.lance").to_table().sort_by("sample_id")
     one.environment["MM_MAX_ASPECT_RATIO"] = "2.0"

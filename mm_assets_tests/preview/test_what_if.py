@@ -17,7 +17,7 @@ from mm_assets.filters.registry import chain_of
 from mm_assets.filters.sample_bounds import ImageCountFilter, WordCountFilter
 from mm_assets.filters.sample_scores import SampleScores, score_samples
 from mm_assets.interleaved import InterleavedBatch
-from mm_assets.preview.stored_scores import ScoredShard
+from mm_assets.preview.scored_shard import ScoredShard
 from mm_assets.preview.what_if import Count, WhatIf
 from mm_assets_tests.filters.filter_sets import FILTERS, SAMPLES, png, sample
 from mm_assets_tests.formats.datasets import batch_of

@@ -10,7 +10,7 @@ from mm_assets.versions.causes import OTHER_SHARDS, RAW_CHANGED, UNKNOWN, causes
 from mm_assets.versions.output_state import OutputState
 
 CURATED = {"code_version": "3", "options": {"layout": {"texts_field": "texts"}, "max": None}}
-FILTERED = {"code_version": "2", "steps": {"aspect_ratio": {"min_ratio": 0.5}}}
+FILTERED: dict[str, Any] = {"code_version": "2", "steps": {"aspect_ratio": {"min_ratio": 0.5}}}
 
 
 def _states(raw: str = "r1", curated: str = "c1", **changes: dict[str, Any]) -> dict[str, OutputState]:
@@ -56,6 +56,14 @@ def test_raw_data_come_through_to_what_is_made_of_them() -> None:
             {**FILTERED, "steps": {"aspect_ratio": {"min_ratio": 0.5, "version": "2"}}},
             ("code changed: aspect_ratio.version unset -> 2",),
         ),
+        (
+            {**FILTERED, "steps": {**FILTERED["steps"], "words": {"min_words": 2, "version": "1"}}},
+            ("setting changed: words.min_words unset -> 2",),
+        ),
+        (
+            {**FILTERED, "steps": {**FILTERED["steps"], "sharpness": {"version": "1"}}},
+            ("setting changed: sharpness unset -> set",),
+        ),
         ({**FILTERED, "checks": {"mine": "2"}}, ("code changed: checks.mine unset -> 2",)),
         (FILTERED, ("code changed",)),
         ({}, ("settings or code changed",)),
@@ -64,6 +72,16 @@ def test_raw_data_come_through_to_what_is_made_of_them() -> None:
 def test_settings_and_code(settings: dict[str, Any], told: tuple[str, ...]) -> None:
     after = _states(filtered_parquet={"made_by": "other", "settings": settings})
     assert _of(_states(), after) == ((), told)
+
+
+def test_the_version_of_a_step_that_is_gone_is_no_code() -> None:
+    settings = {**FILTERED, "steps": {"sharpness": {"version": "1"}, "words": {"least": 2, "version": "1"}}}
+    before = _states(filtered_parquet={"made_by": "other", "settings": settings})
+    after = _states(filtered_parquet={"settings": {**FILTERED, "steps": {}}})
+    assert _of(before, after)[1] == (
+        "setting changed: words.least 2 -> unset",
+        "setting changed: sharpness set -> unset",
+    )
 
 
 def test_a_setting_of_an_input_and_one_of_its_own() -> None:

@@ -18,6 +18,10 @@ SMALL_SIDE: Final = 512
 """Pixels of the longer side of `ImageContent.small_luma`, at most."""
 
 
+MOST_MEMORY: Final = 244 << 20
+"""Bytes that an image may take while it is decoded, its file among them: a worker has 256 MiB."""
+
+
 class ImageContent:
     """The bytes of an image, its header, and what is made of them when a measure first asks for it.
 
@@ -41,6 +45,7 @@ class ImageContent:
 
         Raises:
             ImageError: the image cannot be decoded.
+            TooMuchMemory: (an `ImageError`) it would take more than `MOST_MEMORY`.
         """
         if isinstance(self._decoded, ImageError):
             raise self._decoded
@@ -50,7 +55,7 @@ class ImageContent:
     def _decoded(self) -> Pixels | ImageError:
         """The pixels, or why there are none: measures that ask again do not decode again."""
         try:
-            return rgb_pixels(self.data, self.info.format, self._max_pixels)
+            return rgb_pixels(self.data, self.info.format, self._max_pixels, MOST_MEMORY)
         except ImageError as error:
             if isinstance(error.__cause__, MemoryError):
                 raise error.__cause__ from None  # the machine's fault: it must not be stored as the image's

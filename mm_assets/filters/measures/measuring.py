@@ -8,6 +8,7 @@ from typing import Any, Final
 from mm_assets.filters.measures.image_content import ImageContent
 from mm_assets.filters.measures.image_measure import BatchedMeasure, ImageMeasure
 from mm_assets.formats.error_lines import error_line
+from mm_assets.formats.images.decode_memory import TooMuchMemory
 from mm_assets.formats.images.errors import ImageError
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.faults import unreadable_image
@@ -16,7 +17,7 @@ DECODE_ERROR: Final = "decode_error"
 """Value of an image that a measure could not decode: the message. Filters by the header alone ignore it."""
 
 MOST_DECODED_PIXELS: Final = 1 << 25
-"""An image of more pixels is not decoded for a measure: that would take more than 256 MiB."""
+"""An image of more pixels is not decoded for a measure; how many there may be depends on the format, too."""
 
 
 class MeasureFailed(MmAssetsError, ValueError):
@@ -57,9 +58,10 @@ class ImageMeasurer:
                 else:
                     values[measure.name] = value
         except ImageError as error:
-            return {name: value for name, value in values.items() if name in self._without_pixels} | {
-                DECODE_ERROR: unreadable_image(error).message
-            }
+            found = {name: value for name, value in values.items() if name in self._without_pixels}
+            if not isinstance(error, TooMuchMemory):
+                found[DECODE_ERROR] = unreadable_image(error).message
+            return found
         for batched, value in kept:
             waiting = self._waiting[batched.name]
             waiting.append((values, value))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import io
+import re
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import DecompressionBomb, ImageError
+from .memory_file import memory_file
+from .tiff_ifd import as_view
 
 if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
@@ -23,6 +25,9 @@ _MAX_FRAMES: Final = 4096
 _PADDING: Final = 16  # bytes
 _TILE_SIDES: Final = (322, 323)  # TIFF tags
 _PNG_SIGNATURE: Final = 8  # bytes
+
+_SCAN: Final = re.compile(rb"\xff\xda")
+_END: Final = 4096  # bytes looked at once
 
 _chunk: Final = struct.Struct(">I4s").unpack_from
 _crc: Final = struct.Struct(">I").unpack_from
@@ -81,11 +86,11 @@ def decoding(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -
     """
     from PIL import Image
 
-    raw = bytes(data)
+    raw: bytes | memoryview = data if isinstance(data, bytes) else as_view(data)
     if kind == "jpg":
         # libjpeg would decode zeros in the place of a lost body as pixels. A few of them are kept as padding:
         # they help if only the end marker is lost.
-        raw = raw[: len(raw.rstrip(b"\0")) + _PADDING]
+        raw = raw[: _without_zeros(raw) + _PADDING]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         try:
@@ -101,7 +106,7 @@ def decoding(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -
             raise ImageError(" ".join(str(error).split()) or type(error).__name__) from error
 
 
-def opened(raw: bytes, kind: str, max_pixels: int) -> ImageFile:
+def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
     """Return an image with its header read and nothing decoded, if it may be decoded.
 
     Opened by class, because `Image.open` has limits and warnings of its own.
@@ -116,13 +121,13 @@ def opened(raw: bytes, kind: str, max_pixels: int) -> ImageFile:
     """
     image = _opened(raw, kind)
     # Checked again: Pillow enlarges the screen of a GIF to its first frame.
-    refuse_bomb(*image.size, max_pixels, raw.count(b"\xff\xda") if kind == "jpg" else 1)
+    refuse_bomb(*image.size, max_pixels, sum(1 for _ in _SCAN.finditer(raw)) if kind == "jpg" else 1)
     if kind == "tiff":
         _refuse_tile(image, max_pixels)  # type: ignore[arg-type]
     return image
 
 
-def _opened(raw: bytes, kind: str) -> ImageFile:
+def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -132,7 +137,7 @@ def _opened(raw: bytes, kind: str) -> ImageFile:
         WebPImagePlugin,
     )
 
-    readers: dict[str, Callable[[io.BytesIO, str], ImageFile]] = {
+    readers: dict[str, Callable[[Any, str], ImageFile]] = {
         "jpg": JpegImagePlugin.JpegImageFile,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
@@ -140,10 +145,21 @@ def _opened(raw: bytes, kind: str) -> ImageFile:
         "bmp": BmpImagePlugin.BmpImageFile,
         "tiff": TiffImagePlugin.TiffImageFile,
     }
-    return readers[kind](io.BytesIO(raw), "")
+    return readers[kind](memory_file(raw), "")
 
 
-def _check_pixel_crcs(png: bytes) -> None:
+def _without_zeros(data: bytes | memoryview) -> int:
+    """Return the length of data without the zeros at their end."""
+    end = len(data)
+    while end:
+        start = max(0, end - _END)
+        if last := bytes(data[start:end]).rstrip(b"\0"):
+            return start + len(last)
+        end = start
+    return 0
+
+
+def _check_pixel_crcs(png: bytes | memoryview) -> None:
     """Check the checksums of a PNG's pixel chunks.
 
     Pillow ignores them, so zeros in the place of a lost body may pass as pixels.

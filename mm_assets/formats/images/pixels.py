@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from .decode import decoding
+from .decode_memory import TooMuchMemory, decoding_memory
+from .raw_tiles import RawTile, raw_tiles
+from .tiff_ifd import as_view
 from .tiff_tags import ORIENTATION
 
 if TYPE_CHECKING:
@@ -16,13 +19,15 @@ if TYPE_CHECKING:
 
 Pixels = npt.NDArray[np.uint8]
 
-_STRIP: Final = 1 << 20  # pixels converted at once
+_STRIP: Final = 1 << 17  # pixels converted at once
 _SIXTEEN_BITS: Final = "I;16"
 _BACK: Final = {6: 8, 8: 6}  # the other orientations undo themselves
 _WITHOUT_RANGE: Final = frozenset({"I", "F"})
 
 
-def rgb_pixels(data: bytes | bytearray | memoryview, kind: str, max_pixels: int) -> Pixels:
+def rgb_pixels(
+    data: bytes | bytearray | memoryview, kind: str, max_pixels: int, max_memory: int | None = None
+) -> Pixels:
     """Decode the first frame of an image: height x width x 3, as stored (EXIF orientation not applied).
 
     Transparency is left out. Of 16 bits the high eight count. Integers of 32 bits and floating-point numbers,
@@ -32,12 +37,23 @@ def rgb_pixels(data: bytes | bytearray | memoryview, kind: str, max_pixels: int)
         data: The image file.
         kind: Its format, as returned by `probe`.
         max_pixels: Limit for one frame.
+        max_memory: Limit for the bytes that are in memory at once, the file and the pixels among them.
 
     Raises:
         ImageError: Pillow cannot decode it.
         DecompressionBomb: (an `ImageError`) It has more than ``max_pixels`` pixels. None has been decoded.
+        TooMuchMemory: (an `ImageError`) It would take more than ``max_memory``. None has been decoded.
     """
     with decoding(data, kind, max_pixels) as image:
+        raw = data if isinstance(data, bytes) else as_view(data)
+        tiles = raw_tiles(image, raw)
+        needed = decoding_memory(image, kind, raw, is_raw=tiles is not None)
+        if max_memory is not None and needed > max_memory:
+            raise TooMuchMemory(
+                f"{image.width}x{image.height} pixels: {needed} bytes to decode, at most {max_memory}"
+            )
+        if tiles is not None:
+            return _from_tiles(tiles, memoryview(raw))
         orientation = image.getexif().get(ORIENTATION, 1) if kind == "tiff" else 1
         image.load()
         pixels = _as_rgb(image)
@@ -54,6 +70,16 @@ def turned(pixels: Pixels, orientation: int) -> Pixels:
         pixels = pixels[::-1]
     if orientation in (2, 3, 6, 7):
         pixels = pixels[:, ::-1]
+    return pixels
+
+
+def _from_tiles(tiles: Sequence[RawTile], data: memoryview) -> Pixels:
+    width, height = (max(tile.box[side] for tile in tiles) for side in (2, 3))
+    pixels = np.empty((height, width, 3), np.uint8)
+    for tile in tiles:
+        for top, band in tile.bands(data, _STRIP):
+            into = pixels[top : top + band.height, tile.box[0] : tile.box[2]]
+            into[:] = np.asarray(band if band.mode == "RGB" else band.convert("RGB"))
     return pixels
 
 

@@ -10,7 +10,7 @@ from mm_assets.formats.error_lines import is_utf8, not_utf8
 from mm_assets.formats.file_stamps import existing_files
 from mm_assets.formats.listing import Expansion, expand
 from mm_assets.formats.partitions import partition_name, root_of_locations
-from mm_assets.formats.pdf.names import PDF_SUFFIXES, blocks_beside, is_pdf
+from mm_assets.formats.pdf.names import BLOCKS_SUFFIX, PDF_SUFFIXES, blocks_beside, is_block_file, is_pdf
 from mm_assets.formats.pdf.source import PdfSource
 from mm_assets.formats.storage import absolute, filesystem, is_remote
 from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
@@ -18,6 +18,7 @@ from mm_assets.formats.webdataset.layout import PDF_PROTOCOL
 from mm_assets.interleaved.errors import DataError
 
 _SUFFIXES = (*PDF_SUFFIXES, *TAR_SUFFIXES)
+_SUFFIXES_WITH_BLOCKS = (*_SUFFIXES, BLOCKS_SUFFIX)
 _PREFIX = "pdf="
 _LOCATION = "at"
 _END = "as", "folder"  # so that no address ends as the name of a file does
@@ -74,7 +75,19 @@ class PdfAddress:
 
     def passed_over(self) -> list[str]:
         """Return a line for everything in the locations that looks like data, but is not read."""
-        return [line for place in self.places for line in _found(place).passed_over]
+        lines = [line for place in self.places for line in _found(place).passed_over]
+        return [*dict.fromkeys(lines), *self._blocks_without_pdf()]
+
+    def _blocks_without_pdf(self) -> list[str]:
+        """Return one line on the block files in the locations that belong to no PDF; none without."""
+        found = [expand(place, _SUFFIXES_WITH_BLOCKS).files for place in self.places]
+        files = {file for files in found for file in files if is_utf8(file)}
+        used = {blocks_beside(file) for file in files if is_pdf(file)}
+        lost = sorted(file for file in files - used if is_block_file(file))
+        if not lost:
+            return []
+        which = lost[0] if len(lost) == 1 else f"{len(lost)} block files, the first of them {lost[0]}"
+        return [f"{which}: not read: no PDF of this name beside it (upper and lower case count)"]
 
 
 def pdf_location(item: str) -> str | None:

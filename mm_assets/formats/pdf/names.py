@@ -15,6 +15,11 @@ def is_pdf(name: str) -> bool:
     return name.lower().endswith(PDF_SUFFIXES)
 
 
+def is_block_file(name: str) -> bool:
+    """Return whether a file is one of blocks by its name, also where no PDF would find it."""
+    return name.lower().endswith(BLOCKS_SUFFIX)
+
+
 def blocks_beside(pdf: str) -> str:
     """Return the name of the file with a PDF's blocks."""
     return pdf[: -len(PDF_SUFFIXES[0])] + BLOCKS_SUFFIX

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mm_assets.formats.images import pixels
+from mm_assets.formats.images import memory_file, pixels
+from mm_assets.formats.images.decode import decode
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.images.pixels import rgb_pixels
 from mm_assets_tests.formats.hostile.pictures import photograph
@@ -31,6 +32,15 @@ def test_the_pixels_that_pillow_converts(name: str, strip: int, monkeypatch: pyt
     with Image.open(io.BytesIO(WHOLE[name])) as image:
         expected = np.asarray(image.convert("RGB"))
     assert np.array_equal(rgb_pixels(WHOLE[name], kind_of(name), LIMIT), expected)
+
+
+@pytest.mark.parametrize("name", [*WHOLE, "tiff packed"])
+def test_a_file_that_is_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = WHOLE.get(name) or encoded("tiff", compression="tiff_lzw", frames=2)
+    copied = rgb_pixels(data, kind_of(name), LIMIT)
+    monkeypatch.setattr(memory_file, "_WORTH_IT", 0)
+    assert np.array_equal(rgb_pixels(memoryview(data), kind_of(name), LIMIT), copied)
+    assert decode(memoryview(data), kind_of(name), LIMIT)
 
 
 @pytest.mark.parametrize("kind", ["png", "tiff"])

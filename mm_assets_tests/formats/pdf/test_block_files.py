@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mm_assets.formats.made_shards import location_of
+from mm_assets.formats.raw_shards import RawLocations
 from mm_assets_tests.formats.pdf.pdf_files import Page, jpeg, jpeg_picture, lines, pdf
 from mm_assets_tests.formats.pdf.reading import files_in, items, read, read_one
+from mm_assets_tests.formats.raw_tars import make_tar
 
 RED = jpeg(200, 10, 10)
 PDF = pdf(
@@ -101,4 +104,37 @@ def test_in_a_tar_the_block_file_has_the_key_of_its_pdf(tmp_path: Path) -> None:
     assert sorted((loss.outcome, json.loads(str(loss.source_ref))["member"]) for loss in losses["part"]) == [
         ("unreferenced", "README"),
         ("unreferenced", "three.blocks.json"),
+    ]
+
+
+def test_block_files_in_a_folder_that_no_pdf_finds_are_told(tmp_path: Path) -> None:
+    one = files_in(tmp_path, {"a.pdf": PDF, "a.blocks.json": b"[]", "x/A.blocks.json": b"[]", "x/a.pdf": PDF})
+    why = "not read: no PDF of this name beside it (upper and lower case count)"
+    line = f"{tmp_path}/docs/x/A.blocks.json: {why}"
+    assert RawLocations(one).shards().unmatched == (line,)
+    with pytest.warns(UserWarning) as told:
+        location_of(one)
+    assert [str(warning.message) for warning in told] == [line]
+    several = files_in(tmp_path, {"b.blocks.json": b"[]"})
+    (line,) = RawLocations(several).shards().unmatched
+    assert line.startswith(f"2 block files, the first of them {tmp_path}/docs/b.blocks.json: not read: ")
+
+
+def test_block_files_of_pdfs_that_are_there_are_told_of_nowhere(tmp_path: Path) -> None:
+    files_in(tmp_path, {"a.PDF": PDF, "a.blocks.json": b"[]", "b.pdf": PDF, "B.blocks.json": b"[]"})
+    for location in (f"pdf={tmp_path}/docs/a.PDF", f"{tmp_path}/docs/*.pdf"):
+        assert RawLocations(location).shards().unmatched == ()
+
+
+def test_block_files_in_a_tar_that_no_pdf_finds_are_unreferenced_members(tmp_path: Path) -> None:
+    members = [("a.pdf", PDF), ("a.blocks.json", b"[]"), ("A.blocks.json", b"[]"), ("b.blocks.json", b"[]")]
+    tar = make_tar(tmp_path / "x.tar", members)
+    rows, losses = read(f"pdf={tar}")
+    assert [row["modality"] for row in rows["x"]] == ["metadata"]
+    assert [(loss.outcome, loss.kind) for loss in losses["x"]] == [
+        ("unreferenced", "unreferenced_member")
+    ] * 2
+    assert [json.loads(loss.source_ref or "")["member"] for loss in losses["x"]] == [
+        "A.blocks.json",
+        "b.blocks.json",
     ]

@@ -1,0 +1,53 @@
+"""A storage root with curated shards and their scores, and the records of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from mm_assets.accounting.file_digests import FILES, digest_files
+from mm_assets.accounting.outputs import CURATED, DERIVED_FOLDERS
+from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.filters.image_scores import score_table
+from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.sample_scores import score_samples
+from mm_assets.formats.parquet_file import publish_table
+from mm_assets_tests.cli.documents import sample
+from mm_assets_tests.cli.storage_root import fill
+from mm_assets_tests.formats.raw_tars import make_tar
+
+SHARDS = ("a", "b", "sub/c")
+
+
+def fill_scored(folder: Path) -> Path:
+    """Three shards of two samples with a text, a 30x20 image and a 70x20 one; return the storage root."""
+    for shard in SHARDS:
+        name = shard.replace("/", "-")
+        make_tar(folder / "raw" / f"{shard}.tar", [*sample(f"{name}-one"), *sample(f"{name}-two")])
+    fill(str(folder / "storage"), str(folder / "raw"), assets=("curated_parquet",))
+    score(folder / "storage", *SHARDS)
+    return folder / "storage"
+
+
+def score(root: Path | str, *shards: str, measures: Sequence[ImageMeasure] = ()) -> None:
+    """Store the scores of curated shards, with records of both."""
+    for shard in shards:
+        curated = CURATED.uri(str(root), shard)
+        table = pq.read_table(curated)
+        record(root, CURATED.asset, shard, "rows-1", {"raw_shards": "raw-1"})
+        for asset, scores in (
+            ("image_scores", score_table(table, measures)),
+            ("sample_scores", score_samples(table)),
+        ):
+            uri = f"{root}/{DERIVED_FOLDERS[asset]}/{Path(curated).name}"
+            publish_table(uri, scores)
+            record(root, asset, shard, "scores-1", {CURATED.asset: "rows-1"}, uri)
+
+
+def record(
+    root: Path | str, asset: str, shard: str, version: str, inputs: Mapping[str, str], *files: str
+) -> None:
+    account = {"inputs": dict(inputs), FILES: digest_files(str(root), files)}
+    ShardRecords(str(root)).write(ShardRecord(asset, shard, "", version, "", account=account))
