@@ -40,6 +40,8 @@ class Condition(Filter[Score]):
 
     condition = ""
 
+    _names: ClassVar[tuple[str, ...]] = ()
+
     @classmethod
     @abstractmethod
     def measures(cls) -> Iterable[Measure]:
@@ -58,9 +60,11 @@ class Condition(Filter[Score]):
             refuse_other_than_condition(self.condition, pa.schema([(name, types[name]) for name in names]))
         except ConditionError as error:
             raise self._fault(error) from error
+        # Goes with the filter to workers, which may know neither settings nor plugins.
+        object.__setattr__(self, "_names", names)
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self._columns() if name not in self.always)
+        return tuple(name for name in self._names if name not in self.always)
 
     def verdict(self, score: Score) -> str | None:
         return self.verdicts([score])[0]
@@ -69,16 +73,13 @@ class Condition(Filter[Score]):
         if not scores:
             return []
         # A table has as many rows as its columns: one more, for a condition that looks at none.
-        columns = {name: [score.value(name) for score in scores] for name in self._columns()}  # type: ignore[attr-defined]
+        columns = {name: [score.value(name) for score in scores] for name in self._names}  # type: ignore[attr-defined]
         table = pa.table({**columns, "": pa.nulls(len(scores))})
         try:
             holds = evaluate(self.condition, table)
         except ConditionError as error:
             raise self._fault(error) from error
         return [None if keep else _REFUSED for keep in holds]
-
-    def _columns(self) -> tuple[str, ...]:
-        return columns_of(self.condition, self.types())
 
     def _fault(self, error: ConditionError) -> FilterSettingError:
         return FilterSettingError(self.settings()["condition"].name, f"{self.condition!r}: {error}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,9 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.image_score import score_rows
 from mm_assets.filters.image_scores import ImageScore, ImageScores
 from mm_assets.filters.judging import ImageRefusals, Judgement, Places, judged
+from mm_assets.filters.measure_selection import MeasureSelection
 from mm_assets.filters.measures.image_measure import ImageMeasure
+from mm_assets.filters.sample_filter import SampleFilter
 from mm_assets.filters.sample_measures.sample_measure import SampleMeasure
 from mm_assets.filters.sample_scores import SampleScore, SampleScores, score_samples
 from mm_assets.formats.parquet_file import UnreadableFile
@@ -29,6 +31,8 @@ SCORES = "scores"
 """Side input: the stored image scores of the shard."""
 SAMPLE_SCORES = "sample_scores"
 """Side input: the stored sample scores of the shard."""
+
+NO_MEASURES: Final = MeasureSelection()
 
 Watch = Callable[[pa.Table, Places, ImageRefusals, Callable[[], SampleScores]], None]
 
@@ -57,6 +61,20 @@ class FilterChain:
     image_scores: ImageScores | None = field(default=None, compare=False, repr=False)
     sample_scores: SampleScores | None = field(default=None, compare=False, repr=False)
     watch: Watch | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, filters: Iterable[Filter[Any]], measures: MeasureSelection = NO_MEASURES) -> Self:
+        """Return a chain of filters of images and of samples; without measures it judges by scores alone.
+
+        Neither settings nor plugins are asked: a worker may know none.
+        """
+        filters = tuple(filters)
+        return cls(
+            tuple(made for made in filters if not isinstance(made, SampleFilter)),
+            tuple(made for made in filters if isinstance(made, SampleFilter)),
+            measures.images,
+            measures.samples,
+        )
 
     @property
     def parts(self) -> tuple[Any, ...]:

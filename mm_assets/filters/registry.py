@@ -110,17 +110,11 @@ def measures_for(filters: Iterable[Filter[Any]], scores: Iterable[str] = ()) -> 
 
 
 def chain_of(filters: Iterable[Filter[Any]]) -> FilterChain | None:
-    """Return filters as one step; None where there is no filter."""
+    """Return filters with their measures as one step; None where there is no filter."""
     filters = tuple(filters)
     if not filters:
         return None
-    measures = measures_for(filters)
-    return FilterChain(
-        tuple(made for made in filters if not isinstance(made, SampleFilter)),
-        tuple(made for made in filters if isinstance(made, SampleFilter)),
-        measures.images,
-        measures.samples,
-    )
+    return FilterChain.of(filters, measures_for(filters))
 
 
 def _actions(filters: Sequence[type[Filter[Any]]], texts: Iterable[str]) -> dict[str, str]:

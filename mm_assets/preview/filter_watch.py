@@ -13,7 +13,6 @@ from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.image_score import ImageScore, image_views
 from mm_assets.filters.judging import ImageRefusals, Places
-from mm_assets.filters.registry import chain_of
 from mm_assets.filters.sample_scores import SampleScores
 from mm_assets.formats.images.thumbnails import ThumbnailStrip, thumbnail
 from mm_assets.overview.markdown import image
@@ -25,12 +24,16 @@ _LARGEST: Final = 1 << 20  # bytes of an image; each of four is kept until the s
 
 
 class FilterWatch:
-    """Watches a chain; see `of`."""
+    """Watches a chain.
+
+    Attributes:
+        alone: each filter, and a chain of it alone.
+    """
 
     def __init__(self, chain: FilterChain) -> None:
         self._chain = chain
         filters: tuple[Filter[Any], ...] = (*chain.images, *chain.samples)
-        self._alone = [(judge, chain_of([judge])) for judge in filters]
+        self.alone = [(judge, FilterChain.of([judge])) for judge in filters]
         self._items: dict[str, int] = dict.fromkeys((judge.name for judge in filters), 0)
         with_bounds = [judge.name for judge in chain.images if bounds_of(judge)][:_MOST_FILTERS]
         self._nearest: dict[tuple[str, bool], tuple[float, bytes]] = {
@@ -61,9 +64,7 @@ class FilterWatch:
         image_refusals: ImageRefusals,
         sample_scores: Callable[[], SampleScores],
     ) -> None:
-        for judge, chain in self._alone:
-            if chain is None:
-                continue
+        for judge, chain in self.alone:
             judgement = chain.judge(places, image_refusals, sample_scores)
             self._items[judge.name] += len(judgement.refusals) + len(judgement.flags)
             if (judge.name, False) in self._nearest:

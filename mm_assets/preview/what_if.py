@@ -11,7 +11,6 @@ import numpy as np
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.judging import Judgement
-from mm_assets.filters.registry import chain_of
 from mm_assets.preview.scored_shard import ScoredShard
 
 
@@ -76,9 +75,9 @@ class WhatIf:
 
     def __post_init__(self) -> None:
         self.by_filter = [FilterCount(judge) for judge in self.filters]
-        self._all = chain_of(self.filters)
-        self._alone = [chain_of([judge]) for judge in self.filters]
-        self._others = [chain_of(f for f in self.filters if f is not judge) for judge in self.filters]
+        self._all = FilterChain.of(self.filters)
+        self._alone = [FilterChain.of([judge]) for judge in self.filters]
+        self._others = [FilterChain.of(f for f in self.filters if f is not judge) for judge in self.filters]
 
     def add(self, shard: ScoredShard) -> list[Judgement]:
         """Count a shard; return what each filter alone decides about its rows."""
@@ -109,10 +108,8 @@ class WhatIf:
             count.flagged += more.flagged
 
 
-def judged(chain: FilterChain | None, shard: ScoredShard) -> Judgement:
+def judged(chain: FilterChain, shard: ScoredShard) -> Judgement:
     """Return what a chain decides about the rows of a shard."""
-    if chain is None:
-        return Judgement({}, [])
     places = shard.places if chain.images else shard.unscored_places
     return chain.judge(places, shard.image_refusals, lambda: shard.samples)
 
