@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mm_assets.formats.pdf.errors import UnreadablePdf
+from mm_assets.formats.pdf.errors import UnreadablePdf, nonsense
 from mm_assets.formats.pdf.item import Item, Picture
-from mm_assets.formats.pdf.process import PdfProcess, nonsense
+from mm_assets.formats.pdf.process import PdfProcess
 from mm_assets.formats.pdf.wire import MAX_DESCRIPTION, MAX_WORDS, Header
 from mm_assets.formats.tar.writer import FileRange
 from mm_assets.interleaved.faults import ITEM_FAULTS, Fault

@@ -17,7 +17,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from mm_assets.formats.pdf.errors import PdfProcessError, ProcessLost
+from mm_assets.formats.pdf.errors import (
+    PdfProcessError,
+    ProcessLost,
+    died_of,
+    nonsense,
+    out_of_memory,
+)
 from mm_assets.formats.pdf.limits import Limits
 from mm_assets.formats.pdf.wire import HEAD, MAX_HEADER, Header, packed
 from mm_assets.interleaved.extras import require
@@ -27,12 +33,6 @@ _LOOK_SECONDS = 0.05  # between two looks at the memory of the process
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0  # a process that waits in the kernel cannot be killed: after this time it is left behind
 _MOST_OUTPUT = 1 << 12
-# By these a process dies of what it does itself. By any other it is killed by others: by the kernel when the
-# machine has no memory left, or by the user.
-_CRASHES = {
-    getattr(signal, name)
-    for name in ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGSYS")
-}
 
 
 class PdfProcess:
@@ -215,31 +215,13 @@ class PdfProcess:
         if code == -signal.SIGXCPU:
             seconds = f"{self._limits.page_seconds} s of CPU time"
             raise ProcessLost(f"took longer than {seconds}{self._where()}", is_certain=True)
-        if -code in _CRASHES:
-            hint = ", as it does where it gets no memory" if code == -signal.SIGABRT else ""
-            raise ProcessLost(f"pdfium crashed (signal {-code}){hint}")
-        if code == -signal.SIGKILL:
-            raise PdfProcessError(
-                "the process that reads PDFs was killed, as the kernel does when memory runs out: "
-                "fewer workers (MM_WORKERS, --workers) need less"
-            )
-        raise PdfProcessError(f"the process that reads PDFs has ended: {self._last_line() or code}")
+        raise died_of(code, self._last_line())
 
     def _last_line(self) -> str:
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - _MOST_OUTPUT))
         lines = self._stderr.read().decode(errors="replace").split("\n")
         return next((line for line in reversed(lines) if line.strip()), "")
-
-
-def nonsense() -> ProcessLost:
-    """Return the error of a message that no sound process sends."""
-    return ProcessLost("the process that reads it sends nonsense")
-
-
-def out_of_memory(allowed: int) -> ProcessLost:
-    """Return the error of a process that needs more bytes of memory than it may take."""
-    return ProcessLost(f"needs more than {allowed >> 20} MiB of memory")
 
 
 def _start(connection: socket.socket, stderr: int, limits: Limits) -> subprocess.Popen[bytes]:

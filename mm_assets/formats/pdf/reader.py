@@ -15,10 +15,10 @@ from mm_assets.formats.pdf.answers import (
     item_of,
     words_of,
 )
-from mm_assets.formats.pdf.errors import ProcessLost, UnreadablePdf
+from mm_assets.formats.pdf.errors import ProcessLost, UnreadablePdf, nonsense, out_of_memory
 from mm_assets.formats.pdf.item import Item, Picture
 from mm_assets.formats.pdf.limits import Limits
-from mm_assets.formats.pdf.process import PdfProcess, nonsense, out_of_memory
+from mm_assets.formats.pdf.process import PdfProcess
 from mm_assets.formats.pdf.wire import Header
 from mm_assets.interleaved.faults import Fault
 

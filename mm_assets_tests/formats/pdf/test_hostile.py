@@ -188,7 +188,7 @@ def test_no_module_of_the_users_folder_is_imported(tmp_path: Path, monkeypatch: 
     ("program", "says"),
     [
         ("/no/python", "the process that reads PDFs does not start: "),
-        ("/bin/false", "the process that reads PDFs has ended: 1"),
+        ("/bin/false", "the process that reads PDFs has ended: exit status 1"),
     ],
 )
 def test_a_process_that_does_not_start_is_no_fault_of_a_pdf(
