@@ -9,10 +9,11 @@ from dataclasses import dataclass
 MEMORY = 1 << 30
 MEMORY_PER_BYTE = 4
 
-# A page of text takes some milliseconds, one scanned in colour 2 s, a picture of the most pixels 23 s.
+# A page of text takes some milliseconds, one of a fax 0.2 s, one scanned in colour 2 s, but few of those go
+# into a file; a picture of the most pixels takes 23 s.
 PAGE_SECONDS = 60
-DOCUMENT_SECONDS = 1800
-SILENT_SECONDS = 600.0  # of the clock: ten times as much, for machines that have more to do
+DOCUMENT_SECONDS = 600
+SILENT_SECONDS = 600.0  # of the clock: ten times a page, for machines that have more to do
 
 MAX_PAGES = 10_000
 MAX_ITEMS = 100_000
