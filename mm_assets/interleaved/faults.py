@@ -24,7 +24,7 @@ DAMAGED_TAR = "damaged_tar"
 MISSING_MODALITY = "missing_modality"  # of paired shards: a key that one of the tars lacks
 # A member with the name of a json that is not a regular file: a pipe, a sparse file.
 UNREADABLE_MEMBER = "unreadable_member"
-UNREADABLE_PDF = "unreadable_pdf"  # it is encrypted, cut, damaged, or beyond the limits
+UNREADABLE_PDF = "unreadable_pdf"  # it is encrypted, cut, damaged, beyond the limits, or kills its reader
 FETCH_FAILED = "fetch_failed"  # a locator that cannot be followed, or any error that came with the data
 # A sound item of a sample with a fault elsewhere, where the policy keeps samples whole.
 INCOMPLETE_SAMPLE = "incomplete_sample"

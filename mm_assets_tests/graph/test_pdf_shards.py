@@ -11,7 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.cli import main
-from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf
+from mm_assets_tests.formats.pdf.pdf_files import (
+    Page,
+    encrypted,
+    jpeg,
+    jpeg_picture,
+    lines,
+    pdf,
+    self_drawing,
+)
 from mm_assets_tests.formats.pdf.reading import files_in, items
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.deployment import Deployment, failed_shard_checks, materialized
@@ -131,3 +139,20 @@ def test_a_bad_pdf_in_a_tar_is_quarantined_with_its_bytes(tmp_path: Path, deploy
     ledger = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "x.parquet")
     lost = ledger.filter(pc.equal(ledger.column("outcome"), "unreferenced"))
     assert lost.num_rows == 1
+
+
+def test_a_pdf_that_takes_too_much_memory_is_quarantined_and_the_rest_lands(
+    tmp_path: Path, deploy: Deploy
+) -> None:
+    files = {"a.pdf": _document("first"), "bad.pdf": self_drawing(), "z.pdf": _document("last", BLUE)}
+    deployment = deploy(raw=files_in(tmp_path, files), MM_MAX_LOSS="0.8")
+    result = deployment.run()
+    assert result.success
+    assert set(materialized(result)["lance_table"]) == {"docs"}
+    storage = tmp_path / "storage"
+    assert items(_rows(storage, "docs", "filtered")) == ["first", RED, "last", BLUE]
+    (record,) = pq.read_table(storage / "quarantine" / "docs.parquet").to_pylist()
+    assert (record["sample_id"], record["kind"], record["raw"]) == ("bad", "unreadable_pdf", files["bad.pdf"])
+    assert record["message"] == "docs/bad.pdf: needs more than 1024 MiB of memory"
+    ledger = pq.read_table(storage / "ledger" / "items" / "curated_parquet" / "docs.parquet")
+    assert set(ledger.column("sample_id").to_pylist()) == {"bad"}

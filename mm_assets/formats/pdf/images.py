@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from PIL import Image
@@ -13,12 +12,13 @@ from PIL import Image
 from mm_assets.formats.images.decode import decode, opened, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
 from mm_assets.formats.pdf.geometry import Box, Frame
+from mm_assets.formats.pdf.item import Picture
 from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, Fault, unreadable_image
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfImage, PdfPage
 
-MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders, which takes 12 bytes a pixel
+MAX_PIXELS = 1 << 26  # of a picture that pdfium decodes or renders, see `limits.MEMORY`
 _DEPTH = 8  # forms within forms
 _BPP_COLOURS = {1: "L", 3: "RGB"}
 
@@ -27,15 +27,6 @@ _DICTIONARY = re.compile(rb"obj\s*<<(.*)>>\s*stream\r?\n", re.DOTALL)
 _LONGEST_DICTIONARY = 4096
 # Entries by which the picture on the page differs from the JPEG. A name may be written with #xx.
 _CHANGED = re.compile(rb"/Decode(?![A-Za-z])|/S?Mask(?![A-Za-z])|/ImageMask|/ColorTransform|/SMaskInData|#")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """The bytes of an image, their suffix, and where they lie in the PDF (None: nowhere as they are)."""
-
-    data: bytes
-    suffix: str
-    offset: int | None = None
 
 
 def images_on(page: PdfPage, frame: Frame, most: int) -> Iterator[tuple[PdfImage, Box]]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Iterator
 from typing import IO, Any
 
 import pyarrow as pa
 
-from mm_assets.formats.pdf.block_file import parse_blocks
-from mm_assets.formats.pdf.document import open_document, unreadable
-from mm_assets.formats.pdf.images import Picture
-from mm_assets.formats.pdf.items import Item, items_by_blocks, items_by_layout, page_sizes
+from mm_assets.formats.pdf.answers import MAX_TEXT, Description, Keep
+from mm_assets.formats.pdf.block_file import GivenBlock, parse_blocks
+from mm_assets.formats.pdf.errors import UnreadablePdf
+from mm_assets.formats.pdf.item import Item, Picture
 from mm_assets.formats.pdf.names import block_name
+from mm_assets.formats.pdf.reader import OpenPdf, PdfReader
 from mm_assets.formats.pdf.source import PdfInput
 from mm_assets.formats.tar.writer import FileRange
 from mm_assets.formats.webdataset.layout import (
@@ -26,13 +26,12 @@ from mm_assets.formats.webdataset.layout import (
 )
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.faults import Fault
+from mm_assets.interleaved.faults import UNREADABLE_PDF, Fault
 from mm_assets.interleaved.json_values import build_column, dumps, json_field
 from mm_assets.interleaved.schema_text import schema_to_text
 from mm_assets.interleaved.source_ref import build_source_ref
 
 MAX_IMAGE_BYTES = 1 << 30  # of all images of a document
-MAX_TEXT = 64 << 20  # characters of all texts of a document
 
 # The same for every PDF, so that shards do not differ in their columns.
 SCHEMA = pa.schema(
@@ -60,23 +59,24 @@ class Scratch:
         self._file.truncate(0)
         self._size = 0
 
-    def add(self, data: bytes, place: str) -> FileRange:
-        """Return where the bytes are now.
+    def add(self, size: int, chunks: Iterator[bytes]) -> FileRange:
+        """Take the ``size`` bytes of an image, in pieces, and return where they are now.
 
         Raises:
-            SampleError: the images of the document named ``place`` are too large together.
+            UnreadablePdf: the images of the document are too large together.
         """
-        if self._size + len(data) > MAX_IMAGE_BYTES:
-            raise unreadable(place, f"its images take more than {MAX_IMAGE_BYTES} bytes")
+        if self._size + size > MAX_IMAGE_BYTES:
+            raise UnreadablePdf(f"its images take more than {MAX_IMAGE_BYTES} bytes")
         self._file.seek(self._size)
-        self._file.write(data)
+        for chunk in chunks:
+            self._file.write(chunk)
         self._file.flush()
-        self._size += len(data)
-        return FileRange(self._file.fileno(), self._size - len(data), len(data))
+        self._size += size
+        return FileRange(self._file.fileno(), self._size - size, size)
 
 
 def members_of(
-    pdf: PdfInput, sample_id: str, stem: str, scratch: Scratch
+    pdf: PdfInput, sample_id: str, stem: str, scratch: Scratch, reader: PdfReader
 ) -> list[tuple[str, FileRange | bytes]]:
     """Return the members of one PDF, the json last.
 
@@ -85,56 +85,74 @@ def members_of(
         sample_id: id of the sample.
         stem: beginning of all names of members.
         scratch: takes the images; what was in it is forgotten.
+        reader: reads the PDF.
 
     Raises:
         SampleError: the PDF, or its block file, cannot be used.
+        PdfProcessError: no PDF can be read.
     """
-    scratch.clear()
     data = pdf.read()
     members: list[tuple[str, FileRange | bytes]] = []
-    sample = _Sample(pdf)
-    with open_document(data, pdf.place) as document:
-        sample.add_metadata(page_sizes(document, pdf.place), document.get_metadata_dict())
-        with closing(_items(document, data, pdf)) as items:
-            for item in items:
-                name = sample.add(item)
-                if isinstance(item.content, Picture):
-                    members.append((f"{stem}.{name}", scratch.add(item.content.data, pdf.place)))
+
+    def take(document: OpenPdf) -> _Sample:
+        scratch.clear()
+        members.clear()
+        sample = _Sample(pdf, document.description)
+        for item in _items(document, pdf, scratch.add):
+            name = sample.add(item)
+            if isinstance(item.content, Picture):
+                members.append((f"{stem}.{name}", item.content.data))
+        return sample
+
+    try:
+        sample = reader.read(data, take)
+    except UnreadablePdf as error:
+        raise SampleError(UNREADABLE_PDF, f"{pdf.place}: {error}") from error
     return [*members, (f"{stem}.json", dumps(sample.payload(sample_id, stem)).encode())]
 
 
-def _items(document: Any, data: bytes, pdf: PdfInput) -> Generator[Item, None, None]:
+def _items(document: OpenPdf, pdf: PdfInput, keep: Keep) -> Iterator[Item]:
     if pdf.blocks is None:
-        return items_by_layout(document, data, pdf.place)
+        yield from document.items(keep)
+        return
     try:
-        blocks = parse_blocks(pdf.blocks.read(), len(document), pdf.blocks.place)
+        blocks = parse_blocks(pdf.blocks.read(), len(document.description.sizes), pdf.blocks.place)
     except SampleError as error:
+        document.stop()
         error.source_ref = pdf.blocks.ref
         raise
-    return items_by_blocks(document, data, blocks, pdf.place)
+    yield from _given_items(document, blocks, keep)
+
+
+def _given_items(document: OpenPdf, blocks: list[GivenBlock], keep: Keep) -> Iterator[Item]:
+    """Yield the items of given blocks, in their order."""
+    pictures = document.pictures([(block.page, block.box) for block in blocks if block.text is None], keep)
+    numbers: dict[int, int] = {}
+    for block in blocks:
+        number = numbers[block.page] = numbers.get(block.page, 0) + 1
+        content = next(pictures) if block.text is None else block.text
+        yield Item(block.page, number, list(block.box), content, block.type)
+    next(pictures, None)  # the end of the answer
 
 
 class _Sample:
     """The json of a sample as it grows."""
 
-    def __init__(self, pdf: PdfInput) -> None:
+    def __init__(self, pdf: PdfInput, description: Description) -> None:
         self._pdf = pdf
         self._texts: list[str | None] = []
         self._images: list[str | None] = []
         self._extras: dict[str, list[dict[str, Any] | None]] = {"text": [], "image": []}
         self._errors: list[dict[str, Any]] = []
-        self._metadata: dict[str, Any] = {}
+        self._metadata = {
+            "pages": len(description.sizes),
+            "title": _clean(description.title),
+            "author": _clean(description.author),
+            "page_sizes": description.sizes,
+        }
         self._refs = [pdf.ref]
         self._rows: dict[str, Any] = {"metadata": {"ref": 0}, "text": {}, "image": {}}
         self._characters = 0
-
-    def add_metadata(self, sizes: Sequence[Sequence[float]], information: dict[str, str]) -> None:
-        self._metadata = {
-            "pages": len(sizes),
-            "title": _clean(information.get("Title")),
-            "author": _clean(information.get("Author")),
-            "page_sizes": [list(size) for size in sizes],
-        }
 
     def add(self, item: Item) -> str | None:
         """Add an item at the next position, and return the name of its picture."""
@@ -142,7 +160,7 @@ class _Sample:
         text = content if isinstance(content, str) else None
         self._characters += len(text or "")
         if self._characters > MAX_TEXT:
-            raise unreadable(self._pdf.place, f"more than {MAX_TEXT} characters of text")
+            raise UnreadablePdf(f"more than {MAX_TEXT} characters of text")
         name = f"{position}.{content.suffix}" if isinstance(content, Picture) else None
         modality = "text" if text is not None else "image"
         extra = _encoded({"page": item.page, "box": item.box, "block_type": item.kind})
@@ -168,7 +186,7 @@ class _Sample:
         name = block_name(self._pdf.member, item.page, item.number)
         if isinstance(item.content, Picture) and item.content.offset is not None:
             at = self._pdf.offset + item.content.offset
-            return build_source_ref(self._pdf.path, name, at, len(item.content.data))
+            return build_source_ref(self._pdf.path, name, at, item.content.size)
         return build_source_ref(self._pdf.path, name)
 
     def payload(self, sample_id: str, stem: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from mm_assets.formats.keys import sample_key
+from mm_assets.formats.pdf.limits import Limits
+from mm_assets.formats.pdf.reader import PdfReader
 from mm_assets.formats.pdf.sample import Scratch, members_of
 from mm_assets.formats.pdf.source import OpenSource, PdfInput, PdfSource, open_source
 from mm_assets.formats.tar.scan import Member
@@ -19,31 +21,40 @@ from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
 
 
-def write_shard(sources: Sequence[PdfSource], target: str | os.PathLike[str]) -> None:
+def write_shard(
+    sources: Sequence[PdfSource], target: str | os.PathLike[str], limits: Limits | None = None
+) -> None:
     """Write a sample for each PDF of some sources, in their order.
 
     The id is the PDF's name without suffix. A PDF that cannot be used gives a sample that readers refuse and
     account for, as does a damaged range of a tar. Members of a tar that belong to no PDF become
     unreferenced members.
 
-    Memory: one PDF, and the largest of its images. Images wait in a temporary file.
+    Memory: the bytes and the texts of one PDF; images wait in a temporary file. The process that reads them
+    takes what `Limits` allow: one PDF that takes more, or kills it, is refused.
 
     Args:
         sources: PDF files and tars of them.
         target: path of the tar.
+        limits: those of each PDF.
 
     Raises:
         OSError: a file cannot be read.
         TarDamage: a packed tar is damaged.
+        PdfProcessError: no process for PDFs can be started, or others have ended it.
     """
     stems: set[str] = set()
-    with TarWriter(target) as tar, tempfile.TemporaryFile(prefix="mm-assets-") as file:
+    with (
+        TarWriter(target) as tar,
+        tempfile.TemporaryFile(prefix="mm-assets-") as file,
+        PdfReader(limits) as reader,
+    ):
         scratch = Scratch(file)
         for source in sources:
             with ExitStack() as stack:
                 opened = open_source(source, stack)
                 for pdf in opened.pdfs:
-                    _write(tar, pdf, _stem(pdf, stems), scratch)
+                    _write(tar, pdf, _stem(pdf, stems), scratch, reader)
                 _write_others(tar, source.name, opened)
 
 
@@ -56,9 +67,9 @@ def _stem(pdf: PdfInput, taken: set[str]) -> str:
     return stem
 
 
-def _write(tar: TarWriter, pdf: PdfInput, stem: str, scratch: Scratch) -> None:
+def _write(tar: TarWriter, pdf: PdfInput, stem: str, scratch: Scratch, reader: PdfReader) -> None:
     try:
-        members: Sequence[tuple[str, Any]] = members_of(pdf, pdf.key, stem, scratch)
+        members: Sequence[tuple[str, Any]] = members_of(pdf, pdf.key, stem, scratch, reader)
     except SampleError as error:
         ref = error.source_ref or pdf.ref
         members = [(f"{stem}.json", dumps(refusal(pdf.key, error.kind, str(error), ref)).encode())]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from PIL import Image
 
 WIDTH, HEIGHT = 600, 800
+_FORM = "/Type /XObject /Subtype /Form /BBox [0 0 9 9]"
 
 
 def jpeg(*colour: int, width: int = 60, height: int = 40, mode: str = "RGB") -> bytes:
@@ -149,6 +150,29 @@ def _file(objects: Sequence[bytes], trailer: str) -> bytes:
     data += b"".join(f"{offset:010} 00000 n \n".encode() for offset in offsets)
     ends = f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R {trailer} >>\nstartxref\n{start}\n%%EOF\n"
     return data + ends.encode()
+
+
+def self_drawing() -> bytes:
+    """Return a PDF with a form that draws itself, twice."""
+    form = stream(b"/X Do /X Do", f"{_FORM} /Resources << /XObject << /X 4 0 R >> >>")
+    return pdf([Page(b"/X Do\n", forms={"X": form})])
+
+
+def packed_twice(size: int) -> bytes:
+    """Return a small PDF whose page has operators of ``size`` bytes, packed twice."""
+    packer = zlib.compressobj(1)
+    block = bytes(1 << 20)
+    inner = b"".join([*(packer.compress(block) for _ in range(size >> 20)), packer.flush()])
+    form = stream(zlib.compress(inner), f"{_FORM} /Filter [/FlateDecode /FlateDecode]")
+    return pdf([Page(b"/X Do\n", forms={"X": form})])
+
+
+def drawn_often(times: int, side: int) -> bytes:
+    """Return a PDF of one page that draws one picture many times."""
+    picture = raw_picture(bytes(side * side * 3), side, side, (0, 0, 0, 0))
+    entries = f"/Type /XObject /Subtype /Image {picture.dictionary}"
+    draws = (f"q 1 0 0 1 {at % WIDTH} {at // WIDTH} cm /I Do Q\n".encode() for at in range(times))
+    return pdf([Page(b"".join(draws), forms={"I": stream(picture.data, entries)})])
 
 
 def encrypted() -> bytes:

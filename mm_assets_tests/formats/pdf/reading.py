@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.pdf.address import PdfAddress
+from mm_assets.formats.pdf.limits import Limits
+from mm_assets.formats.pdf.shard import write_shard
 from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved.losses import Loss
@@ -54,6 +59,27 @@ def files_in(folder: Path, files: Mapping[str, bytes]) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
     return f"pdf={folder / 'docs'}"
+
+
+def members(folder: Path, files: Mapping[str, bytes], limits: Limits | None = None) -> dict[str, bytes]:
+    """Return the members of the tar that is made of some PDFs."""
+    location = files_in(folder, files).removeprefix("pdf=")
+    ((_, sources),) = PdfAddress((location,)).names().items()
+    write_shard(sources, folder / "shard.tar", limits)
+    with tarfile.open(folder / "shard.tar") as tar:
+        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+
+
+def without_refused(found: Mapping[str, bytes]) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the members of samples that are read, and by name what is said of the others."""
+    good, reasons = dict(found), {}
+    for name, data in found.items():
+        if name.endswith(".json") and (refused := json.loads(data)["_mm_assets"].get("refused")):
+            kind, message, _ = refused
+            assert kind == "unreadable_pdf"
+            reasons[name.removesuffix(".json")] = message
+            del good[name]
+    return good, reasons
 
 
 def items(rows: list[Row]) -> list[Any]:

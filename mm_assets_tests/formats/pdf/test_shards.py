@@ -13,8 +13,7 @@ import fsspec
 import pytest
 from fsspec.spec import AbstractFileSystem
 
-from mm_assets.formats.pdf import document, file_system, sample
-from mm_assets.formats.pdf import items as pdf_items
+from mm_assets.formats.pdf import file_system, sample
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets_tests.formats.pdf.pdf_files import Page, encrypted, jpeg, jpeg_picture, lines, pdf, text
 from mm_assets_tests.formats.pdf.reading import files_in, items, read
@@ -166,13 +165,11 @@ def test_of_two_pdfs_of_one_name_the_first_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "limit", "value", "says"),
     [
-        (document, "MAX_PAGES", 1, "2 pages, at least 1 and at most 1"),
-        (pdf_items, "MAX_ITEMS", 2, "more than 2 lines and images"),
         (sample, "MAX_TEXT", 10, "more than 10 characters of text"),
         (sample, "MAX_IMAGE_BYTES", 100, "its images take more than 100 bytes"),
     ],
 )
-def test_a_pdf_beyond_a_limit_is_quarantined(
+def test_a_pdf_with_too_much_in_it_is_quarantined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, limit: str, value: int, says: str
 ) -> None:
     large = pdf(
