@@ -45,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: for settings that do not fit, and for shards that are unknown or damaged.
     """
-    from mm_assets.cli.asked_filters import asked_filters
-    from mm_assets.preview import wording
+    from mm_assets.cli.filter_overrides import filters_with_overrides
+    from mm_assets.preview import summary_lines
     from mm_assets.preview.page import preview_page
     from mm_assets.preview.stored_scores import StoredScores
     from mm_assets.preview.study import study
@@ -55,14 +55,14 @@ def run(options: argparse.Namespace) -> int:
 
     if options.html:
         refuse_other_than_file(options.html)
-    filters = asked_filters(options)
+    filters = filters_with_overrides(options)
     root = storage_root(options)
     refuse_other_folder(root)
     settings = Settings.load()
     stored = StoredScores(root, [as_utf8(name) for name in options.shards], _raw_version(settings, root))
     shards = len(stored.shards)
     if not shards:
-        return _failed(wording.left_out(stored))
+        return _failed(summary_lines.left_out(stored))
     progress = ProgressLine(shards)
     try:
         with WorkerPool(settings.workers, may_fork=True) as pool:
@@ -77,14 +77,16 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         write_page(options.html, preview_page(stored, found))
     if options.html != "-":
-        print(wording.title(stored))
-        _print_table([[*wording.HEADS], *wording.count_rows(found)] if found.counts.filters else [])
-        _print_table(wording.distribution_rows(found) if found.distributions else [])
-        for line in wording.summary(found):
+        print(summary_lines.title(stored))
+        _print_table(
+            [[*summary_lines.HEADS], *summary_lines.count_rows(found)] if found.counts.filters else []
+        )
+        _print_table(summary_lines.distribution_rows(found) if found.distributions else [])
+        for line in summary_lines.summary(found):
             print(printable(line))
         if not filters:
-            print(f"no filter is on; {wording.HOW_TO_SET}")
-    return _failed(wording.faults(stored, found))
+            print(f"no filter is on; {summary_lines.HOW_TO_SET}")
+    return _failed(summary_lines.faults(stored, found))
 
 
 def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:

@@ -55,11 +55,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _use_filters(options: argparse.Namespace) -> None:
     """Give this process, and its workers, the filters that the flags ask for."""
-    from mm_assets.cli.asked_filters import asked_filters, variables_of
+    from mm_assets.cli.filter_overrides import filters_with_overrides, variables_of
     from mm_assets.settings import Settings
 
     os.environ.update(variables_of(options))
-    if Settings.load().active_filters() != asked_filters(options):
+    if Settings.load().active_filters() != filters_with_overrides(options):
         raise ValueError("--set NAME= cannot unset what a preset sets; give it a value that refuses nothing")
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.filters.decisions import Decisions, ImageRefusals, RowKeys, decide
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.image_score import score_rows
 from mm_assets.filters.image_scores import ImageScore, ImageScores
-from mm_assets.filters.judging import ImageRefusals, Judgement, Places, judged
 from mm_assets.filters.measure_selection import MeasureSelection
 from mm_assets.filters.measures.image_measure import ImageMeasure
 from mm_assets.filters.sample_filter import SampleFilter
@@ -34,7 +34,7 @@ SAMPLE_SCORES = "sample_scores"
 
 NO_MEASURES: Final = MeasureSelection()
 
-Watch = Callable[[pa.Table, Places, ImageRefusals, Callable[[], SampleScores]], None]
+Observer = Callable[[pa.Table, RowKeys, ImageRefusals, Callable[[], SampleScores]], None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class FilterChain:
         image_measures: measures that they look at; so are ``sample_measures``.
         image_scores: stored scores (side inputs, see `bind`). Without them images are measured anew.
         sample_scores: likewise.
-        watch: told the table, the places of its rows, and what judges go by, before they do.
+        observer: told the table, the keys of its rows and the scores, before filters decide.
     """
 
     images: tuple[Filter[ImageScore], ...] = ()
@@ -60,7 +60,7 @@ class FilterChain:
     sample_measures: tuple[SampleMeasure, ...] = ()
     image_scores: ImageScores | None = field(default=None, compare=False, repr=False)
     sample_scores: SampleScores | None = field(default=None, compare=False, repr=False)
-    watch: Watch | None = field(default=None, compare=False, repr=False)
+    observer: Observer | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, filters: Iterable[Filter[Any]], measures: MeasureSelection = NO_MEASURES) -> Self:
@@ -105,14 +105,14 @@ class FilterChain:
         scores, errors = self._image_scores(batch)
         image_refusals = ImageRefusals(scores)
         table = with_errors(batch.data, errors)
-        places = Places(table)
+        row_keys = RowKeys(table)
         sample_scores = cache(lambda: self._sample_scores(table))
-        if self.watch is not None:
-            self.watch(table, places, image_refusals, sample_scores)
-        judgement = self.judge(places, image_refusals, sample_scores)
-        refusals = judgement.refusals
-        flagged = places.at([row for row, _ in judgement.flags])
-        flags = tuple(r.loss(place) for (_, r), place in zip(judgement.flags, flagged, strict=True))
+        if self.observer is not None:
+            self.observer(table, row_keys, image_refusals, sample_scores)
+        decisions = self.decide(row_keys, image_refusals, sample_scores)
+        refusals = decisions.refusals
+        flagged = row_keys.at([row for row, _ in decisions.flags])
+        flags = tuple(r.loss(row_key) for (_, r), row_key in zip(decisions.flags, flagged, strict=True))
         counts = {ROWS_CHANGED: len(errors)} if errors else {}
         if not refusals:
             return StepResult(batch.with_data(table) if errors else batch, counts=counts, flags=flags)
@@ -121,14 +121,14 @@ class FilterChain:
         keep[dropped] = False
         removed = take_rows(table, dropped)
         kept = compact(take_rows(table, np.flatnonzero(keep)))
-        lost = tuple(refusals[row].loss(p) for row, p in zip(dropped, places.at(dropped), strict=True))
+        lost = tuple(refusals[row].loss(p) for row, p in zip(dropped, row_keys.at(dropped), strict=True))
         return StepResult(batch.with_data(kept), lost, removed, counts, flags=flags)
 
-    def judge(
-        self, places: Places, image_refusals: ImageRefusals, sample_scores: Callable[[], SampleScores]
-    ) -> Judgement:
-        """Return what these filters decide, see `judged`."""
-        return judged(self.images, self.samples, places, image_refusals, sample_scores)
+    def decide(
+        self, row_keys: RowKeys, image_refusals: ImageRefusals, sample_scores: Callable[[], SampleScores]
+    ) -> Decisions:
+        """Return what these filters decide, see `decide`."""
+        return decide(self.images, self.samples, row_keys, image_refusals, sample_scores)
 
     def _image_scores(self, batch: InterleavedBatch) -> tuple[dict[int, ImageScore], dict[int, str]]:
         """Return the scores of the images that can be judged, by row, and the errors of the others."""

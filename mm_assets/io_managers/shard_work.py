@@ -32,7 +32,7 @@ from mm_assets.io_managers.check_results import MATERIALIZATION_ERRORS
 from mm_assets.io_managers.shards import Check, ShardJob, ShardResult, blocked_by
 from mm_assets.io_managers.written_shard import CheckStep, WrittenShard
 from mm_assets.overview.markdown import image
-from mm_assets.preview.filter_watch import FilterWatch
+from mm_assets.preview.filter_observer import FilterObserver
 
 # Metadata of a shard that was made from a raw one: the lost share of its members and items, and their
 # number.
@@ -68,8 +68,8 @@ def convert_shard(
     """
     side_inputs = {name: (shard.uri, shard.version) for name, shard in job.side_inputs.items()}
     steps = tuple(step.bind(side_inputs) if hasattr(step, "bind") else step for step in job.steps)
-    watches = {step: FilterWatch(step) for step in steps if isinstance(step, FilterChain)}
-    steps = tuple(watches[step].watched() if step in watches else step for step in steps)
+    observers = {step: FilterObserver(step) for step in steps if isinstance(step, FilterChain)}
+    steps = tuple(observers[step].observed() if step in observers else step for step in steps)
     partition = Partition(job.key, files_of(job.shard.uri))
     shown, dropped = ThumbnailStrip(), ThumbnailStrip()
     steps = tuple(dropped.of_removed(step) for step in steps)
@@ -114,8 +114,8 @@ def convert_shard(
         for name, strip in ((PREVIEW, shown), (PREVIEW_DROPPED, dropped)):
             if picture := strip.webp():
                 metadata[name] = {"md": image(picture, "image/webp")}
-    for watch in watches.values():
-        metadata |= {name: {"md": picture} for name, picture in watch.pictures().items()}
+    for observer in observers.values():
+        metadata |= {name: {"md": picture} for name, picture in observer.pictures().items()}
     return (
         ShardResult(
             job.key,

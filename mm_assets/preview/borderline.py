@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from mm_assets.filters.decisions import Decisions
 from mm_assets.filters.filter import Filter
-from mm_assets.filters.judging import Judgement
 from mm_assets.filters.sample_filter import SampleFilter
 from mm_assets.preview.bounds import distances, measured
 from mm_assets.preview.nearest import Nearest
@@ -70,18 +70,18 @@ class Borderline:
     def scores(self) -> Sequence[Any]:
         return self._drawn.things
 
-    def add(self, shard: ScoredShard, judgement: Judgement) -> None:
+    def add(self, shard: ScoredShard, decisions: Decisions) -> None:
         """Look at the images or samples of a shard.
 
         Args:
-            judgement: what this filter alone decides.
+            decisions: what this filter alone decides.
         """
         scores: Mapping[Any, Any]
         hit: Collection[Any]
         if self.is_of_samples:
             scores = dict(shard.samples)
-            rows = [*judgement.refusals, *(row for row, _ in judgement.flags)]
-            hit = {shard.places[row]["sample_id"] for row in rows}
+            rows = [*decisions.refusals, *(row for row, _ in decisions.flags)]
+            hit = {shard.row_keys[row]["sample_id"] for row in rows}
         else:
             scores, hit = shard.scores, shard.image_refusals.of(self.filter)
         keys, found = list(scores), list(scores.values())
@@ -107,5 +107,5 @@ class Borderline:
         number = None if np.isnan(value) else value
         if self.is_of_samples:
             return Pick(shard.file_name, key, None, number)
-        place = shard.places[key]
-        return Pick(shard.file_name, place["sample_id"], place["position"], number)
+        row_key = shard.row_keys[key]
+        return Pick(shard.file_name, row_key["sample_id"], row_key["position"], number)

@@ -38,7 +38,7 @@ def contents_of(stored: StoredScores, picks: Iterable[Pick]) -> dict[Pick, list[
         if exists(uri):
             for table in parquet_rows(uri, {pick.sample_id for pick in wanted}):
                 for pick in wanted:
-                    items = items_of([_rows_of(pick, table, found.get(pick, []))], _look)
+                    items = items_of([_rows_of(pick, table, found.get(pick, []))], _observe)
                     if items:
                         found.setdefault(pick, []).extend(items)
     return found
@@ -64,7 +64,7 @@ def _is_shown(pick: Pick, place: Mapping[str, Any], room: Mapping[str, int]) -> 
     return room.get(place["modality"], 0) > 0
 
 
-def _look(data: memoryview, info: ImageInfo) -> str:
+def _observe(data: memoryview, info: ImageInfo) -> str:
     description = f"{info.format} of {info.display_width}x{info.display_height} pixels"
     shown = picture(data, info, _MOST_EMBEDDED, _SIDE)
     return (Picture(shown.uri) if shown.uri else shown).html(description)

@@ -7,15 +7,15 @@ from typing import Final
 
 from mm_assets.filters.filter import FLAG
 from mm_assets.pages.html_frame import page, text
-from mm_assets.preview import wording
+from mm_assets.preview import summary_lines
 from mm_assets.preview.borderline import Borderline, Pick
 from mm_assets.preview.bounds import bounds_of
 from mm_assets.preview.contents import contents_of
 from mm_assets.preview.curves import curve_of, curve_svg, histogram_svg
 from mm_assets.preview.stored_scores import StoredScores, shard_name
 from mm_assets.preview.study import Study
+from mm_assets.sample_view.captions import cut
 from mm_assets.sample_view.document import Item
-from mm_assets.sample_view.wording import cut
 
 _MOST_TEXT: Final = 300  # characters
 _MOST_ID: Final = 60
@@ -42,14 +42,14 @@ def preview_page(stored: StoredScores, study: Study) -> str:
     """
     picks = [pick for found in study.borderline for pick in (*found.kept, *found.refused)]
     contents = contents_of(stored, picks)
-    title = wording.title(stored)
+    title = summary_lines.title(stored)
     body = [f"<h1>{text(_sentence(title))}</h1>"]
-    body += [f"<p>{text(_sentence(line))}.</p>" for line in wording.summary(study)]
-    body += [_note(line) for line in wording.faults(stored, study)]
+    body += [f"<p>{text(_sentence(line))}.</p>" for line in summary_lines.summary(study)]
+    body += [_note(line) for line in summary_lines.faults(stored, study)]
     if study.counts.filters:
         body += _counts(study)
     else:
-        body.append(_note(f"No filter is on; {wording.HOW_TO_SET}"))
+        body.append(_note(f"No filter is on; {summary_lines.HOW_TO_SET}"))
     for name, values in study.distributions.items():
         body.append(f"<section>\n<h2>{text(name)}</h2>\n{histogram_svg(name, values)}\n</section>")
     for found in study.borderline:
@@ -58,28 +58,28 @@ def preview_page(stored: StoredScores, study: Study) -> str:
 
 
 def _counts(study: Study) -> Iterator[str]:
-    rows = wording.count_rows(study)
-    yield '<div class="wide">' + _table(wording.HEADS, rows) + "</div>"
+    rows = summary_lines.count_rows(study)
+    yield '<div class="wide">' + _table(summary_lines.HEADS, rows) + "</div>"
     given, dropped = study.counts.given, study.counts.dropped
     amounts = [
-        (name, *wording.kept_and_dropped(getattr(given, name), getattr(dropped, name)))
+        (name, *summary_lines.kept_and_dropped(getattr(given, name), getattr(dropped, name)))
         for name in ("items", "images", "samples")
     ]
     amounts.append(
-        ("bytes of images", *wording.kept_and_dropped(given.nbytes, dropped.nbytes, in_bytes=True))
+        ("bytes of images", *summary_lines.kept_and_dropped(given.nbytes, dropped.nbytes, in_bytes=True))
     )
-    yield f"<h2>{text(wording.TOGETHER.capitalize())}</h2>"
+    yield f"<h2>{text(summary_lines.TOGETHER.capitalize())}</h2>"
     yield _table(("", "kept", "dropped"), amounts)
 
 
 def _section(found: Borderline, contents: Mapping[Pick, Sequence[Item]]) -> Iterator[str]:
-    judge, unit = found.filter, wording.unit(found.filter)
-    yield f'<section>\n<h2 dir="auto">{text(wording.named(judge))}</h2>'
+    judge, unit = found.filter, summary_lines.unit(found.filter)
+    yield f'<section>\n<h2 dir="auto">{text(summary_lines.named(judge))}</h2>'
     bounds = bounds_of(judge)
     for bound in bounds:
         yield curve_svg(curve_of(judge, bound, found.scores), unit)
     if bounds:
-        drawn = wording.of_values(found.scores, found.count, unit)
+        drawn = summary_lines.of_values(found.scores, found.count, unit)
         line = f"The line is the share of {unit} that this filter alone keeps, by the place of its bound; "
         yield _note(line + "grey is the distribution of the score" + (f"; {drawn}" if drawn else ""))
     refused = "Flagged" if judge.action == FLAG else "Dropped"
@@ -101,7 +101,7 @@ def _figure(pick: Pick, items: Sequence[Item]) -> str:
     if not items:
         shown = _note("its curated rows are not there")
     place = "" if pick.position is None else f" [{pick.position}]"
-    value = wording.number(pick.value)
+    value = summary_lines.number(pick.value)
     caption = f"<b>{text(value)}</b> " if value else ""
     sample, shard = text(cut(pick.sample_id, _MOST_ID)), text(shard_name(pick.file_name))
     caption += f"<bdi>{sample}</bdi>{place} <bdi>{shard}</bdi>"

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mm_assets.filters.decisions import ImageRefusals, RowKeys
 from mm_assets.filters.image_score import ImageScore
 from mm_assets.filters.image_scores import ImageScores
-from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.measures.measuring import DECODE_ERROR
 from mm_assets.filters.sample_scores import SampleScores
 
@@ -24,8 +24,8 @@ class ScoredShard:
     A sample's row stands for its metadata and its texts.
 
     Attributes:
-        places: of the rows; an image that could not be measured has an error.
-        unscored_places: the same for filters that look at no image, for which only faulty rows have an error.
+        row_keys: of the rows; an image that could not be measured has an error.
+        unscored_row_keys: the same for filters that look at no image: only faulty rows have an error.
         image_refusals: what filters say against the images without an error, with their scores by row.
         items: items that each row stands for.
         nbytes: bytes of the image of each row.
@@ -33,8 +33,8 @@ class ScoredShard:
     """
 
     file_name: str
-    places: Places
-    unscored_places: Places
+    row_keys: RowKeys
+    unscored_row_keys: RowKeys
     image_refusals: ImageRefusals
     samples: SampleScores
     items: npt.NDArray[np.int64]
@@ -65,8 +65,8 @@ class ScoredShard:
         nbytes += [0] * (len(rows) - len(nbytes))
         return cls(
             file_name,
-            Places(rows),
-            Places(_without_errors_of_measures(rows, samples)),
+            RowKeys(rows),
+            RowKeys(_without_errors_of_measures(rows, samples)),
             ImageRefusals(scores),
             samples,
             np.array(items, np.int64),

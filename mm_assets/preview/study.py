@@ -74,8 +74,8 @@ class _Part:
 
     def add(self, shard: ScoredShard) -> None:
         """Look at one more shard."""
-        for found, judgement in zip(self.borderline, self.counts.add(shard), strict=True):
-            found.add(shard, judgement)
+        for found, decisions in zip(self.borderline, self.counts.add(shard), strict=True):
+            found.add(shard, decisions)
         if not self.borderline:
             everything: list[list[Any]] = [
                 list(shard.scores.values()),

@@ -8,9 +8,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from mm_assets.filters.decisions import Decisions
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
-from mm_assets.filters.judging import Judgement
 from mm_assets.preview.scored_shard import ScoredShard
 
 
@@ -79,22 +79,22 @@ class WhatIf:
         self._alone = [FilterChain.of([judge]) for judge in self.filters]
         self._others = [FilterChain.of(f for f in self.filters if f is not judge) for judge in self.filters]
 
-    def add(self, shard: ScoredShard) -> list[Judgement]:
+    def add(self, shard: ScoredShard) -> list[Decisions]:
         """Count a shard; return what each filter alone decides about its rows."""
         rows = np.arange(len(shard.items))
         self.given += _count(shard, rows)
         self.unreadable += shard.images - len(shard.scores)
-        alone = [judged(chain, shard) for chain in self._alone]
-        together = alone[0] if len(alone) == 1 else judged(self._all, shard)
+        alone = [decide(chain, shard) for chain in self._alone]
+        together = alone[0] if len(alone) == 1 else decide(self._all, shard)
         dropped = _dropped(shard, together)
         self.dropped += dropped
-        for count, judgement, others in zip(self.by_filter, alone, self._others, strict=True):
-            count.alone += _dropped(shard, judgement)
-            count.flagged += len(judgement.flags)
+        for count, decisions, others in zip(self.by_filter, alone, self._others, strict=True):
+            count.alone += _dropped(shard, decisions)
+            count.flagged += len(decisions.flags)
             # A filter that decides nothing changes nothing: at most that images are found to be faulty.
             decides = any(refusal.filter is count.filter for refusal in together.refusals.values())
             if decides or shard.images > len(shard.scores):
-                count.only_it += dropped - _dropped(shard, judged(others, shard))
+                count.only_it += dropped - _dropped(shard, decide(others, shard))
         return alone
 
     def merge(self, other: WhatIf) -> None:
@@ -108,14 +108,14 @@ class WhatIf:
             count.flagged += more.flagged
 
 
-def judged(chain: FilterChain, shard: ScoredShard) -> Judgement:
+def decide(chain: FilterChain, shard: ScoredShard) -> Decisions:
     """Return what a chain decides about the rows of a shard."""
-    places = shard.places if chain.images else shard.unscored_places
-    return chain.judge(places, shard.image_refusals, lambda: shard.samples)
+    row_keys = shard.row_keys if chain.images else shard.unscored_row_keys
+    return chain.decide(row_keys, shard.image_refusals, lambda: shard.samples)
 
 
-def _dropped(shard: ScoredShard, judgement: Judgement) -> Count:
-    return _count(shard, np.fromiter(judgement.refusals, np.int64, len(judgement.refusals)))
+def _dropped(shard: ScoredShard, decisions: Decisions) -> Count:
+    return _count(shard, np.fromiter(decisions.refusals, np.int64, len(decisions.refusals)))
 
 
 def _count(shard: ScoredShard, rows: np.typing.NDArray[np.int64]) -> Count:

@@ -87,7 +87,7 @@ class _Finder:
         self.damages: list[str] = []  # lines about damaged ranges, in which more samples may have been
         self._kind = kind
         self._sample_id = sample_id
-        self._look = look
+        self._observe = look
         self._has_prefixes = bool(layout.get("sample_id_prefix"))
         # What cannot be read of a raw shard is told, as in a run, and does not end the search.
         tolerant = {"quarantine_errors": True} if format_of(kind).raw_options else {}
@@ -189,7 +189,7 @@ class _Finder:
     def _document(
         self, partition: Partition, tables: Iterator[pa.Table], losses: list[Loss]
     ) -> list[Document]:
-        items = items_of(tables, self._look)
+        items = items_of(tables, self._observe)
         items += [_lost(loss) for loss in losses]
         if not items:
             return []

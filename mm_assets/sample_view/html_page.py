@@ -8,7 +8,7 @@ from typing import Any, Final
 from mm_assets.formats.images.probe import ImageInfo
 from mm_assets.pages.html_frame import page, text
 from mm_assets.pages.pictures import MOST_EMBEDDED, PREVIEW_SIDE, picture
-from mm_assets.sample_view import wording
+from mm_assets.sample_view import captions
 from mm_assets.sample_view.document import Document, Item
 
 _MOST_TEXT: Final = 1_000_000  # characters of a text
@@ -63,12 +63,12 @@ def sample_page(sample_id: str, documents: Sequence[Document], notes: Sequence[s
 
 
 def _document(document: Document) -> Iterator[str]:
-    yield f'<section>\n<h2 dir="auto">{text(wording.place(document))}</h2>'
+    yield f'<section>\n<h2 dir="auto">{text(captions.place(document))}</h2>'
     yield from (_note(note) for note in document.notes)
     if document.scores:
-        yield _note(wording.scores(document.scores))
+        yield _note(captions.scores(document.scores))
     for item in document.items:
-        if not item.is_metadata or item.fields or wording.remarks(item):
+        if not item.is_metadata or item.fields or captions.remarks(item):
             yield from _item(item)
     if document.assets:
         yield from _fates(document)
@@ -79,12 +79,12 @@ def _item(item: Item) -> Iterator[str]:
     yield f'<article class="item {item.state}">'
     position = "" if item.is_metadata else f"[{item.position}] "
     state = {"filtered": " · dropped", "quarantined": " · in quarantine", "flagged": " · flagged"}
-    yield f"<h3>{position}{text(wording.heading(item))}{state.get(item.state, '')}</h3>"
+    yield f"<h3>{position}{text(captions.heading(item))}{state.get(item.state, '')}</h3>"
     if item.text is not None:
-        yield f'<p class="text" dir="auto">{text(wording.cut(item.text, _MOST_TEXT))}</p>'
+        yield f'<p class="text" dir="auto">{text(captions.cut(item.text, _MOST_TEXT))}</p>'
     if item.shown:
         yield item.shown
-    yield from (f'<p class="remark" dir="auto">{text(line)}</p>' for line in wording.remarks(item))
+    yield from (f'<p class="remark" dir="auto">{text(line)}</p>' for line in captions.remarks(item))
     if item.raw is not None:
         shown, what = item.raw
         yield _note(f"raw: {what}")
@@ -93,14 +93,14 @@ def _item(item: Item) -> Iterator[str]:
     if item.fields:
         yield _fields(item.fields)
     if item.scores:
-        yield _note(wording.scores(item.scores))
+        yield _note(captions.scores(item.scores))
     yield "</article>"
 
 
 def _fields(values: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><th dir="auto">{text(name)}</th>'
-        f'<td dir="auto">{text(wording.value(value, _MOST_VALUE))}</td></tr>'
+        f'<td dir="auto">{text(captions.value(value, _MOST_VALUE))}</td></tr>'
         for name, value in values.items()
     )
     return f'<div class="wide"><table class="fields">{rows}</table></div>'

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mm_assets.formats.images.probe import ImageInfo
 from mm_assets.formats.images.thumbnails import thumbnail
-from mm_assets.sample_view import wording
+from mm_assets.sample_view import captions
 from mm_assets.sample_view.document import Document, Item
 from mm_assets.terminal import printable
 
@@ -40,31 +40,31 @@ def coloured(data: memoryview, info: ImageInfo) -> str:
 
 def lines(document: Document, width: int) -> Iterator[str]:
     """Yield the lines of a document, wrapped to a width; what comes from data cannot move the cursor."""
-    yield printable(wording.place(document))
+    yield printable(captions.place(document))
     for note in document.notes:
         yield f"  {printable(note)}"
     if document.scores:
-        yield from _wrapped(wording.scores(document.scores), "  ", width)
+        yield from _wrapped(captions.scores(document.scores), "  ", width)
     for item in document.items:
         yield from _item(item, width)
 
 
 def _item(item: Item, width: int) -> Iterator[str]:
     if not item.is_metadata:
-        yield f"[{item.position}] {wording.heading(item)}"
+        yield f"[{item.position}] {captions.heading(item)}"
     elif item.marks or item.error:
         yield "metadata"
     indent = "  " if item.is_metadata else _INDENT
     if item.shown:
         yield from (f"{indent}{line}" for line in item.shown.split("\n"))
     if item.text is not None:
-        yield from _wrapped(wording.cut(item.text, _MOST_TEXT), indent, width)
+        yield from _wrapped(captions.cut(item.text, _MOST_TEXT), indent, width)
     for name, value in item.fields.items():
-        yield from _wrapped(f"{name}: {wording.value(value, _MOST_VALUE)}", indent, width)
+        yield from _wrapped(f"{name}: {captions.value(value, _MOST_VALUE)}", indent, width)
     unusual = {name: score for name, score in item.scores.items() if not _is_told(name, score)}
     if unusual:
-        yield from _wrapped(wording.scores(unusual), indent, width)
-    for remark in wording.remarks(item):
+        yield from _wrapped(captions.scores(unusual), indent, width)
+    for remark in captions.remarks(item):
         yield from _wrapped(f"! {remark}", indent, width)
     if item.raw is not None:
         shown, what = item.raw

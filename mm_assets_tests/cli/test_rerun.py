@@ -17,7 +17,7 @@ def _no_configured_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MM_RAW_SHARDS", raising=False)
 
 
-def _look(folder: Path) -> dict[str, tuple[int, int]]:
+def _observe(folder: Path) -> dict[str, tuple[int, int]]:
     return {
         str(p): (p.stat().st_mtime_ns, p.stat().st_size)
         for p in folder.rglob("*")
@@ -30,9 +30,9 @@ def test_second_conversion_writes_nothing(tmp_path: Path, kind: str) -> None:
     make_shards(tmp_path / "raw", members=1, pdf=1, samples=3)
     command = ["convert", str(tmp_path / "raw"), str(tmp_path / "out"), "--to", kind]
     assert main(command) == 0
-    before = _look(tmp_path / "out")
+    before = _observe(tmp_path / "out")
     assert main(command) == 0
-    assert _look(tmp_path / "out") == before
+    assert _observe(tmp_path / "out") == before
 
 
 def test_leftovers_of_dead_processes_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,18 @@ import pickle
 import pytest
 
 from mm_assets.filters.conditions import ImageCondition
+from mm_assets.filters.decisions import ImageRefusals, RowKeys
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.image_score import ImageScore
-from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.registry import chain_of
 from mm_assets.filters.sample_scores import SampleScores
 from mm_assets.plugins import VARIABLE, PluginError, load_plugins
-from mm_assets.preview.filter_watch import FilterWatch
+from mm_assets.preview.filter_observer import FilterObserver
 from mm_assets_tests.graph import counting_measures
 from mm_assets_tests.graph.counting_measures import BrightnessFilter
 
 
-def test_conditions_and_watches_ask_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conditions_and_observers_ask_no_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, counting_measures.__name__)
     chain = chain_of([ImageCondition("brightness > 100 and width > 2"), BrightnessFilter(50.0)])
     packed = pickle.dumps(chain)
@@ -28,7 +28,7 @@ def test_conditions_and_watches_ask_no_plugin(monkeypatch: pytest.MonkeyPatch) -
 
     arrived = pickle.loads(packed)  # noqa: S301  (made above)
     assert isinstance(arrived, FilterChain)
-    looked_at: list[FilterChain] = [arrived, *(alone for _, alone in FilterWatch(arrived).alone)]
+    looked_at: list[FilterChain] = [arrived, *(alone for _, alone in FilterObserver(arrived).alone)]
     assert [dropped(chain) for chain in looked_at] == [
         {0: "keep_images", 1: "keep_images"},
         {0: "keep_images", 1: "keep_images"},
@@ -43,9 +43,9 @@ def dropped(chain: FilterChain) -> dict[int, str]:
         for row, brightness in enumerate((20.0, 80.0, 120.0))
     }
     row = {"sample_id": "a", "modality": "image", "materialize_error": None}
-    places = Places([{**row, "position": position} for position in scores])
-    judgement = chain.judge(places, ImageRefusals(scores), no_samples)
-    return {row: refusal.filter.name for row, refusal in judgement.refusals.items()}
+    row_keys = RowKeys([{**row, "position": position} for position in scores])
+    decisions = chain.decide(row_keys, ImageRefusals(scores), no_samples)
+    return {row: refusal.filter.name for row, refusal in decisions.refusals.items()}
 
 
 def no_samples() -> SampleScores:

@@ -16,7 +16,7 @@ from mm_assets.preview.score_records import RAW_CHANGED
 from mm_assets.preview.stored_scores import IMAGES, SAMPLES, StoredScores, how_to_measure, shard_name
 from mm_assets.preview.study import Study
 from mm_assets.preview.what_if import Count, FilterCount
-from mm_assets.sample_view.wording import byte_size
+from mm_assets.sample_view.captions import byte_size
 
 HEADS: Final = (
     "filter",

@@ -13,7 +13,7 @@ from mm_assets.settings import Settings, variable
 from mm_assets.settings_file import given_settings
 
 
-def asked_filters(options: argparse.Namespace) -> tuple[Filter[Any], ...]:
+def filters_with_overrides(options: argparse.Namespace) -> tuple[Filter[Any], ...]:
     """Return the filters that are on, with what the flags say; ``NAME=`` unsets what a preset sets, too.
 
     Raises:

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mm_assets.sample_view.captions import byte_size, cut, value
 from mm_assets.sample_view.raw_bytes import described
 from mm_assets.sample_view.sample_rows import alike
-from mm_assets.sample_view.wording import byte_size, cut, value
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from mm_assets.filters.image_score import ImageScore
 from mm_assets.filters.sample_scores import SampleScore, SampleScores
 from mm_assets.interleaved.losses import Loss
 
-_PLACE = ("sample_id", "position", "modality", "materialize_error", "source_ref")
+_KEY_COLUMNS = ("sample_id", "position", "modality", "materialize_error", "source_ref")
 
 
 class Refusal(NamedTuple):
@@ -25,24 +25,24 @@ class Refusal(NamedTuple):
     value: float | None
     is_cause: bool = True
 
-    def loss(self, place: Mapping[str, Any]) -> Loss:
-        """Return the ledger's entry for the row, given by the columns of `Places`."""
+    def loss(self, row_key: Mapping[str, Any]) -> Loss:
+        """Return the ledger's entry for the row, given by the columns of `RowKeys`."""
         return Loss(
-            place["sample_id"],
-            place["position"],
-            place["modality"],
+            row_key["sample_id"],
+            row_key["position"],
+            row_key["modality"],
             "flagged" if self.filter.action == FLAG else "filtered",
             self.filter.name,
             self.reason,
             self.value,
             self.filter.threshold,
-            place.get("source_ref"),
+            row_key.get("source_ref"),
             self.is_cause,
         )
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Decisions:
     """What filters decide about the rows of a table.
 
     Args:
@@ -54,8 +54,8 @@ class Judgement:
     flags: Sequence[tuple[int, Refusal]]
 
 
-class Places:
-    """Where the rows of a table belong: sample, position, modality, error and source of each.
+class RowKeys:
+    """Keys of the rows of a table: sample, position and modality of each; also its error and source.
 
     Args:
         table: an interleaved table, or the rows as mappings.
@@ -70,7 +70,7 @@ class Places:
     def at(self, rows: Sequence[int]) -> Sequence[Mapping[str, Any]]:
         """Return some rows; where no other has been asked for, no other is looked at."""
         if isinstance(self._table, pa.Table) and "_rows" not in self.__dict__:
-            return _places(self._table, rows)
+            return _row_keys(self._table, rows)
         return [self._rows[row] for row in rows]
 
     @cached_property
@@ -81,8 +81,8 @@ class Places:
     def samples(self) -> Collection[list[int]]:
         """The rows of each sample."""
         samples: dict[str, list[int]] = {}
-        for row, place in enumerate(self._rows):
-            samples.setdefault(place["sample_id"], []).append(row)
+        for row, row_key in enumerate(self._rows):
+            samples.setdefault(row_key["sample_id"], []).append(row)
         return samples.values()
 
     def images_among(self, rows: Iterable[int]) -> int:
@@ -93,11 +93,11 @@ class Places:
     def _rows(self) -> Sequence[Mapping[str, Any]]:
         if not isinstance(self._table, pa.Table):
             return self._table
-        return _places(self._table)
+        return _row_keys(self._table)
 
 
-def _places(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
-    columns = table.select([name for name in _PLACE if name in table.column_names])
+def _row_keys(table: pa.Table, rows: Sequence[int] | None = None) -> list[Mapping[str, Any]]:
+    columns = table.select([name for name in _KEY_COLUMNS if name in table.column_names])
     return (columns if rows is None else columns.take(pa.array(rows, pa.int64()))).to_pylist()
 
 
@@ -125,33 +125,33 @@ class ImageRefusals:
         return self._known[id(judge)][1]
 
 
-def judged(
+def decide(
     images: Sequence[Filter[ImageScore]],
     samples: Sequence[Filter[SampleScore]],
-    places: Places,
+    row_keys: RowKeys,
     image_refusals: ImageRefusals,
     sample_scores: Callable[[], SampleScores],
-) -> Judgement:
+) -> Decisions:
     """Return what filters decide, by the rules of `FilterChain`.
 
     Args:
         images: filters of images, in order.
         samples: filters of samples, in order.
-        places: all rows.
+        row_keys: all rows.
         image_refusals: what filters of images say.
         sample_scores: returns those of the samples; called only if there are filters of samples.
     """
-    refusals, flags = _judged_images(images, image_refusals)
+    refusals, flags = _decide_images(images, image_refusals)
     if any(refusal.filter.action == DROP_SAMPLE for refusal in refusals.values()):
-        refusals |= _lost_with_samples(places, refusals)
+        refusals |= _lost_with_samples(row_keys, refusals)
     if samples:
-        more, sample_flags = _judged_samples(samples, places, refusals, sample_scores())
+        more, sample_flags = _decide_samples(samples, row_keys, refusals, sample_scores())
         refusals |= more
         flags += sample_flags
-    return Judgement(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
+    return Decisions(refusals, [(row, refusal) for row, refusal in flags if row not in refusals])
 
 
-def _judged_images(
+def _decide_images(
     filters: Sequence[Filter[ImageScore]], image_refusals: ImageRefusals
 ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
     """Return the refusal that decides about each refused image, by row, and all flags with their rows."""
@@ -166,10 +166,10 @@ def _judged_images(
     return refusals, flags
 
 
-def _lost_with_samples(places: Places, refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
+def _lost_with_samples(row_keys: RowKeys, refusals: Mapping[int, Refusal]) -> dict[int, Refusal]:
     """Return the refusals of all rows of the samples that an image takes with it, by row."""
     lost: dict[int, Refusal] = {}
-    for rows in places.samples:
+    for rows in row_keys.samples:
         causes = [row for row in rows if row in refusals and refusals[row].filter.action == DROP_SAMPLE]
         if causes:
             first = refusals[causes[0]]
@@ -178,13 +178,16 @@ def _lost_with_samples(places: Places, refusals: Mapping[int, Refusal]) -> dict[
     return lost
 
 
-def _judged_samples(
-    filters: Sequence[Filter[SampleScore]], places: Places, lost: Mapping[int, Refusal], known: SampleScores
+def _decide_samples(
+    filters: Sequence[Filter[SampleScore]],
+    row_keys: RowKeys,
+    lost: Mapping[int, Refusal],
+    known: SampleScores,
 ) -> tuple[dict[int, Refusal], list[tuple[int, Refusal]]]:
     """Return the refusals of all rows of refused samples, by row, and the flags of samples that stay."""
-    samples = [left for rows in places.samples if (left := [row for row in rows if row not in lost])]
+    samples = [left for rows in row_keys.samples if (left := [row for row in rows if row not in lost])]
     scores = [
-        _with_images(known.of(str(places[rows[0]]["sample_id"])), places.images_among(rows))
+        _with_images(known.of(str(row_keys[rows[0]]["sample_id"])), row_keys.images_among(rows))
         for rows in samples
     ]
     refusals: dict[int, Refusal] = {}

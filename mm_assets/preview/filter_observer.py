@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from mm_assets.filters.decisions import ImageRefusals, RowKeys
 from mm_assets.filters.filter import Filter
 from mm_assets.filters.filter_chain import FilterChain
 from mm_assets.filters.image_score import ImageScore, image_views
-from mm_assets.filters.judging import ImageRefusals, Places
 from mm_assets.filters.sample_scores import SampleScores
 from mm_assets.formats.images.thumbnails import ThumbnailStrip, thumbnail
 from mm_assets.overview.markdown import image
@@ -23,7 +23,7 @@ _MOST_FILTERS: Final = 2  # of which there are images: more do not fit into a st
 _LARGEST: Final = 1 << 20  # bytes of an image; each of four is kept until the shard is done
 
 
-class FilterWatch:
+class FilterObserver:
     """Watches a chain.
 
     Attributes:
@@ -40,9 +40,9 @@ class FilterWatch:
             (name, is_refused): (np.inf, b"") for name in with_bounds for is_refused in (False, True)
         }
 
-    def watched(self) -> FilterChain:
+    def observed(self) -> FilterChain:
         """Return the chain, which tells what it sees."""
-        return replace(self._chain, watch=self._look)
+        return replace(self._chain, observer=self._observe)
 
     def pictures(self) -> dict[str, str]:
         """Return Markdown, each shown without a click: items by filter, and images on both sides of bounds.
@@ -57,16 +57,16 @@ class FilterWatch:
             found["preview_borderline"] = image(strip, "image/webp")
         return found
 
-    def _look(
+    def _observe(
         self,
         table: pa.Table,
-        places: Places,
+        row_keys: RowKeys,
         image_refusals: ImageRefusals,
         sample_scores: Callable[[], SampleScores],
     ) -> None:
         for judge, chain in self.alone:
-            judgement = chain.judge(places, image_refusals, sample_scores)
-            self._items[judge.name] += len(judgement.refusals) + len(judgement.flags)
+            decisions = chain.decide(row_keys, image_refusals, sample_scores)
+            self._items[judge.name] += len(decisions.refusals) + len(decisions.flags)
             if (judge.name, False) in self._nearest:
                 self._note_nearest(judge, table, image_refusals)
 
