@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+from mm_assets.filters.filter_settings import FilterSettingError
 from mm_assets.filters.image_score import HEADER_SCORES
 from mm_assets.filters.image_scores import SCORES_SCHEMA
 from mm_assets.filters.measures.image_measure import ImageMeasure
@@ -60,14 +61,15 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
     """Return the measures of these names, with the settings that they depend on.
 
     Raises:
+        FilterSettingError: no measure has one of the names.
         MissingExtra: a library that one needs is not installed.
-        ValueError: in one line, for a name that no measure has, or a measure that the settings do not allow.
+        ValueError: in one line, for a measure that the settings do not allow.
     """
     known, wanted = known_measures(), set(names)
     for name in sorted(wanted.difference(known.names)):
         near = get_close_matches(name, known.names, n=1)
         hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
-        raise ValueError(f"there is no score {name!r} to be measured; {hint}")
+        raise FilterSettingError("scores", f"there is no score {name!r} to be measured; {hint}")
     selected = MeasureSelection(
         tuple(measure.configured() for measure in known.images if measure.name in wanted),
         tuple(measure for measure in known.samples if measure.name in wanted),

@@ -81,7 +81,7 @@ def test_presets_are_made_of_settings_and_ones_own_come_first() -> None:
 
 def test_scores_that_there_are_not() -> None:
     with pytest.raises(
-        ValueError, match="^there is no score 'sharpnes' to be measured; the nearest is sharpness$"
+        ValueError, match="^MM_SCORES: there is no score 'sharpnes' to be measured; the nearest is sharpness$"
     ):
         Settings.load({"MM_SCORES": "sharpnes"})
 
