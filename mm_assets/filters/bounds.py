@@ -12,7 +12,7 @@ from mm_assets.filters.filter import Filter, Score
 class Bounds(Filter[Score]):
     """Refuses scores below the field ``least`` or above the field ``most``; a filter has either or both.
 
-    Something that has no such score does not reach a lower bound.
+    Something that has no such score does not reach a lower bound. NaN counts as no score.
     """
 
     of: ClassVar[str]
@@ -22,7 +22,7 @@ class Bounds(Filter[Score]):
         value: Any = self.measure(score)
         settings = self.settings()
         least, most = getattr(self, "least", 0), getattr(self, "most", None)
-        if value is None:
+        if value is None or value != value:
             return f"it has no {self.of}" if least > 0 else None
         if not value >= least:
             return f"less than {settings['least'].name}"

@@ -122,10 +122,11 @@ def test_bounds_are_inclusive_and_what_is_missing_reaches_no_lower_one(kind: Any
             reason = "less than" if name == "least" else "more than"
             refused = kind(**{name: beyond}).verdict(_score(kind, {kind.of: 0.5}))
             assert refused == f"{reason} {known[name]}"
-    if kind.scores and "least" in known:
-        assert kind(least=0.1).verdict(_score(kind, {})) == f"it has no {kind.of}"
-    if kind.scores and "most" in known:
-        assert kind(most=0.1).verdict(_score(kind, {})) is None
+    for missing in ({}, {kind.of: math.nan}) if kind.scores else ():
+        if "least" in known:
+            assert kind(least=0.1).verdict(_score(kind, missing)) == f"it has no {kind.of}"
+        if "most" in known:
+            assert kind(most=0.1).verdict(_score(kind, missing)) is None
 
 
 NO_LANGUAGE = "is no ISO 639-1 code of a language that is told apart"
