@@ -17,6 +17,7 @@ PAGE = Page(
     lines(["Some", "words"], 50, 700),
     [jpeg_picture(RED, (50, 400, 120, 80)), raw_picture(bytes(range(12)), 2, 2, (50, 200, 50, 50))],
 )
+WARN = ("--on-materialize-error", "warn")
 BOMB = Page(pictures=[raw_picture(bytes(9), 60_000, 60_000, (50, 200, 50, 50))])
 
 
@@ -62,6 +63,17 @@ def test_a_bad_pdf_fails_its_folder_or_is_listed(tmp_path: Path, pdfs: str) -> N
         ("bad", "unreadable_pdf"),
         ("bomb", "decompression_bomb"),
     }
+
+
+def test_verify_says_what_is_wrong_with_a_pdf(tmp_path: Path, pdfs: str) -> None:
+    files_in(tmp_path, {"bomb.pdf": pdf([BOMB])})
+    assert run("convert", pdfs, tmp_path / "out", "--to", "parquet", *WARN).returncode == 0
+    proof = run("verify", pdfs, tmp_path / "out")
+    assert (proof.returncode, proof.stdout.splitlines()[-1]) == (0, "equal")
+    files_in(tmp_path, {"bad.pdf": b"no pdf"})
+    proof = run("verify", pdfs, tmp_path / "out")
+    assert proof.returncode == 1
+    assert "docs/bad.pdf: no PDF: it does not begin with %PDF-" in proof.stderr
 
 
 def test_inspect_shows_pages_and_boxes(pdfs: str) -> None:

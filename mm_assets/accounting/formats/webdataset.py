@@ -14,11 +14,15 @@ from mm_assets.accounting.canonical.tar_digest import derive_tar
 from mm_assets.accounting.canonical.webdataset import is_ours, tar_offsets, tar_parts
 from mm_assets.accounting.lookup import in_tar
 from mm_assets.formats.storage import size_of
+from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 
 _END_BLOCKS = 1024  # bytes; of a tar
 
 
 def _parts(source: CanonicalLocation) -> Iterator[RowPart]:
+    # What could not be made has no rows in such a tar: our reader says why.
+    if str(source.uri).startswith(MADE_WHEN_OPENED):
+        return raw_parts(source)
     return tar_parts(str(source.uri), lambda: raw_parts(source), source.options)
 
 

@@ -35,6 +35,7 @@ DECLARED = {
     "mm_assets.formats.lance.writer": "the partitions of a table, and rows that are none's",
     "mm_assets.formats.parquet_source": "telling Parquet of others",
     "mm_assets.formats.storage": "options of a file system",
+    "mm_assets.formats.webdataset.layout": "telling raw shards that are made when they are opened",
 }
 DATA_MODEL = "mm_assets.interleaved"
 
