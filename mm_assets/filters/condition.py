@@ -79,23 +79,26 @@ def refuse_other_than_condition(condition: str, scores: pa.Schema) -> None:
     Raises:
         ConditionError: it is no condition.
     """
-    table = scores.empty_table().append_column("", pa.nulls(0))
+    # One row, of nulls: what fails for it whatever the scores are fails here, and not in every shard.
+    table = pa.table({"": pa.nulls(1), **{field.name: pa.nulls(1, field.type) for field in scores}})
     ((_, kind, *_),) = _queried("describe select {} from scores", condition, table)
     if kind not in _TRUTH:
         raise ConditionError(f"it is neither true nor false, but of type {kind}: compare it with something")
+    _queried("select {} from scores", condition, table)
 
 
 def evaluate(condition: str, scores: pa.Table) -> Sequence[bool]:
     """Return whether a condition holds, for each row of a table of scores.
 
-    A condition that comes to null does not hold. NaN counts as null: it would be greater than all numbers.
+    A condition that comes to null does not hold, nor does one that cannot be computed for a row. NaN counts
+    as null: it would be greater than all numbers.
 
     Raises:
         ConditionError: it does not fit the types of the scores.
     """
     known = [_without_nan(column) for column in scores.columns]
     table = pa.table(known, names=scores.column_names)
-    return [keep is True for (keep,) in _queried("select ({})::boolean from scores", condition, table)]
+    return [keep is True for (keep,) in _queried("select try(({})::boolean) from scores", condition, table)]
 
 
 def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
