@@ -37,7 +37,8 @@ def duplicates(
         run: partitions of the run.
         landed: partitions with an output.
         known: partitions that count: with a raw shard or an output.
-        faulty: by partition of the run, ids of samples that will hardly be published.
+        faulty: by partition of the run, ids of samples that will hardly be published; of the other
+            partitions, their surveys say which.
         stuck: partitions of the run that will get no new output.
 
     Raises:
@@ -69,6 +70,8 @@ def duplicates(
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
     for partition, shared_ids in _shared(store.sample_ids(surveyed), ids):
+        if shared_ids and (survey := store.read(partition)) is not None:
+            weak[partition] = survey.unresolved_ids
         add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())

@@ -85,6 +85,11 @@ class ShardSurvey:
         return self.samples.column("sample_id")
 
     @property
+    def unresolved_ids(self) -> frozenset[str]:
+        """Ids of samples with images that are not there, as far as they are listed."""
+        return frozenset(sample_id for sample_id, _, _ in self.unresolved.first)
+
+    @property
     def is_sound(self) -> bool:
         """True if nothing is damaged, unreadable, duplicate or missing, and every member is a regular file.
 

@@ -11,6 +11,7 @@ from mm_assets.cli.arguments import as_utf8, location
 from mm_assets.cli.filter_flags import add_set_flags
 from mm_assets.cli.html_file import refuse_other_than_file, write_page
 from mm_assets.cli.storage_root import add_storage_flag, refuse_other_folder, settings_root, storage_root
+from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.terminal import FAILED, ProgressLine, fail, printable
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def _raw_version(settings: Settings, root: str) -> Callable[[str], str | None]:
 
     listing: Mapping[str, RawShard] = {}
     if settings.raw_shards and settings_root(settings) == root:
-        with suppress(OSError), readable_store_errors():  # nobody knows of a location that is out of reach
+        # Scores are shown all the same where raw shards are out of reach, or cannot be told apart.
+        with suppress(OSError, MmAssetsError), readable_store_errors():
             listing = RawLocations(
                 settings.raw_shards, excluded=root, missing_keys=settings.missing_keys
             ).shards(settings.shards_per_partition)

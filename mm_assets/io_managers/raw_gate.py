@@ -194,7 +194,7 @@ def _faulty_ids(survey: ShardSurvey, decision: SchemaDecision) -> frozenset[str]
     """Return ids of samples that will not be published whole, as far as a survey tells."""
     if decision.refused:
         return frozenset(survey.sample_ids.to_pylist())
-    return frozenset(sample_id for sample_id, _, _ in survey.unresolved.first)
+    return survey.unresolved_ids
 
 
 def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:

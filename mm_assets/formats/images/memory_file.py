@@ -32,6 +32,14 @@ class MemoryFile(io.RawIOBase):
         self._at = origin + offset
         return self._at
 
+    def read(self, size: int | None = -1) -> bytes:
+        """Return up to ``size`` bytes; Pillow asks for as many as a file claims to have."""
+        left = max(0, len(self._data) - self._at)
+        end = self._at + (left if size is None or size < 0 else min(size, left))
+        data = bytes(self._data[self._at : end])
+        self._at += len(data)
+        return data
+
     def readinto(self, buffer: Any) -> int:
         into = memoryview(buffer).cast("B")
         found = self._data[self._at : self._at + len(into)]

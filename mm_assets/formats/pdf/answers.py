@@ -7,7 +7,6 @@ chosen from what is known, and nothing is unpickled.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from mm_assets.interleaved.faults import ITEM_FAULTS, Fault
 MAX_TEXT = 64 << 20  # characters of all texts of a document
 _MOST_BYTES = 4  # of a character
 _SUFFIXES = ("jpg", "png")
+_LARGEST = 1_000_000_000  # of coordinates, in points or shares of a page, and of numbers of items
 
 Keep = Callable[[int, Iterator[bytes]], FileRange]
 """What takes the size and the bytes of a picture, and says where they are."""
@@ -57,9 +57,9 @@ def description_of(process: PdfProcess, size: int, most_pages: int) -> Descripti
 def item_of(process: PdfProcess, header: Header, size: int, pages: int, keep: Keep) -> Item:
     """Return the item that a message, and the next ``size`` bytes, are."""
     page, number, box = (header.get(name) for name in ("page", "number", "box"))
-    if type(page) is not int or not 0 < page <= pages or type(number) is not int or number < 1:
+    if type(page) is not int or not 0 < page <= pages or type(number) is not int:
         raise nonsense()
-    if not _are_numbers(box, 4):
+    if not 1 <= number <= _LARGEST or not _are_numbers(box, 4):
         raise nonsense()
     assert isinstance(box, list)
     return Item(page, number, box, content_of(process, header, size, keep))
@@ -98,5 +98,5 @@ def _are_numbers(values: Any, count: int) -> bool:
     return (
         isinstance(values, list)
         and len(values) == count
-        and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+        and all(type(value) in (int, float) and abs(value) <= _LARGEST for value in values)
     )

@@ -44,10 +44,17 @@ class Budget:
         self._began = 0.0
 
     def begin(self, size: int) -> None:
-        """Allow what a document of ``size`` bytes may take."""
+        """Allow what a document of ``size`` bytes may take; the process ends where the system does not.
+
+        With less, parts of pages could be missing, and nobody would be told.
+        """
         self._began = time.process_time()
         if self._start is not None:
             most = self._start + self._limits.memory_for(size) + LARGEST_PIECE
+            _, hardest = resource.getrlimit(resource.RLIMIT_AS)
+            if hardest != resource.RLIM_INFINITY and hardest < most:
+                needed = f"PDFs need room for {most >> 20} MiB, even if few take as much"
+                sys.exit(f"address space is limited to {hardest >> 20} MiB (ulimit -v); {needed}")
             _limit(resource.RLIMIT_AS, most)
         self._begin_page()
 

@@ -61,8 +61,8 @@ def died_of(code: int, output: str) -> ProcessLost | PdfProcessError:
         return ProcessLost(f"pdfium crashed (signal {-code}){hint}")
     if code == -signal.SIGKILL:
         return PdfProcessError(
-            "the process that reads PDFs was killed, as the kernel does when memory runs out: "
-            "fewer workers (MM_WORKERS, --workers) need less"
+            "the process that reads PDFs was killed, as the kernel does when memory runs out, where fewer "
+            "workers (MM_WORKERS, --workers) need less, or when a limit on CPU time (ulimit -t) is reached"
         )
     cause = f"signal {-code}" if code < 0 else f"exit status {code}"
     return PdfProcessError(f"the process that reads PDFs has ended: {output or cause}")

@@ -49,6 +49,9 @@ class PdfProcess:
         self._allowed = limits.memory
         self._looked = 0.0
         self._page = 0
+        self._signs = 0  # of life
+        # The size of each page is read, then each page; given boxes may change the page with each item.
+        self._most_signs = 2 * limits.pages + limits.items
         self._received = bytearray()
         self.document_size = 0
         self.idle = True  # no answer is expected
@@ -85,7 +88,7 @@ class PdfProcess:
         """Allow what a document of ``size`` bytes may take."""
         self.document_size = size
         self._allowed = self._limits.memory_for(size)
-        self._page = 0
+        self._page = self._signs = 0
 
     def send(self, header: Header, body: bytes = b"") -> None:
         """Send a message.
@@ -126,6 +129,9 @@ class PdfProcess:
             if size or list(header) != ["page"]:
                 return header, size
             self._page = header["page"] if type(header["page"]) is int else 0
+            self._signs += 1
+            if self._signs > self._most_signs:
+                raise nonsense()
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the ``size`` bytes that follow a message, in pieces.
@@ -198,10 +204,11 @@ class PdfProcess:
         """Return the most address space that it has had, in bytes; None where the system does not tell."""
         try:
             with open(f"/proc/{self.pid}/status", "rb") as file:
-                peak = file.read().partition(b"VmPeak:")[2].split(maxsplit=1)
+                # The process may choose its name, but not begin a line with it.
+                peaks = [line.split()[1] for line in file if line.startswith(b"VmPeak:")]
         except OSError:
             return None
-        return int(peak[0]) << 10 if peak else None
+        return int(peaks[0]) << 10 if peaks else None
 
     def _where(self) -> str:
         return f" at page {self._page}" if self._page else " to be opened"
@@ -227,13 +234,13 @@ class PdfProcess:
 def _start(connection: socket.socket, stderr: int, limits: Limits) -> subprocess.Popen[bytes]:
     """Start the process: a new interpreter, as a fork of a process with threads may hang.
 
-    ``-P`` keeps the folder of the script out of its path. It is in a process group of its own: Ctrl-C is for
-    the parent.
+    ``-P`` keeps the folder of the script out of its path, and it is as isolated from the environment as this
+    one. It is in a process group of its own: Ctrl-C is for the parent.
     """
     settings = {"limits": asdict(limits), "path": [folder for folder in sys.path if os.path.isabs(folder)]}
-    command = [sys.executable, "-P", str(_START), str(connection.fileno()), json.dumps(settings)]
+    isolation = ["-I"] if sys.flags.isolated else ["-E"] if sys.flags.ignore_environment else []
     return subprocess.Popen(
-        command,
+        [sys.executable, *isolation, "-P", str(_START), str(connection.fileno()), json.dumps(settings)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,

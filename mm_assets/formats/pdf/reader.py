@@ -45,7 +45,9 @@ class OpenPdf:
     def items(self, keep: Keep) -> Iterator[Item]:
         """Yield the items in reading order; ``keep`` takes the bytes of pictures."""
         pages = len(self.description.sizes)
-        for header, size in self._read({"read": True}):
+        for count, (header, size) in enumerate(self._read({"read": True})):
+            if count == self._limits.items:
+                raise nonsense()
             yield item_of(self._process, header, size, pages, keep)
 
     def pictures(self, boxes: Sequence[tuple[int, Sequence[float]]], keep: Keep) -> Iterator[Picture | Fault]:
@@ -70,6 +72,8 @@ class OpenPdf:
         while True:
             header, size = self._answer()
             if "end" in header:
+                if size:
+                    raise nonsense()
                 self._process.check_memory()
                 self._process.idle = True
                 return

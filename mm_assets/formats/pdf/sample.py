@@ -158,7 +158,7 @@ class _Sample:
         """Add an item at the next position, and return the name of its picture."""
         position, content = len(self._texts), item.content
         text = content if isinstance(content, str) else None
-        self._characters += len(text or "")
+        self._characters += len(text or (content.message if isinstance(content, Fault) else ""))
         if self._characters > MAX_TEXT:
             raise UnreadablePdf(f"more than {MAX_TEXT} characters of text")
         name = f"{position}.{content.suffix}" if isinstance(content, Picture) else None

@@ -126,7 +126,7 @@ def test_a_process_that_others_kill_is_no_fault_of_the_pdf(
     with pytest.raises(PdfProcessError) as caught:
         members(tmp_path, {**GOOD, "m.pdf": MARKED})
     assert error_line(caught.value).startswith(
-        "the process that reads PDFs was killed, as the kernel does when memory runs out: "
+        "the process that reads PDFs was killed, as the kernel does when memory runs out, where fewer "
     )
 
 
@@ -200,6 +200,17 @@ def test_a_process_that_does_not_start_is_no_fault_of_a_pdf(
     assert error_line(caught.value).startswith(says)
 
 
+def test_a_limit_of_the_machine_is_no_fault_of_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = tmp_path / "limited"
+    limited.write_text(f'#!/bin/sh\nulimit -v 1500000\nexec {sys.executable} "$@"\n')
+    limited.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(limited))
+    with pytest.raises(
+        PdfProcessError, match=r"address space is limited to 1464 MiB \(ulimit -v\); PDFs need"
+    ):
+        members(tmp_path, GOOD)
+
+
 _LIAR = """
 import socket, struct, sys
 file = socket.socket(fileno=int(sys.argv[1])).makefile("rwb")
@@ -236,6 +247,11 @@ _NONSENSE = "the process that reads it sends nonsense"
         (_PICTURE + ', "suffix": "png"}\', 1 << 31)', "its images take more than 1073741824 bytes"),
         (_PICTURE + ', "suffix": "/../x"}\')', _NONSENSE),
         (_PICTURE + ', "suffix": "jpg", "offset": 99999}\')', _NONSENSE),
+        (_TEXT.replace("[0, 0, 1, 1]", f"[{'9' * 400}, 0, 1, 1]") + ")", _NONSENSE),
+        (_TEXT.replace('"number": 1', '"number": 99999999999') + ")", _NONSENSE),
+        ("describe(); send(b'{\"end\": true}', 2, b'{}')", _NONSENSE),
+        ("while True: send(b'{\"page\": 1}')", _NONSENSE),
+        (f'describe()\nwhile True: send(b\'{{"content": "text", {_PLACE}}}\')', _NONSENSE),
     ],
 )
 def test_a_process_that_is_taken_over_costs_its_pdf_alone(
