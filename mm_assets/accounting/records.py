@@ -25,6 +25,8 @@ from mm_assets.formats.storage import filesystem, join, local_bytes, replace_fil
 log = logging.getLogger(__name__)
 
 FORMAT = 4
+LOST_IDS = "lost_ids"
+"""In an account: ids of samples that were lost when the raw shard was read, as far as they are listed."""
 INDEXES = ("surveys", "published", "sample_ids", "tars")
 # Object stores answer in ~50 ms; the records of a chunk of 100 shards are read in parallel.
 _REMOTE_THREADS = 16
@@ -55,6 +57,11 @@ class ShardRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     checks: list[dict[str, Any]] = field(default_factory=list)
     account: Mapping[str, Any] = field(default_factory=dict)
+
+    def lost_ids(self, raw_version: str) -> frozenset[str]:
+        """Return the `LOST_IDS` of a raw shard in a version; none if it was read in another one."""
+        is_of_version = raw_version in self.account.get("inputs", {}).values()
+        return frozenset(self.account.get(LOST_IDS, ()) if is_of_version else ())
 
 
 class ShardRecords:

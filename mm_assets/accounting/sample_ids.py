@@ -5,7 +5,7 @@ For a single command, whose inputs are all there is, see `mm_assets.cli.unique_i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ def duplicates(
     run: Collection[str],
     landed: Collection[str],
     known: Collection[str],
-    faulty: Mapping[str, Collection[str]] | None = None,
+    faulty: Callable[[str], Collection[str]] = lambda _: (),
     stuck: Collection[str] = (),
 ) -> dict[str, dict[str, str]]:
     """Return for each partition of the run the sample ids to leave out, with the partitions that keep them.
@@ -37,14 +37,13 @@ def duplicates(
         run: partitions of the run.
         landed: partitions with an output.
         known: partitions that count: with a raw shard or an output.
-        faulty: by partition of the run, ids of samples that will hardly be published; of the other
-            partitions, their surveys say which.
+        faulty: returns the ids of a partition's samples that will hardly be published; asked only about
+            partitions whose ids others have, too.
         stuck: partitions of the run that will get no new output.
 
     Raises:
         ValueError: a partition of the run has no survey.
     """
-    weak = {partition: frozenset(ids) for partition, ids in (faulty or {}).items()}
     run_ids = dict(store.sample_ids(run))
     if missing := sorted(set(run) - set(run_ids)):
         raise ValueError(f"shard {missing[0]!r} has no survey")
@@ -52,9 +51,10 @@ def duplicates(
     ids = counts.field("values")
     best: dict[str, tuple[bool, bool, str]] = {}
 
-    def add_candidates(partition: str, sample_ids: Iterable[str], is_kept: bool) -> None:
+    def add_candidates(partition: str, sample_ids: Collection[str], is_kept: bool) -> None:
+        weak = faulty(partition) if sample_ids and not is_kept else ()
         for sample_id in sample_ids:
-            candidate = (not is_kept, not is_kept and sample_id in weak.get(partition, ()), partition)
+            candidate = (not is_kept, sample_id in weak, partition)
             best[sample_id] = min(best.get(sample_id, candidate), candidate)
 
     index = SurveyIndex(store)
@@ -70,8 +70,6 @@ def duplicates(
             shared_ids = [sample_id for sample_id in shared_ids if sample_id in ids_left]
         add_candidates(partition, shared_ids, is_kept=True)
     for partition, shared_ids in _shared(store.sample_ids(surveyed), ids):
-        if shared_ids and (survey := store.read(partition)) is not None:
-            weak[partition] = survey.unresolved_ids
         add_candidates(partition, shared_ids, is_kept=False)
     repeated = ids.filter(pc.greater(counts.field("counts"), 1)).to_pylist()
     contested = pa.array([*best, *repeated], pa.string())

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
 from mm_assets.accounting.outputs import BY_ASSET
-from mm_assets.accounting.records import ShardRecord, ShardRecords
+from mm_assets.accounting.records import LOST_IDS, ShardRecord, ShardRecords
 from mm_assets.accounting.survey_index import SurveyIndex
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.partitions import own_name, parse_bytes
@@ -22,6 +22,7 @@ from mm_assets.io_managers.raw_input import RawInput
 from mm_assets.io_managers.shard_checks import specs_by_shard
 from mm_assets.io_managers.shards import Check, Plan, ShardJob, ShardResult
 
+_MOST_LOST_IDS = 1000  # in a record
 _MEMBERS = "members"  # in the account of a group: the names of its raw shards
 
 
@@ -53,15 +54,19 @@ def ingest_shard(job: ShardJob) -> ShardResult:
     if report is not None and (members := _members(job)):
         result = replace(result, account={**result.account, _MEMBERS: members})
     if report is not None:
+        taken = set(options["taken_ids"])
+        lost = {
+            loss.sample_id
+            for loss in report.losses
+            if loss.kind != DUPLICATE_ID and loss.modality == "metadata" and loss.sample_id is not None
+        }
+        # What another shard keeps has not been read this time: it is as it was.
+        if listed := sorted(lost.union(taken.intersection(options[LOST_IDS])))[:_MOST_LOST_IDS]:
+            result = replace(result, account={**result.account, LOST_IDS: listed})
         store = SurveyStore(job.root)
         survey = store.read(job.key, job.shard.version)
         if survey is not None:
-            absent = {
-                loss.sample_id
-                for loss in report.losses
-                if loss.kind != DUPLICATE_ID and loss.modality == "metadata"
-            }
-            absent |= set(options["taken_ids"])
+            absent = lost | taken
             ids = [sample_id for sample_id in survey.sample_ids.to_pylist() if sample_id not in absent]
             notes = store.write_published(job.key, Published(report.schema, survey.columns), ids)
             result = replace(
@@ -103,6 +108,7 @@ class IngestIOManager(RawInput, _ParquetOutput):
 
     _verdicts: dict[str, tuple[Check, ...]] = PrivateAttr(default_factory=dict)
     _refused: set[str] = PrivateAttr(default_factory=set)
+    _lost_ids: dict[str, frozenset[str]] = PrivateAttr(default_factory=dict)
     _source: str = PrivateAttr(default="")
 
     def options(self) -> dict[str, object]:
@@ -116,6 +122,9 @@ class IngestIOManager(RawInput, _ParquetOutput):
         inspections = self.gate.inspect([job.shard for job in jobs])
         is_strict = self.on_materialize_error == "error"
         before = ShardRecords(self.root).read(jobs[0].asset, [job.key for job in jobs])
+        self._lost_ids = {
+            job.key: before[job.key].lost_ids(job.shard.version) for job in jobs if job.key in before
+        }
         self._source = plan.source.asset
         resolved: list[ShardJob | ShardResult] = []
         for job in jobs:
@@ -140,12 +149,19 @@ class IngestIOManager(RawInput, _ParquetOutput):
         return resolved
 
     def prepare_chunk(self, jobs: Sequence[ShardJob]) -> Sequence[ShardJob]:
-        """Return the jobs with the tolerated loss.
+        """Return the jobs with the tolerated loss, and the ids that were lost before.
 
-        It is no part of the fingerprint: it decides whether a shard is published, not what is written.
+        They are no part of the fingerprint: they decide what is published and recorded, not what is written.
         """
         return [
-            replace(job, options={**job.options, "max_loss": self.gate.max_loss})
+            replace(
+                job,
+                options={
+                    **job.options,
+                    "max_loss": self.gate.max_loss,
+                    LOST_IDS: sorted(self._lost_ids.get(job.key, ())),
+                },
+            )
             for job in super().prepare_chunk(jobs)
         ]
 

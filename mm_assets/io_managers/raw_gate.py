@@ -117,7 +117,8 @@ class RawGate(dg.ConfigurableResource[Any]):
         found: dict[str, ShardInspection | str] = dict(errors)
         if not surveys:
             return found
-        landed = ShardRecords(self.root).named(self.asset)
+        records = ShardRecords(self.root)
+        landed = records.named(self.asset)
         listed = self.raw.listing()
         known = {*listed, *landed, *surveys}
         index = SurveyIndex(store)
@@ -131,13 +132,21 @@ class RawGate(dg.ConfigurableResource[Any]):
             decisions[key] = SchemaContract.derive(
                 columns, others, widen=self.schema_changes == "widen"
             ).admit(key, surveys[key].columns)
-        faulty = {key: _faulty_ids(survey, decisions[key]) for key, survey in surveys.items()}
         too_lossy = {
             key for key, survey in surveys.items() if LossShare.of_survey(survey, {}).share > self.max_loss
         }
-        for key in too_lossy:
-            faulty[key] = frozenset(surveys[key].sample_ids.to_pylist())
         unpublishable = {key for key, decision in decisions.items() if decision.refused} | too_lossy
+
+        def faulty(key: str) -> frozenset[str]:
+            survey = surveys.get(key) or store.read(key)
+            if survey is None:
+                return frozenset()
+            if key in unpublishable:
+                return frozenset(survey.sample_ids.to_pylist())
+            record = records.read(self.asset, [key]).get(key)
+            lost = frozenset() if record is None else record.lost_ids(survey.version)
+            return survey.unresolved_ids | lost
+
         claimed_ids = duplicates(store, surveys, landed, known, faulty, unpublishable)
         removed = frozenset(known).difference(listed, surveys)
         for key, survey in surveys.items():
@@ -188,13 +197,6 @@ class RawGate(dg.ConfigurableResource[Any]):
                     errors[job.key] = str(answer)
             jobs = died
         return surveys, errors
-
-
-def _faulty_ids(survey: ShardSurvey, decision: SchemaDecision) -> frozenset[str]:
-    """Return ids of samples that will not be published whole, as far as a survey tells."""
-    if decision.refused:
-        return frozenset(survey.sample_ids.to_pylist())
-    return survey.unresolved_ids
 
 
 def integrity(survey: ShardSurvey, refusal: str | None = None) -> Check:

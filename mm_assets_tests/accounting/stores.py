@@ -12,21 +12,12 @@ from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 
 
-def store_of(
-    root: Path,
-    shards: dict[str, str],
-    published: dict[str, str] | None = None,
-    unresolved: dict[str, str] | None = None,
-) -> SurveyStore:
-    """Surveys of shards, the ids of what is published, and of samples with missing images; each letter is a
-    sample id.
-    """
+def store_of(root: Path, shards: dict[str, str], published: dict[str, str] | None = None) -> SurveyStore:
+    """Surveys of shards, and the ids of what is published; each letter is a sample id."""
     store = SurveyStore(str(root))
     for partition, ids in shards.items():
         facts = tuple(SurveyedSample(letter, f"{letter}.json", 512, 10, 1, 0) for letter in ids)
-        missing = tuple((letter, 0, "missing member") for letter in (unresolved or {}).get(partition, ""))
-        survey = FileSurvey(samples=facts, unresolved=missing)
-        store.write(partition, merge_files([(f"{partition}.tar", survey)], "v1", "layout"))
+        store.write(partition, merge_files([(f"{partition}.tar", FileSurvey(samples=facts))], "v1", "layout"))
     for partition, ids in (published or {}).items():
         store.write_published(partition, Published(pa.schema([])), ids)
     return store

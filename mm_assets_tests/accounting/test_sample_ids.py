@@ -62,14 +62,17 @@ def test_a_shard_of_which_nothing_new_will_come_keeps_what_is_published(tmp_path
 
 def test_a_faulty_sample_yields_to_a_sound_one_unless_it_is_published(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"a": "xy", "b": "xy"}, {"a": "y"})
-    assert duplicates(store, "ab", "a", "ab", faulty={"a": "xy"}) == {"a": {"x": "b"}, "b": {"y": "a"}}
+    assert duplicates(store, "ab", "a", "ab", faulty={"a": "xy", "b": ""}.__getitem__) == {
+        "a": {"x": "b"},
+        "b": {"y": "a"},
+    }
 
 
 def test_faulty_samples_yield_whichever_of_the_shards_are_in_the_run(tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"a": "xy", "b": "xy"}, unresolved={"a": "x"})
-    assert duplicates(store, "ab", "", "ab", faulty={"a": "x"}) == {"a": {"x": "b"}, "b": {"y": "a"}}
-    assert duplicates(store, "a", "", "ab", faulty={"a": "x"}) == {"a": {"x": "b"}}
-    assert duplicates(store, "b", "", "ab") == {"b": {"y": "a"}}
+    store, faulty = store_of(tmp_path, {"a": "xy", "b": "xy"}), {"a": "x", "b": ""}.__getitem__
+    assert duplicates(store, "ab", "", "ab", faulty) == {"a": {"x": "b"}, "b": {"y": "a"}}
+    assert duplicates(store, "a", "", "ab", faulty) == {"a": {"x": "b"}}
+    assert duplicates(store, "b", "", "ab", faulty) == {"b": {"y": "a"}}
 
 
 def test_a_shard_that_is_neither_raw_nor_landed_any_more_keeps_nothing(tmp_path: Path) -> None:
