@@ -91,26 +91,26 @@ class ShardRecords:
         record.
         """
         paths = {self.path(asset, key): key for key in keys}
-        found: dict[str, ShardRecord] = {}
-        for path, data in self._contents(paths):
-            try:
-                found[paths[path]] = self._parse(data, asset, paths[path])
-            except (ValueError, TypeError) as error:
-                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
-        return found
+        return self._read(asset, paths, lambda record: record.key)
 
     def by_file_name(self, asset: str, names: Iterable[str]) -> dict[str, ShardRecord]:
         """Return the records of shards by the names of their files (`partition_filename`), else as `read`."""
         paths = {f"{self._ledger}/{partition_filename(asset)}/{name}.json": name for name in names}
+        return self._read(asset, paths, lambda record: partition_filename(record.key))
+
+    def _read(
+        self, asset: str, names: Mapping[str, str], name_of: Callable[[ShardRecord], str]
+    ) -> dict[str, ShardRecord]:
+        """Return the records at some paths by name; the record itself must have that name."""
         found: dict[str, ShardRecord] = {}
-        for path, data in self._contents(paths):
+        for path, data in self._contents(names):
             try:
-                record = self._parse(data, asset, str(unseal(data).get("key")))
-                if partition_filename(record.key) != paths[path]:
-                    raise ValueError(f"belongs to shard {record.key!r}")
-                found[paths[path]] = record
+                record = self._parse(data)
+                if (record.asset, name_of(record)) != (asset, names[path]):
+                    raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
+                found[names[path]] = record
             except (ValueError, TypeError) as error:
-                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
+                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
         return found
 
     def keys(self, asset: str) -> list[str]:
@@ -125,7 +125,7 @@ class ShardRecords:
             try:
                 keys.append(str(unseal(data)["key"]))
             except (ValueError, TypeError, LookupError) as error:
-                log.warning("record %s is unreadable, its shard will be made again: %s", path, error)
+                log.warning("record %s is unreadable, the next run makes its shard again: %s", path, error)
         return sorted(keys)
 
     def named(self, asset: str) -> list[str]:
@@ -147,13 +147,11 @@ class ShardRecords:
         """Return a URI below the root as "./…"; any other, and an empty one, unchanged."""
         return f"./{uri.removeprefix(self._root)}" if uri.startswith(self._root) else uri
 
-    def _parse(self, data: bytes, asset: str, key: str) -> ShardRecord:
+    def _parse(self, data: bytes) -> ShardRecord:
         fields = unseal(data)
         if fields.pop("format", None) != FORMAT:
             raise ValueError(f"not of format {FORMAT}")
         record = ShardRecord(**fields)
-        if (record.asset, record.key) != (asset, key):
-            raise ValueError(f"belongs to shard {record.key!r} of {record.asset}")
         inside = record.uri.startswith("./")
         return replace(record, uri=self._root + record.uri.removeprefix("./")) if inside else record
 

@@ -127,7 +127,7 @@ def test_damaged_record_counts_as_missing_and_is_told(
     put(root, "ledger/curated/a.json", damage)
     with caplog.at_level(logging.WARNING):
         assert ledger.read("curated", ["a", "b"]) == {"b": record("b")}
-    assert "curated/a.json is unreadable, its shard will be made again" in caplog.text
+    assert "curated/a.json is unreadable, the next run makes its shard again" in caplog.text
 
 
 def test_stat_tells_changed_and_missing_outputs(root: str) -> None:
