@@ -15,17 +15,11 @@ from fsspec.implementations.memory import MemoryFile
 
 from mm_assets_tests.cli.commands import ok
 from mm_assets_tests.cli.documents import GOOD, WIDE, sample
-from mm_assets_tests.cli.formats_to_show import ITEMS, fill_formats
+from mm_assets_tests.cli.formats_to_show import ITEMS
 from mm_assets_tests.cli.hostile_storage import noise
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.parquet_of_others import curator, curator_rows
 from mm_assets_tests.formats.raw_tars import make_tar
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_formats(tmp_path_factory.mktemp("data"))
-
 
 REST = "1 further shard not looked in, as it was found before\n"
 

@@ -13,19 +13,8 @@ import pytest
 
 from mm_assets_tests.cli.commands import only_line, run
 from mm_assets_tests.cli.documents import sample
-from mm_assets_tests.cli.formats_to_show import ITEMS, fill_formats
-from mm_assets_tests.cli.hostile_storage import fill_hostile
+from mm_assets_tests.cli.formats_to_show import ITEMS
 from mm_assets_tests.formats.raw_tars import make_tar
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_formats(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_hostile(tmp_path_factory.mktemp("hostile"))
 
 
 @pytest.mark.parametrize("name", ["raw", "parquet", "webdataset", "lance", "arrow_cache", "jsonl"])

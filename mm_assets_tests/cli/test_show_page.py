@@ -11,19 +11,8 @@ import pytest
 
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.cli.documents import sample
-from mm_assets_tests.cli.formats_to_show import fill_formats
-from mm_assets_tests.cli.hostile_storage import HOSTILE_ID, SVG, bomb, fill_hostile
+from mm_assets_tests.cli.hostile_storage import HOSTILE_ID, SVG, bomb
 from mm_assets_tests.formats.raw_tars import make_tar
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_formats(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_hostile(tmp_path_factory.mktemp("hostile"))
 
 
 class _Page(HTMLParser):

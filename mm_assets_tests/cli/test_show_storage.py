@@ -7,26 +7,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from mm_assets.accounting.ledger import ITEMS_SCHEMA, Ledger
 from mm_assets.formats.parquet_file import publish_table
 from mm_assets_tests.cli.commands import ok, only_line, run
 from mm_assets_tests.cli.documents import image, sample
-from mm_assets_tests.cli.formats_to_show import fill_formats
-from mm_assets_tests.cli.hostile_storage import SVG, fill_hostile
+from mm_assets_tests.cli.hostile_storage import SVG
 from mm_assets_tests.cli.storage_root import fill
 from mm_assets_tests.formats.raw_tars import make_tar
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_formats(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill_hostile(tmp_path_factory.mktemp("hostile"))
 
 
 def test_dropped_quarantined_and_where_the_bytes_are(hostile: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,56 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.accounting.outputs import BY_ASSET
-from mm_assets.formats.registry import reader_for
-from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.graph.published import ALL_IMAGES, assert_ledger_balances, ids_in_outputs, table
 from mm_assets_tests.graph.samples import PNG, document, samples
 
 Deploy = Callable[..., Deployment]
-ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-
-
-def table(storage: Path, folder: str) -> pa.Table:
-    return pa.concat_tables(
-        [pq.read_table(path) for path in sorted((storage / folder).rglob("*.parquet"))],
-        promote_options="permissive",
-    )
-
-
-def ids_in_outputs(storage: Path) -> dict[str, set[str]]:
-    places = {
-        "curated": "parquet",
-        "filtered": "parquet",
-        "webdataset": "webdataset",
-        "lance": "lance",
-        "arrow_cache": "arrow_cache",
-    }
-    return {
-        folder: {
-            i
-            for batch in reader_for(kind, str(storage / folder))
-            for i in batch.data["sample_id"].to_pylist()
-        }
-        for folder, kind in places.items()
-    }
-
-
-def assert_ledger_balances(storage: Path) -> None:
-    entries = table(storage, "ledger/balance").to_pylist()
-    assert {e["asset"] for e in entries} >= {
-        "curated_parquet",
-        "filtered_parquet",
-        "final_tars",
-        "lance_table",
-        "arrow_cache",
-    }
-    sums: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        sums[entry["asset"], entry["partition"]] += (entry["items"] or 0) * (
-            1 if entry["entry"] == "in" else -1
-        )
-    assert set(sums.values()) == {0}
 
 
 @pytest.fixture
@@ -311,50 +266,6 @@ def test_another_shard_does_not_make_a_sound_one_anew(tmp_path: Path, deploy: De
     assert {
         key: "unchanged" in made.metadata for key, made in materialized(result)["curated_parquet"].items()
     } == {"a": False, "b": True}
-
-
-def test_a_sound_sample_does_not_yield_to_a_faulty_one(tmp_path: Path, deploy: Deploy) -> None:
-    write_tar(tmp_path / "raw" / "a.tar", {"twin.json": document("twin")})  # its picture is missing
-    write_tar(tmp_path / "raw" / "b.tar", {"twin.json": document("twin"), "twin.1.png": PNG})
-    assert deploy(**ALL_IMAGES, MM_MAX_LOSS="1").run().success
-    storage = tmp_path / "storage"
-    assert set(map(frozenset, ids_in_outputs(storage).values())) == {frozenset({"twin"})}
-    assert pq.read_table(storage / "curated" / "b.parquet").num_rows == 3
-
-
-def test_a_sample_that_cannot_be_decoded_leaves_its_id_to_a_sound_one(tmp_path: Path, deploy: Deploy) -> None:
-    cut = picture(1)[1][:-20]
-    write_tar(
-        tmp_path / "raw" / "a.tar", {**samples(1, "a"), "twin.json": document("twin"), "twin.1.png": cut}
-    )
-    write_tar(tmp_path / "raw" / "b.tar", {"twin.json": document("twin"), "twin.1.png": PNG})
-    deployment = deploy(**ALL_IMAGES, MM_MAX_LOSS="1")
-    assert deployment.run().success
-    assert ids_in_outputs(tmp_path / "storage")["lance"] == {"a000"}  # found when it was read
-    assert deployment.run(["b"]).success
-    assert ids_in_outputs(tmp_path / "storage")["lance"] == {"a000", "twin"}
-    assert deployment.run().success
-    assert_ledger_balances(tmp_path / "storage")
-    assert unchanged(deployment.run()) == {"a", "b"}
-
-
-def test_samples_of_which_none_can_be_decoded_stay_where_they_are(tmp_path: Path, deploy: Deploy) -> None:
-    cut = picture(1)[1][:-20]
-    for name in "ab":
-        twin = {"twin.json": document("twin"), "twin.1.png": cut}
-        write_tar(tmp_path / "raw" / f"{name}.tar", {**samples(1, name), **twin})
-    deployment = deploy(**ALL_IMAGES, MM_MAX_LOSS="1")
-    for _ in range(3):
-        assert deployment.run().success
-    assert unchanged(deployment.run()) == {"a", "b"}
-    assert unchanged(deployment.run()) == {"a", "b"}
-    assert ids_in_outputs(tmp_path / "storage")["lance"] == {"a000", "b000"}
-
-
-def unchanged(result: dg.ExecuteInProcessResult) -> set[str]:
-    """The shards that were not made anew, in any asset."""
-    assets = [made for asset, made in materialized(result).items() if asset != "raw_shards"]
-    return {key for key in assets[0] if all("unchanged" in made[key].metadata for made in assets)}
 
 
 def test_garbage_in_the_place_of_a_good_shard_removes_nothing(tmp_path: Path, deploy: Deploy) -> None:
