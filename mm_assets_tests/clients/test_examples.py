@@ -10,7 +10,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,33 @@ from mm_assets_tests.formats.raw_tars import make_tar
 pytestmark = pytest.mark.clients
 
 Sample = tuple[str, tuple[Any, ...]]  # id; texts, and (width, height, digest) of pictures
+Run = tuple[Sequence[str | Path], dict[str, str]]  # arguments, environment
 
 DRIVER = Path(__file__).with_name("open_with") / "example_samples.py"
 TWO_NODES = [{"RANK": rank, "WORLD_SIZE": "2"} for rank in "01"]
 
 
 def given(name: str, *arguments: str | Path, **env: str) -> list[list[Any]]:
-    """What the training loop of an example was given, batches joined; the count that it printed last must
-    agree.
+    """What the training loop of an example was given, batches joined."""
+    return given_in_turn(name, (arguments, env))[0]
+
+
+def given_in_turn(name: str, *runs: Run) -> list[list[list[Any]]]:
+    """What the training loop of an example was given in each of several runs, one after the other in one
+    process: to start it takes longer than a run. The counts that each run printed must agree.
     """
-    *printed, batches = run(
-        [clients_bin("python"), DRIVER, name, *arguments], PYTHONPATH=str(ROOT), **env
-    ).splitlines()
-    samples = list(chain.from_iterable(json.loads(batches)))
-    counts = [
-        int(found[1])
-        for line in printed
-        if (found := re.fullmatch(r"(?:epoch \d+: )?(\d+) samples, \d+ samples/s", line))
-    ]
-    assert sum(counts) == len(samples)
-    return samples
+    as_text = json.dumps([[list(map(str, arguments)), env] for arguments, env in runs])
+    given_each: list[list[list[Any]]] = []
+    count = 0
+    for line in run([clients_bin("python"), DRIVER, name, as_text], PYTHONPATH=str(ROOT)).splitlines():
+        if found := re.fullmatch(r"(?:epoch \d+: )?(\d+) samples, \d+ samples/s", line):
+            count += int(found[1])
+        elif line.startswith("["):
+            given_each.append(list(chain.from_iterable(json.loads(line))))
+            assert count == len(given_each[-1])
+            count = 0
+    assert len(given_each) == len(runs)
+    return given_each
 
 
 def plain(samples: Iterable[list[Any]]) -> list[Sample]:
@@ -151,24 +158,24 @@ def modalities(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Sam
 
 @pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
 def test_webdataset_every_sample_once(seed: list[str], outputs: Path, truth: list[Sample]) -> None:
-    tars = outputs / "webdataset"
-    whole = plain(given("webdataset_loader", tars, *seed))
+    arguments = [outputs / "webdataset", *seed]
+    whole = plain(given("webdataset_loader", *arguments))
     assert sorted(whole) == truth
-    assert plain(given("webdataset_loader", tars, *seed)) == whole  # the same order again
 
-    nodes = [plain(given("webdataset_loader", tars, *seed, **node)) for node in TWO_NODES]
+    again, *nodes = map(
+        plain, given_in_turn("webdataset_loader", (arguments, {}), *((arguments, node) for node in TWO_NODES))
+    )
+    assert again == whole  # the same order in another process
     assert all(nodes)
     assert sorted(nodes[0] + nodes[1]) == truth
 
 
 def test_webdataset_shuffles_anew_in_each_epoch(outputs: Path, truth: list[Sample]) -> None:
-    orders = [
-        plain(given("webdataset_loader", outputs / "webdataset", "--seed", "3", "--epoch", epoch))
-        for epoch in "01"
-    ]
-    unshuffled = plain(given("webdataset_loader", outputs / "webdataset"))
-    assert [sorted(order) for order in orders] == [truth, truth]
-    assert len({tuple(order) for order in (*orders, unshuffled)}) == 3
+    options: list[list[str]] = [["--seed", "3"], ["--seed", "3", "--epoch", "1"], []]
+    runs: list[Run] = [([outputs / "webdataset", *some], {}) for some in options]
+    orders = [plain(order) for order in given_in_turn("webdataset_loader", *runs)]
+    assert [sorted(order) for order in orders] == [truth] * 3
+    assert len(set(map(tuple, orders))) == 3
 
 
 @pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
@@ -181,11 +188,16 @@ def test_webdataset_resumes_with_exactly_the_rest(
     for stop in stops:
         parts.append(plain(given("webdataset_loader", *arguments, "--stop-after", str(stop))))
         assert stop <= len(parts[-1]) < stop + 3
-    rest = plain(given("webdataset_loader", *arguments))
+    rest, over, next_epoch = map(
+        plain,
+        given_in_turn(
+            "webdataset_loader", (arguments, {}), (arguments, {}), ([*arguments, "--epoch", "1"], {})
+        ),
+    )
 
     assert sorted([*chain.from_iterable(parts), *rest]) == truth
-    assert plain(given("webdataset_loader", *arguments)) == []  # the epoch is over
-    assert sorted(plain(given("webdataset_loader", *arguments, "--epoch", "1"))) == truth
+    assert over == []
+    assert sorted(next_epoch) == truth
 
 
 @pytest.mark.parametrize("seed", [[], ["--seed", "3"]])
@@ -193,15 +205,15 @@ def test_webdataset_resumes_on_other_nodes_and_workers(
     seed: list[str], outputs: Path, truth: list[Sample], tmp_path: Path
 ) -> None:
     arguments = [outputs / "webdataset", *seed, "--position", tmp_path / "position"]
-    seen = []
-    for rank in "012":
-        seen += given(
-            "webdataset_loader", *arguments, "--workers", "1", "--stop-after", "5", RANK=rank, WORLD_SIZE="3"
-        )
-    for node in TWO_NODES:  # one is finished before the other begins
-        seen += given("webdataset_loader", *arguments, "--stop-after", "7", **node)
-    for node in reversed(TWO_NODES):
-        seen += given("webdataset_loader", *arguments, "--workers", "3", "--stop-after", "4", **node)
+    seen: list[list[Any]] = []
+    three_nodes = [{"RANK": rank, "WORLD_SIZE": "3"} for rank in "012"]
+    for options, nodes in (
+        (["--workers", "1", "--stop-after", "5"], three_nodes),
+        (["--stop-after", "7"], TWO_NODES),  # one is finished before the other begins
+        (["--workers", "3", "--stop-after", "4"], TWO_NODES[::-1]),
+    ):
+        runs: list[Run] = [([*arguments, *options], node) for node in nodes]
+        seen += chain.from_iterable(given_in_turn("webdataset_loader", *runs))
     assert len(seen) < len(truth)
     seen += given("webdataset_loader", *arguments, "--workers", "0")
 
@@ -210,14 +222,15 @@ def test_webdataset_resumes_on_other_nodes_and_workers(
 
 def test_paired_every_sample_once(modalities: tuple[Path, list[Sample]]) -> None:
     folder, truth = modalities
-    samples = given("paired_loader", folder)
+    samples, *nodes = given_in_turn(
+        "paired_loader", ([folder], {}), *(([folder, "--epochs", "2"], node) for node in TWO_NODES)
+    )
     assert sorted(plain(samples)) == truth
     assert {sample_id: embedding for sample_id, _, embedding in samples} == {
         key: [float(key[1:2] + key[3:])] * 4 for key, _ in truth
     }
 
-    nodes = [plain(given("paired_loader", folder, "--epochs", "2", **node)) for node in TWO_NODES]
-    assert sorted(nodes[0] + nodes[1]) == sorted([*truth, *truth])
+    assert sorted(plain(nodes[0] + nodes[1])) == sorted([*truth, *truth])
     assert all(len(node) < 2 * len(truth) for node in nodes)
 
 
@@ -273,12 +286,13 @@ def test_lance_samples_that_lie_across_batches(tmp_path: Path) -> None:
 
 def test_arrow_cache_every_sample_once_in_another_order(outputs: Path, truth: list[Sample]) -> None:
     caches = outputs / "arrow_cache"
-    samples = plain(given("arrow_cache_loader", caches, "--epochs", "2", "--seed", "5"))
+    whole: Run = ([caches, "--epochs", "2", "--seed", "5"], {})
+    of_nodes: list[Run] = [([caches, "--seed", "5"], node) for node in TWO_NODES]
+    samples, *nodes = map(plain, given_in_turn("arrow_cache_loader", whole, *of_nodes))
     first, second = samples[: len(truth)], samples[len(truth) :]
     assert sorted(first) == sorted(second) == truth
     assert first != second
 
-    nodes = [plain(given("arrow_cache_loader", caches, "--seed", "5", **node)) for node in TWO_NODES]
     assert sorted(nodes[0] + nodes[1]) == truth
     assert abs(len(nodes[0]) - len(nodes[1])) <= 1
 

@@ -1,15 +1,17 @@
-"""A script of ``examples/`` as it runs, and what its training loop is given.
+"""A script of ``examples/`` as it runs, once or several times, and what its training loop is given.
 
-Arguments: its name, then its own arguments. Last line: batches of [sample id, [text or [width, height, digest
-of the pixels]], embedding].
+Arguments: its name, and its runs: a JSON list of [its arguments, its environment]. Last line of each run:
+batches of [sample id, [text or [width, height, digest of the pixels]], embedding].
 """
 
 import hashlib
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from PIL import Image
 
@@ -20,21 +22,28 @@ def plain(item: str | Image.Image) -> Any:
     return item if isinstance(item, str) else [*item.size, hashlib.sha256(item.tobytes()).hexdigest()]
 
 
-def main(name: str, arguments: list[str]) -> None:
-    example, batches = importlib.import_module(name), []
+def main(name: str, runs: list[tuple[list[str], dict[str, str]]]) -> None:
+    example = importlib.import_module(name)
+    for arguments, environment in runs:
+        batches: list[Any] = []
 
-    def train_step(samples: list[dict[str, Any]]) -> None:
-        batches.append(
-            [
-                [one["sample_id"], list(map(plain, one["items"])), list(map(float, one.get("embedding", [])))]
-                for one in samples
-            ]
-        )
+        def train_step(samples: list[dict[str, Any]], batches: list[Any] = batches) -> None:
+            batches.append(
+                [
+                    [
+                        one["sample_id"],
+                        list(map(plain, one["items"])),
+                        list(map(float, one.get("embedding", []))),
+                    ]
+                    for one in samples
+                ]
+            )
 
-    example.train_step = train_step
-    example.main(arguments)
-    print(json.dumps(batches))
+        example.train_step = train_step
+        with mock.patch.dict(os.environ, environment):
+            example.main(arguments)
+        print(json.dumps(batches))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], json.loads(sys.argv[2]))

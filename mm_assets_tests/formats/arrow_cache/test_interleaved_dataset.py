@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,8 @@ def test_other_processes(folder: Path, method: str, is_used: bool) -> None:
     if is_used:
         assert dataset.index("two") == 2
         assert dataset[0]["sample_id"] == "three"
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        assert pool.apply(_ids, [dataset]) == ["three", "one", "two"]
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
+        assert pool.submit(_ids, dataset).result() == ["three", "one", "two"]
 
 
 def test_what_is_sent_holds_no_rows(folder: Path) -> None:
