@@ -22,6 +22,7 @@ from sqlalchemy.pool import NullPool, QueuePool
 from mm_assets.event_log.batched import BatchedEventLog
 from mm_assets.event_log.engines import Engines
 from mm_assets.event_log.rows import EventRow
+from mm_assets.event_log.run_database import make_run_database, revision_of
 
 
 class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
@@ -94,10 +95,20 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         engine = self._engines.get(shard)
         with self._init_lock:
             if shard not in self._initialized_dbs or not os.path.exists(self.path_for_shard(shard)):
-                self._initdb(engine)
+                self._init(shard, engine)
                 self._initialized_dbs.add(shard)
         with engine.connect() as connection, connection.begin():
             yield connection
+
+    def _init(self, shard: str, engine: Engine) -> None:
+        revision = None
+        if shard != INDEX_SHARD_NAME and os.path.exists(self.path_for_shard(INDEX_SHARD_NAME)):
+            with self._engines.get(INDEX_SHARD_NAME).connect() as connection:
+                revision = revision_of(connection)
+        if revision is None:
+            self._initdb(engine)
+        else:
+            make_run_database(engine, revision)
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         if column_name not in self._asset_columns:

@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import dagster as dg
 import pytest
 from dagster._core.definitions.data_version import StaleStatus
 
 from mm_assets.automation.due_shards import FAILED, MISSING, STALE, Due
 from mm_assets_tests.automation.histories import History
 from mm_assets_tests.io_managers.conftest import Toy
+from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 
 DAGSTER = {MISSING: StaleStatus.MISSING, STALE: StaleStatus.STALE}
@@ -26,7 +26,7 @@ def shared_workers() -> Iterator[None]:
 
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[History]:
-    with dg.DagsterInstance.ephemeral(str(tmp_path / "artifacts")) as instance:
+    with quick_instance(tmp_path / "artifacts") as instance:
         history = History(Toy(tmp_path, instance), monkeypatch)
         history.deployment.shards(4)
         yield history

@@ -1,5 +1,5 @@
-"""A deployment per test. Worker processes and one finished deployment are shared, and the event log is in
-memory: a run on SQLite files costs four times as much, and `test_check_states` reads those.
+"""A deployment per test. Worker processes and one finished deployment are shared, and the event log is ours:
+a run with Dagster's own files costs four times as much, and `test_check_states` reads those.
 """
 
 import json
@@ -13,6 +13,7 @@ import pytest
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, write_tar
 from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 
 
@@ -24,7 +25,7 @@ def shared_workers() -> Iterator[None]:
 
 @pytest.fixture
 def deploy(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Deployment]]:
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("dagster_home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("dagster_home")) as instance:
         yield partial(_deployment, tmp_path, instance)
 
 
@@ -74,7 +75,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     write_tar(folder / "raw" / "p.tar", {**documents, "a.png": picture(0)[1], "b.png": picture(3)[1]})
     write_tar(folder / "raw" / "q.tar", {"three.json": json.dumps(three).encode()})
     bounds = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         deployment = Deployment(
             str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds}
         )

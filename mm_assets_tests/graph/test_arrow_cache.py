@@ -11,13 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
 from mm_assets.formats import InterleavedArrowDataset, read_sharded_cache_meta
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
+from mm_assets_tests.quick_instance import quick_instance
 
 PNG = picture(0)[1]
 ALL_IMAGES = {"MM_MIN_ASPECT_RATIO": "0", "MM_MAX_ASPECT_RATIO": "100"}
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("made")
     two_shards(folder / "raw")
     environment = {"MM_WORKERS": "2", **ALL_IMAGES}
-    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+    with quick_instance(folder / "home") as instance:
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert deployment.run().success
         yield deployment

@@ -23,6 +23,7 @@ from mm_assets.interleaved import (
     InterleavedWebdatasetReader,
 )
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_checks, materialized
+from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
 
@@ -53,7 +54,7 @@ def unfiltered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """One run without thresholds, for tests that only look at what it left."""
     folder = tmp_path_factory.mktemp("unfiltered")
     make_shards(folder / "raw", members=1, pdf=1)
-    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+    with quick_instance(folder / "home") as instance:
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "2"})
         yield Run(folder / "storage", deployment, materialized(deployment.run()))
 

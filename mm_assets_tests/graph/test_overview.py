@@ -23,6 +23,7 @@ from mm_assets.overview.measures import Measures, measure
 from mm_assets.partitions import SHARDS
 from mm_assets.resources.maintained_storage import MaintainedStorage
 from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.quick_instance import quick_instance
 
 PICTURE = re.compile(r"!\[\]\(data:image/webp;base64,([A-Za-z0-9+/=]+)\)")
 
@@ -36,7 +37,7 @@ def filtered(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
     at = broken.index(b'{"')
     broken[at : at + 2] = b"!!"
     (folder / "raw" / "web-00001.tar").write_bytes(broken)
-    instance = dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home")))
+    instance = quick_instance(tmp_path_factory.mktemp("home"))
     bounds = {"MM_WORKERS": "2", "MM_MIN_ASPECT_RATIO": "1", "MM_MAX_ASPECT_RATIO": "2"}
     deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, bounds)
     assert deployment.run().success

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,6 +25,7 @@ from mm_assets_tests.cli.documents import image, sample
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.commands import run
 from mm_assets_tests.graph.deployment import Deployment
+from mm_assets_tests.quick_instance import quick_instance
 
 BOUNDS = {"MM_MAX_ASPECT_RATIO": "2", "MM_MIN_BYTE_SIZE": "6000"}
 SETS = {
@@ -49,7 +49,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     broken = b"\xff\xd8\xff no picture"
     make_tar(folder / "raw" / "odd.tar", [*sample("odd", image(9, 9)), *sample("broken", broken)])
     environment = {"MM_WORKERS": "2", "MM_ON_MATERIALIZE_ERROR": "warn"}
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         made = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert made.run(assets=["raw_shards", "curated_parquet", "image_scores", "sample_scores"]).success
         yield made

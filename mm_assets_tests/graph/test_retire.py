@@ -29,6 +29,7 @@ from mm_assets_tests.cli import commands
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
 
@@ -61,7 +62,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     _write(raw, "b.x y", "b1", "b2")
     _write(raw, "sub/c", "c1")
     _write(raw, "sub/d", "d1")
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         deployment = Deployment(raw, str(folder / "storage"), instance, {"MM_WORKERS": "1"})
         assert deployment.run().success
         assert prove(deployment)[:2] == (True, {})
@@ -71,7 +72,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.fixture
 def fresh(three: Deployment, tmp_path: Path) -> Iterator[Deployment]:
     """A copy, under a Dagster that has its partitions and no events."""
-    with dg.DagsterInstance.ephemeral(str(tmp_path / "home")) as instance:
+    with quick_instance(tmp_path / "home") as instance:
         yield replace(three.copied(tmp_path), instance=instance)
 
 
@@ -247,7 +248,7 @@ def test_groups_are_kept_by_a_command_that_knows_of_none(tmp_path: Path) -> None
     for number in (0, 1, 2):
         _write(str(raw), f"web-{number}", f"s{number}")
     _write(str(raw), "extra", "e")
-    with dg.DagsterInstance.ephemeral(str(tmp_path)) as instance:
+    with quick_instance(tmp_path) as instance:
         settings = {"MM_WORKERS": "1", "MM_SHARDS_PER_PARTITION": "3"}
         grouped = Deployment(str(raw), str(tmp_path / "storage"), instance, settings)
         assert grouped.run().success

@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import dagster as dg
 import pytest
 
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
 from mm_assets_tests.graph.samples import PNG, samples
+from mm_assets_tests.quick_instance import quick_instance
 
 OUTPUTS = ("arrow_cache", "curated_parquet", "filtered_parquet", "final_tars", "lance_table")
 
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("lossy")
     write_tar(folder / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
     write_tar(folder / "raw" / "b.tar", samples(2, "g"))
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         environment = {"MM_WORKERS": "1", "MM_MIN_ASPECT_RATIO": "50", "MM_MAX_ASPECT_RATIO": "60"}
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert deployment.run().success

@@ -15,6 +15,7 @@ import pytest
 
 from mm_assets_tests.graph.deployment import Deployment, materialized, write_tar
 from mm_assets_tests.graph.samples import PNG, samples
+from mm_assets_tests.quick_instance import quick_instance
 
 Change = Callable[[bytes], bytes]
 
@@ -44,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     write_tar(folder / "raw" / "a.tar", {**samples(3), "bad.json": b"{nope", "stray.png": PNG})
     write_tar(folder / "raw" / "b.tar", samples(2, "g"))
     environment = {"MM_WORKERS": "2", "MM_MIN_ASPECT_RATIO": "50", "MM_MAX_ASPECT_RATIO": "60"}
-    with dg.DagsterInstance.ephemeral(str(folder / "home")) as instance:
+    with quick_instance(folder / "home") as instance:
         deployment = Deployment(str(folder / "raw"), str(folder / "storage"), instance, environment)
         assert deployment.run().success
         yield deployment

@@ -13,7 +13,6 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-import dagster as dg
 import lance
 import pytest
 import xxhash
@@ -26,6 +25,7 @@ from mm_assets.versions.output_state import OutputState
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, materialized, write_tar
+from mm_assets_tests.quick_instance import quick_instance
 
 Lines = set[tuple[str, ...]]
 
@@ -76,7 +76,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     _write(folder / "raw", "q", q1=("wide", 25), q2=("square", 10))
     _write(folder / "raw", "r", r1=("square", 10))
     bounds = {"MM_MIN_ASPECT_RATIO": "0.1", "MM_MAX_ASPECT_RATIO": "3.0"}
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("home"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("home")) as instance:
         deployment = Deployment(
             str(folder / "raw"), str(folder / "storage"), instance, {"MM_WORKERS": "1", **bounds}
         )
@@ -88,7 +88,7 @@ def tagged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 @pytest.fixture
 def one(tagged: Deployment, tmp_path: Path) -> Iterator[Deployment]:
     """A copy, to be changed."""
-    with dg.DagsterInstance.ephemeral(str(tmp_path / "home")) as instance:
+    with quick_instance(tmp_path / "home") as instance:
         yield replace(tagged.copied(tmp_path), instance=instance, environment=dict(tagged.environment))
 
 

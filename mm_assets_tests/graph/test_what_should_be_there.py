@@ -16,6 +16,7 @@ import pytest
 from mm_assets.accounting.outputs import OUTPUTS
 from mm_assets.io_managers import proof_job
 from mm_assets_tests.graph.deployment import Deployment, prove, write_tar
+from mm_assets_tests.quick_instance import quick_instance
 
 Deploy = Callable[..., Deployment]
 
@@ -30,7 +31,7 @@ FOLDERS = {
 @pytest.fixture
 def fresh(copied: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """The same outputs under a Dagster that knows nothing of them."""
-    with dg.DagsterInstance.ephemeral(str(tmp_path_factory.mktemp("fresh"))) as instance:
+    with quick_instance(tmp_path_factory.mktemp("fresh")) as instance:
         yield Deployment(copied.raw, copied.storage, instance, copied.environment)
 
 

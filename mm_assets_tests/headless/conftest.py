@@ -18,6 +18,7 @@ from mm_assets_tests.cli.commands import fine, run
 from mm_assets_tests.formats.images.pictures import picture
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.graph.kept_engines import kept_engines
+from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 
 # In the order in which commands name them.
@@ -115,9 +116,9 @@ def shared_by_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
-    """With an event log in memory: on SQLite files a run costs four times as much."""
+    """With our event log and runs in memory: in Dagster's files a run costs four times as much."""
     (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.ephemeral(str(tmp_path / "home")) as instance:
+    with quick_instance(tmp_path / "home") as instance:
         monkeypatch.setattr(headless_run, "_instance", lambda: nullcontext(instance))
         yield Project(tmp_path, instance)
 

@@ -11,6 +11,7 @@ import pytest
 from mm_assets.io_managers import events
 from mm_assets.partitions import SHARDS
 from mm_assets_tests.io_managers import toy
+from mm_assets_tests.quick_instance import quick_instance
 from mm_assets_tests.warm_workers import warm_workers
 
 
@@ -92,7 +93,7 @@ def shared_workers() -> Iterator[None]:
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Toy]:
-    with dg.DagsterInstance.ephemeral(str(tmp_path / "artifacts")) as instance:
+    with quick_instance(tmp_path / "artifacts") as instance:
         yield Toy(tmp_path, instance)
 
 

@@ -1,0 +1,89 @@
+"""The database of a run: as the stock class makes it, and made once."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+import sqlalchemy as db
+from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
+
+from mm_assets.event_log.run_database import make_run_database
+from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+
+
+def _schema(database: Path) -> dict[str, Any]:
+    with closing(sqlite3.connect(database)) as connection:
+        made = connection.execute("SELECT type, name, sql FROM sqlite_master").fetchall()
+        revisions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    return {"made": {(kind, name, _words(sql)) for kind, name, sql in made}, "at": revisions, "mode": mode}
+
+
+def _words(sql: str | None) -> str:
+    return " ".join((sql or "").split())
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> dict[str, SqliteEventLogStorage]:
+    """The stock class and ours, in folders of their own; a run's database is there after a first read."""
+    return {
+        "stock": SqliteEventLogStorage(str(tmp_path / "stock")),
+        "ours": BatchedSqliteEventLogStorage(str(tmp_path / "ours")),
+    }
+
+
+def _open_run(log: SqliteEventLogStorage) -> Path:
+    with log.run_connection("run"):
+        return Path(log.path_for_shard("run"))
+
+
+def test_it_is_that_of_the_stock_class(logs: dict[str, SqliteEventLogStorage]) -> None:
+    found = {kind: _schema(_open_run(log)) for kind, log in logs.items()}
+    assert found["ours"] == found["stock"]
+    assert len(found["ours"]["at"]) == 1
+    assert found["ours"]["mode"] == "wal"
+
+
+def test_it_is_as_old_as_the_index(logs: dict[str, SqliteEventLogStorage]) -> None:
+    """`dagster instance migrate` brings both to the newest."""
+    log = logs["ours"]
+    with log.index_connection() as connection:
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'earlier'")
+    assert _schema(_open_run(log))["at"] == [("earlier",)]
+
+
+def test_without_a_revision_in_the_index_the_stock_class_makes_it(
+    logs: dict[str, SqliteEventLogStorage],
+) -> None:
+    expected = _schema(_open_run(logs["stock"]))
+    with logs["ours"].index_connection() as connection:
+        connection.exec_driver_sql("DROP TABLE alembic_version")
+    assert _schema(_open_run(logs["ours"])) == expected
+
+
+def test_several_at_once_make_it_once(tmp_path: Path) -> None:
+    makers, database = 8, tmp_path / "run.db"
+    begin = Barrier(makers)
+
+    def make(number: int) -> None:
+        engine = db.create_engine(f"sqlite:///{database}", poolclass=db.NullPool)
+        begin.wait()
+        make_run_database(engine, f"by {number}")
+
+    with ThreadPoolExecutor(makers) as pool:
+        list(pool.map(make, range(makers)))
+    assert len(_schema(database)["at"]) == 1
+
+
+def test_what_is_in_it_stays(tmp_path: Path) -> None:
+    database = tmp_path / "run.db"
+    engine = db.create_engine(f"sqlite:///{database}", poolclass=db.NullPool)
+    for revision in ("first", "second"):
+        make_run_database(engine, revision)
+    assert _schema(database)["at"] == [("first",)]
