@@ -139,9 +139,17 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return list(range(last + 1, last + 1 + count))
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """Return all keys in the order in which they were added.
+        """Return all keys in the order in which they were added."""
+        return list(self._dynamic_partitions(partitions_def_name))
 
-        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
+    def has_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> bool:
+        """Return whether there is this key."""
+        return partition_key in self._dynamic_partitions(partitions_def_name)
+
+    def _dynamic_partitions(self, partitions_def_name: str) -> Mapping[str, None]:
+        """The keys, in the order in which they were added.
+
+        Dagster asks some hundred times in a run; they are read again only when some may have changed.
         """
         with self.index_connection() as connection:
             cached = connection.info.setdefault("mm_assets:dynamic_partitions", {})
@@ -150,8 +158,10 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
         state = (self._partition_changes, version)
         if partitions_def_name not in cached or cached[partitions_def_name][0] != state:
-            cached[partitions_def_name] = (state, super().get_dynamic_partitions(partitions_def_name))
-        return list(cached[partitions_def_name][1])
+            keys = super().get_dynamic_partitions(partitions_def_name)
+            cached[partitions_def_name] = (state, dict.fromkeys(keys))
+        found: Mapping[str, None] = cached[partitions_def_name][1]
+        return found
 
     def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
         """Add keys that are not there yet."""

@@ -134,13 +134,24 @@ def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationDa
 def targets(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
 ) -> dict[str, AssetCheckEvaluationTargetMaterializationData]:
-    """Return, for each of these partitions that has one, the reference to its latest materialization."""
+    """Return, for each of these partitions that has one, the reference to its latest materialization.
+
+    For partitions that a run has found or made: whether the asset was wiped before is not asked.
+    """
     found: dict[str, AssetCheckEvaluationTargetMaterializationData] = {}
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
-    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-    for ids in _batches(list(_storage_ids(instance, asset, kind, keys).values())):
-        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(row.id.in_(ids))
+    for batch in _batches(list(keys)):
+        latest = (
+            db.select(db.func.max(row.id))
+            .where(
+                row.asset_key == asset.to_string(),
+                row.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION.value,
+                row.partition.in_(batch),
+            )
+            .group_by(row.partition)
+        )
+        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(row.id.in_(latest))
         with log.index_connection() as connection:
             rows = connection.execute(query).fetchall()
         for storage_id, partition, run_id, at in rows:
@@ -170,14 +181,17 @@ def withdraw_planned(instance: dg.DagsterInstance, run_id: str, checks: Iterable
     storage = instance.event_log_storage
     if not isinstance(storage, SqlEventLogStorage):
         return
+    by_asset: dict[str, list[str]] = {}
+    for check in checks:
+        by_asset.setdefault(check.asset_key.to_string(), []).append(check.name)
     table = AssetCheckExecutionsTable.c
     with storage.index_connection() as connection:
-        for check in checks:
+        for asset, names in by_asset.items():
             connection.execute(
                 AssetCheckExecutionsTable.delete().where(
                     db.and_(
-                        table.asset_key == check.asset_key.to_string(),
-                        table.check_name == check.name,
+                        table.asset_key == asset,
+                        table.check_name.in_(names),
                         table.run_id == run_id,
                         table.execution_status == AssetCheckExecutionRecordStatus.PLANNED.value,
                     )

@@ -31,10 +31,12 @@ def test_changes_of_any_instance_are_seen_at_once(tmp_path: Path, url: str | Non
         for number, instance in enumerate([ours, other, other, ours]):
             instance.add_dynamic_partitions(SHARDS, [f"a{number}", f"b{number}"])
             expected += [f"a{number}", f"b{number}"]
+            assert ours.has_dynamic_partition(SHARDS, f"b{number}")
             assert ours.get_dynamic_partitions(SHARDS) == expected
         for instance, key in ((other, "a1"), (ours, "b1")):
             instance.delete_dynamic_partition(SHARDS, key)
             expected.remove(key)
+            assert not ours.has_dynamic_partition(SHARDS, key)
             assert ours.get_dynamic_partitions(SHARDS) == expected
         # the last row goes and another comes: SQLite gives it the same id
         other.delete_dynamic_partition(SHARDS, "b3")
