@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> NoReturn:
         pass  # what is wrong with it is told in one line
     print(f"the UI: {address}", flush=True)
     os.environ.setdefault("DAGSTER_DISABLE_TELEMETRY", "true")
+    # A look at 100,000 partitions takes half a minute of CPU; by default the daemon waits a minute.
+    os.environ.setdefault("DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS", "300")
     # Notices of Dagster that are for whoever writes such a command, and a line for each look of a sensor.
     command = [
         sys.executable,

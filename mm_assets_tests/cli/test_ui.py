@@ -3,11 +3,25 @@
 """
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from mm_assets_tests.cli.commands import only_line, run_process
+from mm_assets_tests.cli.commands import environment, only_line, run_process
+from mm_assets_tests.free_port import free_port
+
+# What `dagster dev` would be started with, instead of starting it.
+_STARTED = """
+import os, sys
+def started(*_):
+    print("the daemon waits", os.environ["DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS"], flush=True)
+    os._exit(0)
+os.execv = started
+from mm_assets.cli import main
+main(["ui", "--port", sys.argv[1]])
+"""
 
 
 @pytest.mark.parametrize(
@@ -43,3 +57,18 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     line = f"mm-assets: port {port} of 127.0.0.1: address already in use; name another with --port"
     assert done.stderr.splitlines() == [line]
     assert not (tmp_path / ".dagster").exists()
+
+
+@pytest.mark.parametrize(("given", "waits"), [(None, "300"), ("90", "90")])
+def test_a_look_at_many_partitions_may_take_longer_than_a_minute(
+    given: str | None, waits: str, tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTED, str(free_port())],
+        env=environment(DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS=given),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == f"the daemon waits {waits}"
