@@ -3,7 +3,7 @@ BIN := .venv/bin
 PORT ?= 3000
 BENCH ?= peer
 
-.PHONY: demo demo-ray demo-s3 test-fast test test-clients test-all check lint ui docs clients bench lock public-names clean
+.PHONY: demo demo-ray demo-s3 test-fast test test-clients check lint ui docs clients bench lock public-names clean
 .DEFAULT_GOAL := demo
 
 # Everything the project needs, from the lock file; nothing is installed outside .venv/.
@@ -23,7 +23,7 @@ demo-s3: .venv/.made clients  ## the demo on a real S3 server on this machine
 	$(BIN)/python -m tools.demo_s3
 
 # They start hundreds of processes, which would compile our modules again and again where containers forbid to keep that.
-test-fast test test-clients test-all: export PYTHONDONTWRITEBYTECODE =
+test-fast test test-clients: export PYTHONDONTWRITEBYTECODE =
 
 test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 	$(BIN)/python -m pytest --fast -n auto
@@ -31,8 +31,8 @@ test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 # File by file, in the order of conftest.py: sorted by number of tests, the few long ones with real daemons would come last.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-test: .venv/.made  ## all tests but those of the clients
-	$(BIN)/python -m pytest -m "not clients" $(SPREAD)
+test: .venv/.made  ## all tests but those of the clients; with those, in less time than one after the other: make test CLIENTS=1
+	$(BIN)/python -m pytest $(if $(CLIENTS),,-m "not clients") $(SPREAD)
 
 lint: .venv/.made  ## ruff, format, types
 	$(BIN)/ruff check .
@@ -58,9 +58,6 @@ clients:  ## every client the outputs must open in, in an environment of their o
 
 test-clients: .venv/.made clients  ## the tests that need those clients, a browser, an S3 server or the package registry
 	$(BIN)/python -m pytest -m clients $(SPREAD)
-
-test-all: .venv/.made clients  ## both at once: less waiting than one after the other
-	$(BIN)/python -m pytest $(SPREAD)
 
 bench: .venv/.made clients  ## speed and memory beside NeMo Curator; another benchmark or size: make bench BENCH="memory --full"
 	$(BIN)/python -m benchmarks $(BENCH)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import sqlalchemy as db
 from dagster._core.storage.event_log.schema import SqlEventLogStorageMetadata
 from sqlalchemy import Connection, Engine
 
+_PAUSE_SECONDS = 0.01
+_ATTEMPTS = 3000
 # As alembic has it; `test_run_database.py` compares.
 _REVISION = db.Table(
     "alembic_version",
@@ -26,12 +30,12 @@ def make_run_database(engine: Engine, revision: str) -> None:
     """Make the tables of a new database, at this revision; leave one alone that has them.
 
     Raises:
-        sqlalchemy.exc.DatabaseError: another process has had it locked for too long.
+        sqlalchemy.exc.DatabaseError: it cannot be written, or another process has had it locked for too long.
     """
     with engine.connect() as connection:
         if revision_of(connection) is not None:
             return
-        connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        _begin_write_ahead_log(connection)
         # pysqlite begins a transaction with the first change of rows only: of two that make it, one waits.
         connection.exec_driver_sql("BEGIN IMMEDIATE")
         if revision_of(connection) is None:
@@ -39,3 +43,17 @@ def make_run_database(engine: Engine, revision: str) -> None:
             _REVISION.create(connection, checkfirst=True)
             connection.execute(_REVISION.insert(), {"version_num": revision})
         connection.commit()
+
+
+def _begin_write_ahead_log(connection: Connection) -> None:
+    """Change the journal of a database, before it has tables: one that has them is not looked at again."""
+    for attempt in range(_ATTEMPTS, 0, -1):
+        try:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        except db.exc.OperationalError as error:
+            # SQLite does not wait here, whatever its timeout, while another process does the same.
+            if attempt == 1 or "database is locked" not in str(error):
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return

@@ -139,29 +139,31 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return list(range(last + 1, last + 1 + count))
 
     def get_dynamic_partitions(self, partitions_def_name: str) -> Sequence[str]:
-        """Return all keys in the order in which they were added."""
-        return list(self._dynamic_partitions(partitions_def_name))
+        """Return all keys in the order in which they were added.
+
+        Dagster asks about a hundred times in a run; they are read again only when some may have changed.
+        """
+        state, kept = self._kept_partitions()
+        if partitions_def_name not in kept or kept[partitions_def_name][0] != state:
+            keys = super().get_dynamic_partitions(partitions_def_name)
+            kept[partitions_def_name] = (state, dict.fromkeys(keys))
+        return list(kept[partitions_def_name][1])
 
     def has_dynamic_partition(self, partitions_def_name: str, partition_key: str) -> bool:
-        """Return whether there is this key."""
-        return partition_key in self._dynamic_partitions(partitions_def_name)
+        """Return whether there is this key; to ask for one alone does not read all."""
+        state, kept = self._kept_partitions()
+        if partitions_def_name in kept and kept[partitions_def_name][0] == state:
+            return partition_key in kept[partitions_def_name][1]
+        return super().has_dynamic_partition(partitions_def_name, partition_key)
 
-    def _dynamic_partitions(self, partitions_def_name: str) -> Mapping[str, None]:
-        """The keys, in the order in which they were added.
-
-        Dagster asks some hundred times in a run; they are read again only when some may have changed.
-        """
+    def _kept_partitions(self) -> tuple[object, dict[str, tuple[object, dict[str, None]]]]:
+        """The state of all keys, and what a connection has kept: keys, and the state at which it read them."""
         with self.index_connection() as connection:
-            cached = connection.info.setdefault("mm_assets:dynamic_partitions", {})
+            kept = connection.info.setdefault("mm_assets:dynamic_partitions", {})
             # Changes with each commit of another connection. Ids tell less: that of a deleted row is used
             # again.
             version = connection.exec_driver_sql("PRAGMA data_version").scalar()
-        state = (self._partition_changes, version)
-        if partitions_def_name not in cached or cached[partitions_def_name][0] != state:
-            keys = super().get_dynamic_partitions(partitions_def_name)
-            cached[partitions_def_name] = (state, dict.fromkeys(keys))
-        found: Mapping[str, None] = cached[partitions_def_name][1]
-        return found
+        return (self._partition_changes, version), kept
 
     def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
         """Add keys that are not there yet."""

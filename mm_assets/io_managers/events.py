@@ -5,7 +5,8 @@ upgrade of Dagster. They tell which of these no longer holds:
 
 * `MARK` in an output's metadata keeps Dagster from logging its own event for each partition of the run;
 * the tags of `provenance` on a logged materialization are the ones that staleness is computed from;
-* `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query;
+* `instance.get_latest_storage_id_by_partition` finds the latest events of a whole chunk in one query, and
+  `SqlEventLogStorage._latest_event_ids_by_partition_subquery` is the query;
 * a planned materialization without a later real one in the event log is a failed (or unfinished) attempt;
 * an evaluation counts for a partition only while it names the partition's latest materialization (`target`);
   of several rows of a check the one inserted last counts, and a planned row that is never filled in reads
@@ -134,24 +135,16 @@ def target(latest: Latest | None) -> AssetCheckEvaluationTargetMaterializationDa
 def targets(
     instance: dg.DagsterInstance, asset: dg.AssetKey, keys: Iterable[str]
 ) -> dict[str, AssetCheckEvaluationTargetMaterializationData]:
-    """Return, for each of these partitions that has one, the reference to its latest materialization.
-
-    For partitions that a run has found or made: whether the asset was wiped before is not asked.
-    """
+    """Return, for each of these partitions that has one, the reference to its latest materialization."""
     found: dict[str, AssetCheckEvaluationTargetMaterializationData] = {}
     log, row = instance.event_log_storage, SqlEventLogStorageTable.c
     assert isinstance(log, SqlEventLogStorage), "an event log in a database"
+    kinds = [dg.DagsterEventType.ASSET_MATERIALIZATION]
     for batch in _batches(list(keys)):
-        latest = (
-            db.select(db.func.max(row.id))
-            .where(
-                row.asset_key == asset.to_string(),
-                row.dagster_event_type == dg.DagsterEventType.ASSET_MATERIALIZATION.value,
-                row.partition.in_(batch),
-            )
-            .group_by(row.partition)
+        latest = log._latest_event_ids_by_partition_subquery(asset, kinds, asset_partitions=batch)
+        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(
+            row.id.in_(db.select(latest.c.id))
         )
-        query = db.select(row.id, row.partition, row.run_id, row.timestamp).where(row.id.in_(latest))
         with log.index_connection() as connection:
             rows = connection.execute(query).fetchall()
         for storage_id, partition, run_id, at in rows:

@@ -6,7 +6,7 @@ import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventL
 
 from mm_assets.event_log.run_database import make_run_database
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+
+_EARLIER = "6b7fb194ff9c"  # a migration of Dagster before its newest
 
 
 def _schema(database: Path) -> dict[str, Any]:
@@ -50,12 +52,17 @@ def test_it_is_that_of_the_stock_class(logs: dict[str, SqliteEventLogStorage]) -
     assert found["ours"]["mode"] == "wal"
 
 
-def test_it_is_as_old_as_the_index(logs: dict[str, SqliteEventLogStorage]) -> None:
-    """`dagster instance migrate` brings both to the newest."""
+def test_it_is_as_old_as_the_index_and_migrated_with_it(logs: dict[str, SqliteEventLogStorage]) -> None:
+    """`dagster instance migrate` calls `upgrade`."""
+    newest = _schema(_open_run(logs["stock"]))["at"]
     log = logs["ours"]
     with log.index_connection() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = 'earlier'")
-    assert _schema(_open_run(log))["at"] == [("earlier",)]
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{_EARLIER}'")
+    run = _open_run(log)
+    assert _schema(run)["at"] == [(_EARLIER,)]
+    log.upgrade()
+    index = Path(log.path_for_shard("index"))
+    assert _schema(run)["at"] == _schema(index)["at"] == newest
 
 
 def test_without_a_revision_in_the_index_the_stock_class_makes_it(
@@ -79,6 +86,30 @@ def test_several_at_once_make_it_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(makers) as pool:
         list(pool.map(make, range(makers)))
     assert len(_schema(database)["at"]) == 1
+
+
+def test_it_is_waited_for_while_another_reads_it(tmp_path: Path) -> None:
+    """The journal cannot be changed then, and SQLite says so at once."""
+    database = tmp_path / "run.db"
+    engine = db.create_engine(f"sqlite:///{database}", poolclass=db.NullPool)
+    refused = Event()
+
+    @db.event.listens_for(engine, "handle_error")
+    def note(context: Any) -> None:
+        refused.set()
+
+    with closing(sqlite3.connect(database, isolation_level=None)) as reader:
+        reader.execute("CREATE TABLE other (n)")
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM other").fetchall()
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(make_run_database, engine, "newest")
+            assert refused.wait(60)
+            assert not made.done()
+            reader.execute("COMMIT")
+            made.result(60)
+    assert _schema(database)["at"] == [("newest",)]
+    assert _schema(database)["mode"] == "wal"
 
 
 def test_what_is_in_it_stays(tmp_path: Path) -> None:

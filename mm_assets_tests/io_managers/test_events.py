@@ -4,12 +4,15 @@ upgrade.
 
 import warnings
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from mm_assets.io_managers import events
 from mm_assets.io_managers.shards import Shard
+from mm_assets_tests.event_log.databases import OURS, open_instance
 
 PARTS = dg.StaticPartitionsDefinition([f"p{n}" for n in range(5)])
 KEYS = list(PARTS.get_partition_keys())
@@ -106,6 +109,28 @@ def test_latest_observations(instance: dg.DagsterInstance) -> None:
         )
     found = events.latest_observations(instance, KEY, ["p1", "p2"])
     assert {key: event.version for key, event in found.items()} == {"p1": "2"}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_checks_name_no_materialization_of_before_a_wipe(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with ExitStack() as stack:
+        url = None
+        if database == "postgres":
+            url = stack.enter_context(request.getfixturevalue("postgres").database("wiped"))
+        instance = stack.enter_context(open_instance(tmp_path, OURS, url))
+        run_probe(instance, ["p0", "p1"])
+        before = events.targets(instance, KEY, KEYS)
+        assert before.keys() == {"p0", "p1"}
+        instance.wipe_assets([KEY])
+        assert events.targets(instance, KEY, KEYS) == {}
+        run_probe(instance, ["p1"])
+        named = events.targets(instance, KEY, KEYS)
+        latest = events.latest_materializations(instance, KEY, KEYS)
+        assert named.keys() == latest.keys() == {"p1"}
+        assert (named["p1"].storage_id, named["p1"].run_id) == (latest["p1"].pointer, latest["p1"].run_id)
+        assert named["p1"].run_id != before["p1"].run_id
 
 
 def test_wiped_events_are_gone(instance: dg.DagsterInstance) -> None:
