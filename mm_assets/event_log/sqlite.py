@@ -157,7 +157,7 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
         return super().has_dynamic_partition(partitions_def_name, partition_key)
 
     def _kept_partitions(self) -> tuple[object, dict[str, tuple[object, dict[str, None]]]]:
-        """The state of all keys, and what a connection has kept: keys, and the state at which it read them."""
+        """The state of all keys, and what a connection has kept: keys, and the state when they were read."""
         with self.index_connection() as connection:
             kept = connection.info.setdefault("mm_assets:dynamic_partitions", {})
             # Changes with each commit of another connection. Ids tell less: that of a deleted row is used
