@@ -31,7 +31,7 @@ test-fast: .venv/.made  ## the unit tests (mm_assets_tests/tiers.py)
 # File by file, in the order of conftest.py: sorted by number of tests, the few long ones with real daemons would come last.
 SPREAD := -n auto --dist loadfile --no-loadscope-reorder
 
-test: .venv/.made  ## all tests but those of the clients; with those, in less time than one after the other: make test CLIENTS=1
+test: .venv/.made $(if $(CLIENTS),clients)  ## all tests but those of the clients; with those, in less time than one after the other: make test CLIENTS=1
 	$(BIN)/python -m pytest $(if $(CLIENTS),,-m "not clients") $(SPREAD)
 
 lint: .venv/.made  ## ruff, format, types

@@ -8,6 +8,7 @@ import sqlalchemy as db
 from dagster._core.storage.event_log.schema import SqlEventLogStorageMetadata
 from sqlalchemy import Connection, Engine
 
+# Half a minute in all, as long as SQLite itself is told to wait.
 _PAUSE_SECONDS = 0.01
 _ATTEMPTS = 3000
 # As alembic has it; `test_run_database.py` compares.

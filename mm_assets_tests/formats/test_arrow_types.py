@@ -244,8 +244,8 @@ def test_a_type(
             assert not [path for path in out.rglob("*") if path.is_file()]
             continue
         (report,) = write(kind, out, InterleavedBatch(table, ("somewhere",))).partitions
-        settled = align_table(table, canonical_schema(table.schema))
-        same(read(kind, out), settled)
+        resolved = align_table(table, canonical_schema(table.schema))
+        same(read(kind, out), resolved)
         assert derive(kind, report.uri, report.partition).digest == report.digest
         assert main(["verify", str(out), str(out)]) == 0, capsys.readouterr().err
 

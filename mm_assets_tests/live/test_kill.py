@@ -139,7 +139,7 @@ def test_killed_workers(versions: Versions, server: RunServer, writer: Writer) -
     assert not problems, "\n".join(problems)
 
 
-def test_a_killed_survey_settles_nothing(versions: Versions, server: RunServer) -> None:
+def test_a_killed_survey_resolves_nothing(versions: Versions, server: RunServer) -> None:
     """Without the shard whose survey is killed, the others would have other types and keep other sample ids,
     once and for all.
     """

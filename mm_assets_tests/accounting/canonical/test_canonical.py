@@ -69,7 +69,7 @@ def test_damage_among_the_images_is_named(tmp_path: Path) -> None:
         derive("parquet", str(tmp_path / "x.parquet"))
 
 
-def test_types_are_settled_in_files_of_others(tmp_path: Path) -> None:
+def test_types_are_resolved_in_files_of_others(tmp_path: Path) -> None:
     """Other writers have large strings, 64-bit positions, dictionaries."""
     plain = TABLE.drop_columns(["j", "when"])
     wide = {pa.string(): pa.large_string(), pa.int32(): pa.int64(), pa.large_binary(): pa.binary()}
