@@ -7,6 +7,7 @@ times around that. It takes any error for "no such file", and leaves out of a li
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -26,6 +27,11 @@ from mm_assets.formats.store_retries import attempts, is_passing_code, pause
 _NO_ANSWER = (*S3_RETRYABLE_ERRORS, HTTPClientError, NoConnection, ResponseParserError, ConnectionError)
 # After such a request failed, its upload is gone because it was carried out: only the answer was lost.
 _ENDING_AN_UPLOAD = ("complete_multipart_upload", "abort_multipart_upload")
+# The variables that name them -> where they lie otherwise.
+_CONFIGURATION_FILES = {
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+    "AWS_CONFIG_FILE": "~/.aws/config",
+}
 
 
 class S3FileSystem(s3fs.S3FileSystem):
@@ -34,6 +40,21 @@ class S3FileSystem(s3fs.S3FileSystem):
     ``config_kwargs={"read_timeout": …, "connect_timeout": …}`` sets how long to wait for a store that says
     nothing (15 and 5 seconds).
     """
+
+    _configuration: tuple[object, ...] = ()  # as the cached instances found it
+
+    @classmethod
+    def configured(cls, **options: Any) -> S3FileSystem:
+        """Return the file system for these options and for what the AWS configuration says now.
+
+        Cached instances keep the credentials that they began with. A server that runs for months outlives
+        credentials that a tool renews in their file every hour.
+        """
+        found = _configuration()
+        if found != cls._configuration:
+            cls.clear_instance_cache()
+            cls._configuration = found
+        return cls(**options)
 
     def _prepare_config_kwargs(self) -> dict[str, Any]:
         # botocore tries once: `_call_s3` knows more errors, and tries again.
@@ -106,3 +127,18 @@ class S3FileSystem(s3fs.S3FileSystem):
 def _raised(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+def _configuration() -> tuple[object, ...]:
+    """Return what differs whenever the variables or files of the AWS configuration do."""
+    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    files = [os.environ.get(name) or file for name, file in _CONFIGURATION_FILES.items()]
+    return (*variables, *(_stamp(os.path.expanduser(file)) for file in files))
+
+
+def _stamp(file: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns

@@ -12,7 +12,6 @@ import dagster as dg
 import pytest
 
 from mm_assets.definitions import build_definitions
-from mm_assets.formats.s3_file_system import S3FileSystem
 from mm_assets.resources.environment import resources_from_environment
 from mm_assets_tests.graph.deployment import ASSETS
 from mm_assets_tests.live.fault_rounds import CONVERSIONS, FaultRounds, complaints
@@ -104,15 +103,12 @@ def test_a_proof_without_an_answer_damages_nothing(rounds: FaultRounds, store: F
 
 
 @pytest.fixture
-def location(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def location(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster's sensors in this process, on the store behind the proxy."""
     store.proxy.reset()
     for name, value in {**store.through_proxy.env, **store.graph_settings(store.new_place())}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "8")
-    S3FileSystem.clear_instance_cache()
-    yield
-    S3FileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize("pattern", ["/", "/*.tar", "/**/*.tar"])
