@@ -28,7 +28,7 @@ pytestmark = pytest.mark.clients
 
 def run(*command: str | Path, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A program that must end with this exit code; it sees nothing of the environment of the tests."""
-    outside = ("PYTHONPATH", "VIRTUAL_ENV", "MM_", "DAGSTER_", "AWS_")
+    outside = ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "VIRTUAL_ENV", "MM_", "DAGSTER_", "AWS_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(outside)}
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=folder, env=clean, capture_output=True, text=True, check=False)
@@ -92,6 +92,7 @@ def installed(wheel: Path, root: Path, extras: str = "") -> Path:
         "pip",
         "install",
         "--quiet",
+        "--no-compile",  # most modules are never imported here
         "--constraint",
         "constraints.txt",
         f"{wheel}{extras}",

@@ -158,6 +158,14 @@ def test_overview_shows_pictures_without_a_click(live: Live, first_backfill: str
     screenshot(shard, png, ["preview"], images=["data:image/webp;base64"])
 
 
+@pytest.mark.clients
+def test_the_launchpad_shows_the_bounds(live: Live, tmp_path: Path) -> None:
+    """As the settings have them, and valid as they stand."""
+    url = f"{live.dev.url}/locations/mm_assets.definitions/jobs/all_assets/playground"
+    texts = ["bounds", "filter_actions", "max_pixels", "All defaults expanded", "No errors"]
+    screenshot(url, tmp_path / "launchpad.png", texts)
+
+
 @pytest.fixture(scope="module")
 def failed_backfill(live: Live, first_backfill: str) -> str:
     """Twelve more shards: one cut between two members, one with a broken json, one whose worker is killed

@@ -15,13 +15,14 @@ from botocore.exceptions import NoCredentialsError
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.file_stamps import files_in
-from mm_assets_tests.cli.commands import only_line, run_process
+from mm_assets_tests.cli.commands import only_line, run, run_process
 from mm_assets_tests.live.s3_server import S3Server
 
 pytestmark = pytest.mark.clients
 
 FORMATS = ("parquet", "webdataset", "lance", "arrow_cache")
-WRONG = {
+Variables = dict[str, str | None]  # None: absent
+WRONG: dict[str, tuple[Variables, str]] = {
     "secret": (
         {"AWS_SECRET_ACCESS_KEY": "wrong"},
         "the secret is not that of the key: see AWS_SECRET_ACCESS_KEY, or [stores] in the settings file",
@@ -58,6 +59,11 @@ def bucket(s3: S3Server, raw: Path) -> str:
     return name
 
 
+def line_of(*command: object, env: Variables) -> str:
+    """The one line of a command that fails, with these variables."""
+    return only_line(run(*command, **{name: value for name, value in env.items() if value is not None}))
+
+
 def commands(source: str, target: str, raw: Path, folder: Path) -> list[tuple[str, Sequence[object]]]:
     """What each command is given, and the place that its line is to name."""
     reading = [
@@ -73,7 +79,7 @@ def commands(source: str, target: str, raw: Path, folder: Path) -> list[tuple[st
 def test_who_is_not_let_in(s3: S3Server, bucket: str, raw: Path, tmp_path: Path, wrong: str) -> None:
     variables, what = WRONG[wrong]
     for place, command in commands(f"s3://{bucket}/in", f"s3://{bucket}/out", raw, tmp_path):
-        assert only_line(run_process(*command, env={**s3.env, **variables})) == f"{place}: {what}"
+        assert line_of(*command, env={**s3.env, **variables}) == f"{place}: {what}"
     storage = {"MM_RAW_SHARDS": str(raw), "MM_STORAGE": f"s3://{bucket}/out"}
     assert (
         only_line(run_process(module="mm_assets.demo", cwd=tmp_path, env={**s3.env, **variables, **storage}))
@@ -111,8 +117,8 @@ def test_what_is_not_there(s3: S3Server, bucket: str, raw: Path, tmp_path: Path)
             ("verify", raw, source),
             ("convert", source, tmp_path / "out", "--to", "lance"),
         ):
-            assert only_line(run_process(*command, env=s3.env)) == f"{source}: {what}"
-    told = only_line(run_process("explain", "x", "--storage", "s3://no-such-bucket/in", env=s3.env))
+            assert line_of(*command, env=s3.env) == f"{source}: {what}"
+    told = line_of("explain", "x", "--storage", "s3://no-such-bucket/in", env=s3.env)
     assert told.startswith("s3://no-such-bucket/in: no such bucket; name the storage root")
     shards = {
         "MM_RAW_SHARDS": "s3://no-such-bucket/in s3://no-such-bucket/in/a.tar",
@@ -129,18 +135,16 @@ def test_where_nobody_answers(raw: Path, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        variables = {
+        variables: Variables = {
             "AWS_ENDPOINT_URL": endpoint,
             "AWS_ACCESS_KEY_ID": "x",
             "AWS_SECRET_ACCESS_KEY": "x",
             "AWS_MAX_ATTEMPTS": "1",
         }
         what = f"no connection to {endpoint}: is AWS_ENDPOINT_URL right, and the server up?"
-        assert only_line(run_process("inspect", "s3://bucket/in", env=variables)) == f"s3://bucket/in: {what}"
-        assert (
-            only_line(run_process("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables))
-            == f"s3://bucket/out: {what}"
-        )
+        assert line_of("inspect", "s3://bucket/in", env=variables) == f"s3://bucket/in: {what}"
+        told = line_of("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables)
+        assert told == f"s3://bucket/out: {what}"
 
 
 def test_credentials_that_come_or_change_later_count_at_once(
