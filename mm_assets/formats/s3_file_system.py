@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 import s3fs
-from botocore.exceptions import ClientError, HTTPClientError, SSLError
+from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError, SSLError
 from botocore.exceptions import ConnectionError as NoConnection
 from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync_wrapper
@@ -41,24 +41,30 @@ class S3FileSystem(s3fs.S3FileSystem):
     nothing (15 and 5 seconds).
     """
 
-    _configuration: tuple[object, ...] = ()  # as the cached instances found it
-
-    @classmethod
-    def configured(cls, **options: Any) -> S3FileSystem:
-        """Return the file system for these options and for what the AWS configuration says now.
-
-        Cached instances keep the credentials that they began with. A server that runs for months outlives
-        credentials that a tool renews in their file every hour.
-        """
-        found = _configuration()
-        if found != cls._configuration:
-            cls.clear_instance_cache()
-            cls._configuration = found
-        return cls(**options)
+    _configuration: tuple[object, ...] | None = None  # as the session found it
 
     def _prepare_config_kwargs(self) -> dict[str, Any]:
         # botocore tries once: `_call_s3` knows more errors, and tries again.
         return {"retries": {"total_max_attempts": 1}, **super()._prepare_config_kwargs()}
+
+    async def set_session(self, refresh: bool = False, kwargs: Any = None) -> Any:
+        """Connect to the store, and again once the AWS configuration has changed.
+
+        A session keeps the credentials that it began with. A server that runs for months outlives those that
+        a tool renews in their file every hour.
+        """
+        found = _configuration()
+        if self._configuration not in (None, found):
+            self._forget_session()
+        self._configuration = found
+        return await super().set_session(refresh)
+
+    def _forget_session(self) -> None:
+        """Look for credentials again at the next request; later callers get a file system of their own."""
+        self._s3 = None
+        if self._session_is_owned:
+            self.session = None
+        self.clear_instance_cache()
 
     async def _call_s3(self, method: str, *akwarglist: Any, **kwargs: Any) -> Any:
         """Send a request until it is answered, or there is no more hope.
@@ -88,6 +94,9 @@ class S3FileSystem(s3fs.S3FileSystem):
                 failures += 1
                 if failures >= most or not is_passing_code(code):
                     raise translate_boto_error(error) from error
+            except NoCredentialsError:  # whoever gives them may only be late
+                self._forget_session()
+                raise
             except _NO_ANSWER as error:
                 failures += 1
                 if failures >= most or isinstance(error, SSLError):
@@ -131,14 +140,15 @@ def _raised(error: OSError) -> None:
 
 def _configuration() -> tuple[object, ...]:
     """Return what differs whenever the variables or files of the AWS configuration do."""
-    variables = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_"))
+    # Not `items`: it raises if another thread removes a variable meanwhile.
+    variables = sorted((name, os.environ.get(name)) for name in os.environ if name.startswith("AWS_"))
     files = [os.environ.get(name) or file for name, file in _CONFIGURATION_FILES.items()]
-    return (*variables, *(_stamp(os.path.expanduser(file)) for file in files))
+    return (*variables, *map(_stamp, files))
 
 
 def _stamp(file: str) -> tuple[int, ...]:
     try:
-        found = os.stat(file)
+        found = os.stat(os.path.expanduser(os.path.expandvars(file)))
     except OSError:
         return ()
     return found.st_ino, found.st_size, found.st_mtime_ns

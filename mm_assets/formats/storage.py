@@ -90,7 +90,7 @@ def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, s
     from mm_assets.formats.s3_file_system import S3FileSystem
 
     arguments = {**S3FileSystem._get_kwargs_from_urls(url), **options}
-    return S3FileSystem.configured(**arguments), str(S3FileSystem._strip_protocol(url))
+    return S3FileSystem(**arguments), str(S3FileSystem._strip_protocol(url))
 
 
 def lasting(uri: str, options: StorageOptions | None = None) -> str:

@@ -164,23 +164,3 @@ def test_workers_have_them(may_fork: bool) -> None:
     with WorkerPool(1, may_fork=may_fork) as pool:
         assert list(pool.map(_profile_of, ["s3://a/x"])) == [("s3://a/x", "curation")]
     assert stores() == {"s3://a": {"profile_name": "curation"}}
-
-
-def test_one_file_system_serves_until_the_configuration_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    credentials, config = tmp_path / "credentials", tmp_path / "config"
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(credentials))
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    found = [filesystem("s3://a/x")[0]]
-    for change in (
-        lambda: credentials.write_text("[default]\n"),
-        lambda: credentials.write_text("[default]\naws_access_key_id = one\n"),
-        lambda: config.write_text("[default]\nregion = there\n"),
-        lambda: credentials.unlink(),
-        lambda: monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1"),
-    ):
-        change()
-        found.append(filesystem("s3://b/y")[0])
-        assert filesystem("s3://a/x")[0] is found[-1]
-    assert len({id(each) for each in found}) == len(found)

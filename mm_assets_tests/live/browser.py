@@ -21,24 +21,27 @@ def screenshot(
     png: Path,
     texts: Sequence[str] = (),
     *,
+    menus: Sequence[str] = (),
     clicks: Sequence[str] = (),
     inner_tabs: Sequence[str] = (),
     images: Sequence[str] = (),
     seconds: float = 60,
     size: tuple[int, int] = (1600, 1000),
 ) -> None:
-    """Open ``url``, click the elements with the texts ``clicks`` in turn, then the ``inner_tabs`` (of two
-    tabs of that name, the one inside the other's page), wait until every one of ``texts`` is visible, and
-    for each of ``images`` a picture whose address begins with it and that can be drawn, then write ``png``.
-    Raises PageError, with what the page does show, when they do not come."""
+    """Open ``url``, and the menus beside the buttons named ``menus``, click the elements with the texts
+    ``clicks`` in turn, then the ``inner_tabs`` (of two tabs of that name, the one inside the other's page),
+    wait until every one of ``texts`` is visible, and for each of ``images`` a picture whose address begins
+    with it and that can be drawn, then write ``png``. Raises PageError, with what
+    the page does show, when they do not come."""
     if not CLIENTS_PYTHON.exists():
         raise PageError(f"{CLIENTS_PYTHON} is missing: run clients/install")
     if not CHROMIUM.exists():
         raise PageError(f"{CHROMIUM} is missing: apt-get install --no-install-recommends chromium")
     command = [CLIENTS_PYTHON, __file__, url, png, f"--seconds={seconds}", "--size", *size]
     command += [f"--text={text}" for text in texts] + [f"--click={text}" for text in clicks]
+    command += [f"--menu={text}" for text in menus]
     command += [f"--inner-tab={text}" for text in inner_tabs] + [f"--image={start}" for start in images]
-    limit = seconds * (1 + len(texts) + len(clicks) + len(inner_tabs) + len(images)) + 60
+    limit = seconds * (1 + len(texts) + len(menus) + len(clicks) + len(inner_tabs) + len(images)) + 60
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, timeout=limit, check=False
     )
@@ -53,6 +56,7 @@ def _main() -> None:
     parser.add_argument("url")
     parser.add_argument("png", type=Path)
     parser.add_argument("--text", action="append", default=[])
+    parser.add_argument("--menu", action="append", default=[])
     parser.add_argument("--click", action="append", default=[])
     parser.add_argument("--inner-tab", action="append", default=[])
     parser.add_argument("--image", action="append", default=[])
@@ -69,6 +73,9 @@ def _main() -> None:
         waiting_for = f"an answer of {options.url}"
         try:
             page.goto(options.url)
+            for text in options.menu:
+                waiting_for = f"the button {text!r} with a menu beside it"
+                page.get_by_role("button", name=text).locator("xpath=following::button[1]").first.click()
             for text in options.click:
                 waiting_for = f"the element to click {text!r}"
                 page.get_by_text(text).first.click()

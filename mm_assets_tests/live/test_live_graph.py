@@ -161,9 +161,9 @@ def test_overview_shows_pictures_without_a_click(live: Live, first_backfill: str
 @pytest.mark.clients
 def test_the_launchpad_shows_the_bounds(live: Live, tmp_path: Path) -> None:
     """As the settings have them, and valid as they stand."""
-    url = f"{live.dev.url}/locations/mm_assets.definitions/jobs/all_assets/playground"
+    url = f"{live.dev.url}/locations/mm_assets.definitions/jobs/all_assets"
     texts = ["bounds", "filter_actions", "max_pixels", "All defaults expanded", "No errors"]
-    screenshot(url, tmp_path / "launchpad.png", texts)
+    screenshot(url, tmp_path / "launchpad.png", texts, menus=["Materialize all…"], clicks=["Open launchpad"])
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,13 @@ command.
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from botocore.exceptions import NoCredentialsError
 
 from mm_assets.demo.shards import make_shards
-from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.file_stamps import files_in
 from mm_assets_tests.cli.commands import only_line, run, run_process
 from mm_assets_tests.live.s3_server import S3Server
 
@@ -145,40 +141,3 @@ def test_where_nobody_answers(raw: Path, tmp_path: Path) -> None:
         assert line_of("inspect", "s3://bucket/in", env=variables) == f"s3://bucket/in: {what}"
         told = line_of("convert", raw, "s3://bucket/out", "--to", "parquet", env=variables)
         assert told == f"s3://bucket/out: {what}"
-
-
-def test_credentials_that_come_or_change_later_count_at_once(
-    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As those of an hour, which a tool renews in their file while a server runs."""
-    place = f"s3://{bucket}/in"
-    of_file = tmp_path / "credentials"
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in {
-        "ENDPOINT_URL": s3.endpoint,
-        "SHARED_CREDENTIALS_FILE": str(of_file),
-        "CONFIG_FILE": str(tmp_path / "none"),
-        "EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-
-    def told() -> str:
-        try:
-            return " ".join(sorted(files_in(place)))
-        except (OSError, NoCredentialsError) as error:
-            return error_line(error)
-
-    def renew(key: str, secret: str) -> None:
-        of_file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
-
-    assert told() == f"{place}: {WRONG['no credentials'][1]}"
-    renew(s3.key, "w" * len(s3.secret))
-    assert told() == f"{place}: {WRONG['secret'][1]}"
-    renew(s3.key, s3.secret)
-    assert told() == "web-00000.tar web-00001.tar"
-    renew("nobody", s3.secret)
-    assert told() == f"{place}: {WRONG['key'][1]}"
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
-    assert told() == "web-00000.tar web-00001.tar"
