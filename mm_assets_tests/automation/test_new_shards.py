@@ -1,6 +1,5 @@
 """The sensor adds a partition for every raw shard, and says what it finds nothing at."""
 
-import os
 from pathlib import Path
 
 import dagster as dg
@@ -8,6 +7,7 @@ import pytest
 
 from mm_assets.automation.new_shards import new_shards
 from mm_assets.resources.raw_shards import RawShards
+from mm_assets_tests.aws_configuration import use_no_credentials
 
 
 def evaluate(instance: dg.DagsterInstance, locations: str) -> dg.SensorResult | dg.SkipReason:
@@ -41,11 +41,7 @@ def test_a_store_that_cannot_be_asked_is_one_line_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it is asked for a folder, or for the file that is named."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name in ("CONFIG_FILE", "SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(f"AWS_{name}", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    use_no_credentials(monkeypatch, tmp_path)
     hint = "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     with dg.instance_for_test() as instance:
         assert evaluate(instance, "s3://no-bucket/a") == dg.SkipReason(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from mm_assets.formats.format_table import SHOWN
 from mm_assets.interleaved import InterleavedBatch
 from mm_assets.interleaved.json_values import json_field
 from mm_assets_tests.accounting.mutations import CHANGES
+from mm_assets_tests.aws_configuration import use_no_credentials
 from mm_assets_tests.formats.any_tables import tables
 from mm_assets_tests.formats.conformance.outputs import output
 from mm_assets_tests.formats.datasets import FORMATS, item, table_of, write
@@ -279,15 +279,7 @@ def test_unreadable_input_is_one_clear_line(
 def test_a_bucket_without_credentials_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    nowhere = tmp_path / "none"
-    for name, value in {
-        "EC2_METADATA_DISABLED": "true",
-        "CONFIG_FILE": nowhere,
-        "SHARED_CREDENTIALS_FILE": nowhere,
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", str(value))
+    use_no_credentials(monkeypatch, tmp_path)
     assert verify("s3://nobucket/a", tmp_path) == 1
     hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     assert capsys.readouterr().err == f"mm-assets: s3://nobucket/a: no credentials: {hint}\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.file_stamps import files_in
 from mm_assets.formats.s3_file_system import S3FileSystem
 from mm_assets.formats.storage import filesystem, open_binary
+from mm_assets_tests.aws_configuration import use_no_credentials
 from mm_assets_tests.free_port import free_port
 from mm_assets_tests.live.s3_server import S3Server
 from mm_assets_tests.live.test_s3_lines import WRONG
@@ -44,16 +44,10 @@ class CredentialsFile:
 @pytest.fixture
 def of_file(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CredentialsFile:
     """No other credentials than those of a file, which is not there yet."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
+    use_no_credentials(monkeypatch, tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
     monkeypatch.setenv("OF_A_TOOL", str(tmp_path))
-    for name, value in {
-        "ENDPOINT_URL": s3.endpoint,
-        "SHARED_CREDENTIALS_FILE": "$OF_A_TOOL/credentials",
-        "CONFIG_FILE": str(tmp_path / "none"),
-        "EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "$OF_A_TOOL/credentials")
     return CredentialsFile(tmp_path / "credentials")
 
 
