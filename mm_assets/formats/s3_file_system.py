@@ -41,7 +41,7 @@ class S3FileSystem(s3fs.S3FileSystem):
     nothing (15 and 5 seconds).
     """
 
-    _configuration: tuple[object, ...] | None = None  # as the session found it
+    _connected_with: tuple[object, ...] | None = None  # the AWS configuration of the session
 
     def _prepare_config_kwargs(self) -> dict[str, Any]:
         # botocore tries once: `_call_s3` knows more errors, and tries again.
@@ -54,9 +54,9 @@ class S3FileSystem(s3fs.S3FileSystem):
         a tool renews in their file every hour.
         """
         found = _configuration()
-        if self._configuration not in (None, found):
+        if self._connected_with not in (None, found):
             self._forget_session()
-        self._configuration = found
+        self._connected_with = found
         return await super().set_session(refresh)
 
     def _forget_session(self) -> None:

@@ -1,4 +1,4 @@
-"""Credentials that come, or are renewed, while a process runs: those of an hour, renewed in their file."""
+"""Credentials that come or change while a process runs, as those that a tool renews every hour."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CredentialsFile:
 
 
 @pytest.fixture
-def of_file(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CredentialsFile:
+def credentials_file(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CredentialsFile:
     """No other credentials than those of a file, which is not there yet."""
     use_no_credentials(monkeypatch, tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
@@ -66,41 +66,43 @@ def told(place: str) -> str:
         return error_line(error)
 
 
-def test_they_count_at_once(
-    s3: S3Server, place: str, of_file: CredentialsFile, monkeypatch: pytest.MonkeyPatch
+def test_new_credentials_count_at_once(
+    s3: S3Server, place: str, credentials_file: CredentialsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert told(place) == f"{place}: {WRONG['no credentials'][1]}"
-    of_file.renew(s3.key, "w" * len(s3.secret))
+    credentials_file.renew(s3.key, "w" * len(s3.secret))
     assert told(place) == f"{place}: {WRONG['secret'][1]}"
-    of_file.renew(s3.key, s3.secret)
+    credentials_file.renew(s3.key, s3.secret)
     assert told(place) == "a.tar"
-    of_file.renew("nobody", s3.secret)
+    credentials_file.renew("nobody", s3.secret)
     assert told(place) == f"{place}: {WRONG['key'][1]}"
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret)
     assert told(place) == "a.tar"
 
 
-def test_what_a_run_holds_open_goes_on_with_them(
-    s3: S3Server, place: str, of_file: CredentialsFile, tmp_path: Path
+def test_open_files_and_stores_go_on_with_new_credentials(
+    s3: S3Server, place: str, credentials_file: CredentialsFile
 ) -> None:
-    of_file.renew(s3.key, s3.secret)
+    credentials_file.renew(s3.key, s3.secret)
     store = SurveyStore(place)
     assert store.partitions() == []
     with open_binary(f"{place}/a.tar") as file:
         assert file.read(1) == b"\0"
-        of_file.renew("nobody", s3.secret)
+        credentials_file.renew("nobody", s3.secret)
         with pytest.raises(OSError, match="access key ID you provided does not exist"):
             store.partitions()
-        of_file.renew(s3.key, s3.secret)
+        credentials_file.renew(s3.key, s3.secret)
         gc.collect()
         assert store.partitions() == []
         assert file.read() == bytes(SIZE - 1)
 
 
-def test_old_ones_are_not_kept(s3: S3Server, place: str, of_file: CredentialsFile) -> None:
+def test_file_systems_with_old_credentials_are_not_kept(
+    s3: S3Server, place: str, credentials_file: CredentialsFile
+) -> None:
     for _ in range(5):
-        of_file.renew(s3.key, s3.secret)
+        credentials_file.renew(s3.key, s3.secret)
         assert told(place) == "a.tar"
     gc.collect()
     assert list(S3FileSystem._cache.values()) == [filesystem(place)[0]]
@@ -140,8 +142,8 @@ def metadata_server(port: int, s3: S3Server) -> Iterator[None]:
         server.shutdown()
 
 
-def test_those_of_a_machine_may_come_late(
-    s3: S3Server, place: str, of_file: CredentialsFile, monkeypatch: pytest.MonkeyPatch
+def test_a_metadata_server_may_come_late(
+    s3: S3Server, place: str, credentials_file: CredentialsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
