@@ -1,4 +1,4 @@
-"""What ingest and the graph make of known input, as digests: the net under a change that should change nothing.
+"""What ingest and the graph make of known input, as digests: a net under changes that should change nothing.
 
 ``python -m mm_assets_tests.golden`` writes them anew, and prints which have changed.
 """
