@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
@@ -69,6 +70,45 @@ def test_shards_that_are_due_in_different_assets_are_proven_in_those(project: Pr
     ]
 
 
+def test_an_input_that_is_not_read_makes_nobody_stale(project: Project) -> None:
+    """Without bounds on samples the filter reads no scores of samples."""
+    project.shards("ab")
+    some = ["curated_parquet", "image_scores", "filtered_parquet", "final_tars"]
+    fine(project.run("--assets", ",".join(some)))
+    others = [asset for asset in ASSETS if asset not in some]
+    assert (
+        project.plan("--missing")
+        == project.plan(*SOME)
+        == [
+            f"missing: never made: 2 shards in {', '.join(others)} (a, b)",
+            "2 of 2 shards would be taken in 1 run",
+        ]
+    )
+    assert project.plan("--changed") == ["0 of 2 shards would be taken"]
+    fine(project.run("--missing", "--assets", "sample_scores"))
+    assert project.plan("--changed") == ["0 of 2 shards would be taken"], "nor is it a change to be made"
+
+    bound = {"MM_MIN_WORDS": "1"}
+    assert project.plan("--changed", **bound) == [
+        "stale: code or settings have changed: 2 shards in filtered_parquet, and in what is made from it: "
+        "final_tars (a, b)",
+        "2 of 2 shards would be taken in 1 run",
+    ]
+
+
+def test_a_reason_is_true_of_each_asset_it_names(project: Project) -> None:
+    bound = {"MM_MIN_WORDS": "1"}
+    project.shards("a")
+    fine(project.run("--assets", "curated_parquet,image_scores,sample_scores,filtered_parquet", **bound))
+    with project.instance() as instance:
+        instance.wipe_asset_partitions(dg.AssetKey("sample_scores"), ["a"])
+    assert project.plan(*SOME, **bound) == [
+        "missing: never made: 1 shard in quarantine, sample_scores, arrow_cache, final_tars, lance_table, "
+        "and in what is made from it: filtered_parquet (a)",
+        "1 of 1 shard would be taken in 1 run",
+    ]
+
+
 def test_a_shard_that_fails_and_is_mended(project: Project) -> None:
     project.shards("ac")
     project.broken("b")
@@ -96,7 +136,7 @@ def test_what_has_changed(project: Project) -> None:
     fine(project.run())
     project.shard("b", "other text")
     assert project.plan("--changed") == [
-        f"stale: the raw shard has changed: 1 shard in {len(ASSETS)} assets (b)",
+        "stale: the raw shard has changed: 1 shard in curated_parquet, and in all that is made from it (b)",
         "1 of 3 shards would be taken in 1 run",
     ]
     fine(project.run("--changed"))
@@ -106,7 +146,7 @@ def test_what_has_changed(project: Project) -> None:
     bound = {"MM_MIN_ASPECT_RATIO": "100"}
     plan = project.plan("--changed", **bound)
     assert plan == [
-        "stale: code or settings have changed: 3 shards in filtered_parquet, "
+        "stale: code or settings have changed: 3 shards in filtered_parquet, and in what is made from it: "
         f"{', '.join(ASSETS[-3:])} (a, b, c)",
         "3 of 3 shards would be taken in 1 run",
     ]
