@@ -81,9 +81,9 @@ class Selection:
         for key in self.keys:
             places: dict[str, tuple[list[str], list[str]]] = {}
             for asset, why in ((asset, due[key]) for asset, due in self.why.items() if key in due):
-                root, above = why, why
-                while above is not None:
-                    root, above = above, self._above(above, key)
+                root = why
+                while (above := self._above(root, key)) is not None:
+                    root = above
                 text = _RUN.sub("a run", root.reason)
                 text = text if text.startswith(root.kind) else f"{root.kind}: {text}"
                 own, others = places.setdefault(text, ([], []))
@@ -106,7 +106,7 @@ class Selection:
         if len(own) == len(self.why) > 1:
             return f"{len(own)} assets"
         is_all = len(own) + len(others) == len(self.why)
-        made_from = f", and in {'all' if is_all else 'what'} that is made from it" if others else ""
+        made_from = f", and in {'all that' if is_all else 'what'} is made from it" if others else ""
         names = f": {', '.join(others)}" if others and not is_all else ""
         return f"{', '.join(own)}{made_from}{names}"
 

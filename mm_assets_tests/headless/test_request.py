@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dagster as dg
 import pyarrow.parquet as pq
 import pytest
 
@@ -90,22 +89,10 @@ def test_an_input_that_is_not_read_makes_nobody_stale(project: Project) -> None:
 
     bound = {"MM_MIN_WORDS": "1"}
     assert project.plan("--changed", **bound) == [
-        "stale: code or settings have changed: 2 shards in filtered_parquet, and in what is made from it: "
+        "stale: sample_scores has changed: 2 shards in filtered_parquet, and in what is made from it: "
         "final_tars (a, b)",
+        "missing: never made: 2 shards in arrow_cache, lance_table (a, b)",
         "2 of 2 shards would be taken in 1 run",
-    ]
-
-
-def test_a_reason_is_true_of_each_asset_it_names(project: Project) -> None:
-    bound = {"MM_MIN_WORDS": "1"}
-    project.shards("a")
-    fine(project.run("--assets", "curated_parquet,image_scores,sample_scores,filtered_parquet", **bound))
-    with project.instance() as instance:
-        instance.wipe_asset_partitions(dg.AssetKey("sample_scores"), ["a"])
-    assert project.plan(*SOME, **bound) == [
-        "missing: never made: 1 shard in quarantine, sample_scores, arrow_cache, final_tars, lance_table, "
-        "and in what is made from it: filtered_parquet (a)",
-        "1 of 1 shard would be taken in 1 run",
     ]
 
 
