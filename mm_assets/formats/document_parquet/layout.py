@@ -17,7 +17,6 @@ from mm_assets.interleaved.schema import REQUIRED_COLUMNS, RESERVED_COLUMNS
 BYTES, PATH, TEXT = "bytes", "path", "text"  # fields of an image, and of a text
 _IMAGE = "image"  # a column of one image per row, if there is no column of lists
 _CAPTIONS = ("text", "caption")  # columns of one text per row, for such an image
-PAIR_IMAGE = 1  # position of the image of a pair; its text is at 0
 _SHOWN = 20  # columns named in an error
 
 
@@ -131,14 +130,19 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
                 None,
             )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
-    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
+    is_text = (
+        texts is None
+        or texts.is_empty
+        or _is_string(texts.value)
+        or _is_string(_child(texts, TEXT), optional=True)
+    )
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):
         raise ValueError(
             f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
         )
     if texts is not None and images is not None and not (texts.is_list or images.is_list):
-        images = replace(images, position=PAIR_IMAGE)
+        images = replace(images, position=1)
     sample_id = _sample_id(schema, raw)
     item_columns = {column.name for column in (texts, images) if column is not None}
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
@@ -204,7 +208,7 @@ def _is_image(column: ItemColumn) -> bool:
         return (
             (stored is not None or name is not None)
             and _is_blob(stored, optional=True)
-            and (name is None or _is_string(name))
+            and (name is None or _is_string(name, optional=True))
         )
     return _is_blob(column.value) or _is_string(column.value)
 
@@ -215,7 +219,9 @@ def _is_blob(type_: pa.DataType | None, optional: bool = False) -> bool:
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
 
 
-def _is_string(type_: pa.DataType | None) -> bool:
+def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
+    if optional and type_ is not None and pa.types.is_null(type_):
+        return True
     if type_ is not None and pa.types.is_dictionary(type_):
         type_ = type_.value_type
     return type_ is not None and bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
