@@ -269,7 +269,8 @@ def test_content_that_is_there_and_is_not_taken(
 def test_fields_of_json_that_are_not_taken(tmp_path: Path) -> None:
     for number, fields in enumerate(({"description": "x", "boxes": [[1]]}, {"texts": "no list"})):
         make_tar(
-            tmp_path / "tar" / f"{number}.tar", [("d.json", {"images": ["d.png"], **fields}), ("d.png", P0)]
+            tmp_path / "tar" / f"{number}.tar",
+            [(f"{number}.json", {"images": ["d.png"], **fields}), ("d.png", P0)],
         )
     line = "no text was taken from 2 of 2 shards; columns that look like text: description, texts; "
     assert line in ok("inspect", tmp_path / "tar")
@@ -278,8 +279,8 @@ def test_fields_of_json_that_are_not_taken(tmp_path: Path) -> None:
     (tmp_path / "lines" / "x.jsonl").write_text('{"images": ["d.png"], "story": ["x"]}\n')
     line = "no text was taken from 1 of 1 shard; columns that look like text: story; "
     assert line in ok("inspect", tmp_path / "lines")
-    assert line in ok("convert", tmp_path / "lines", tmp_path / "out", "--to", "lance")
-    assert "was taken" not in ok("inspect", tmp_path / "out" / "items.lance"), "ours: that was told once"
+    assert line in ok("convert", tmp_path / "lines", tmp_path / "lance", "--to", "lance")
+    assert "was taken" not in ok("inspect", tmp_path / "lance" / "items.lance"), "ours: that was told once"
 
 
 def test_inspect_says_what_convert_would(tmp_path: Path) -> None:

@@ -35,12 +35,14 @@ def structs(**fields: pa.DataType) -> pa.DataType:
         ({"alt": pa.dictionary(pa.int8(), S)}, ["alt"], []),
         ({"TEXT": S, "URL": S, "image_caption": S, "captionEn": S, "描述": S},
          ["TEXT", "image_caption", "captionEn", "描述"], []),
-        ({"id": S, "image_id": S, "url": S, "file_name": S, "fileName": S, "sha256": S, "md5": S, "license": S,
-          "caption_id": S, "answer_type": S, "uids": pa.list_(S), "general_metadata": S, "exif": S}, [], []),
+        ({"id": S, "image_id": S, "url": S, "file_name": S, "fileName": S, "sha256": S, "md5": S,
+          "license": S, "caption_id": S, "answer_type": S, "uids": pa.list_(S), "general_metadata": S,
+          "exif": S}, [], []),
         ({"meta": structs(url=S, license=S), "n": pa.int64(), "emb": pa.list_(pa.float32())}, [], []),
         ({"jpg": BLOB, "img": IMAGE, "image_list": pa.list_(IMAGE)}, [], ["jpg", "img", "image_list"]),
         ({"data": BLOB, "audio": IMAGE, "sha256": BLOB, "npy": BLOB}, [], ["data"]),
-        ({"image_url": S, "img": S, "photo": pa.list_(S), "image_hash": S}, [], ["image_url", "img", "photo"]),
+        ({"image_url": S, "img": S, "photo": pa.list_(S), "image_hash": S},
+         [], ["image_url", "img", "photo"]),
     ],
 )  # fmt: skip
 def test_by_names_and_types(columns: dict[str, pa.DataType], texts: list[str], images: list[str]) -> None:
@@ -78,8 +80,8 @@ def test_lines() -> None:
     assert untaken(columns, 3, 0) == {"image": ("jpg",)}
     lines = untaken_lines([untaken(columns, 0, 0), untaken({"text": ("answer",)}, 0, 9), {}], 12)
     assert lines == [
-        "no text was taken from 2 of 12 shards; columns that look like text: question, a\\nb\\x1b[31m, answer; "
-        "see docs/raw_shards.md",
+        "no text was taken from 2 of 12 shards; columns that look like text: question, a\\nb\\x1b[31m, "
+        "answer; see docs/raw_shards.md",
         "no image was taken from 1 of 12 shards; columns that look like images: jpg; see docs/raw_shards.md",
     ]
     many = {"text": tuple(f"text_{number}" for number in range(20))}
