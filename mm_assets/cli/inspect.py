@@ -122,6 +122,7 @@ class _Advice:
         self._max_loss = Settings.load().max_loss
         self._refusals: list[str] = []
         self._untaken: list[ContentColumns] = []
+        self._left_out: list[str] = []
 
     def add(
         self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
@@ -129,7 +130,7 @@ class _Advice:
         """Take a partition into account that was read to the end."""
         from mm_assets.accounting.loss_share import LossShare
         from mm_assets.formats.content_columns import untaken_in
-        from mm_assets.formats.reports import PartitionReport
+        from mm_assets.formats.reports import PartitionReport, left_out_of
 
         report = PartitionReport(
             partition=partition.name,
@@ -145,16 +146,19 @@ class _Advice:
             notes=notes,
         )
         self._untaken.append(untaken_in(report))
+        self._left_out += left_out_of(notes)
         refusal = LossShare.of_report(report).refusal(self._max_loss)
         self._refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
 
     def lines(self) -> list[str]:
-        """Return a line for each of the first refusals, and for each modality that is not taken."""
+        """Return a line for each of the first refusals, each modality not taken, and members left out."""
         from mm_assets.formats.content_columns import untaken_lines
+        from mm_assets.formats.reports import left_out_lines
 
         more = len(self._refusals) - _NAMED
         return [
             *(f"convert would refuse {refusal}" for refusal in self._refusals[:_NAMED]),
             *([f"and {more} more"] if more > 0 else []),
             *untaken_lines(self._untaken, len(self._untaken)),
+            *left_out_lines(len(self._left_out), self._left_out),
         ]
