@@ -256,6 +256,8 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
         names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []
+        if not os.path.basename(path).startswith("."):  # as in a local folder
+            names = [name for name in names if not os.path.basename(name).startswith(".")]
         return sorted(_address(fs, name) for name in names), []
     path = _absolute(pattern)
     if not _GLOB.search(path):

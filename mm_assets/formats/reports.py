@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
+
+
+LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those that macOS or tar had added
+_NAMED = 3  # of those, in a line
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,23 @@ class WriteReport:
     def files(self) -> tuple[str, ...]:
         """URIs of the outputs."""
         return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+def left_out_of(notes: Mapping[str, Any]) -> list[str]:
+    """Return the names of members that macOS or tar programs had added to the tars of a report's notes."""
+    return [name for of_file in notes.values() for name in of_file.get(LEFT_OUT_MEMBERS, ())]
+
+
+def left_out_lines(number: int, first: Sequence[str]) -> list[str]:
+    """Return the one line on members that macOS or tar programs had added, and no samples; none without any.
+
+    Args:
+        number: how many there are in all tars.
+        first: names of some.
+    """
+    shown = ", ".join(name if name.isprintable() else ascii(name)[1:-1] for name in first[:_NAMED])
+    what = f"{counted(number, 'member')} left out, added by macOS or tar and no data"
+    return [f"{what}: {shown}{', …' if number > _NAMED else ''}"] if number else []
 
 
 class PartitionsRefused(MmAssetsError, ValueError):
