@@ -44,7 +44,10 @@ def no_bytes(name: str | None) -> Fault:
     """
     if name is None:
         return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
-    words = f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
+    hint = "a name without bytes, and names are not fetched"
+    if name.startswith(("http://", "https://")):
+        hint = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
+    words = f"dangling reference {name!r:.200}: {hint}"
     return Fault(DANGLING_REFERENCE, words)
 
 

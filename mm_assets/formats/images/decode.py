@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import DecompressionBomb, ImageError
@@ -137,6 +139,8 @@ def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
         WebPImagePlugin,
     )
 
+    if kind == "tiff":
+        _silence_libtiff()
     readers: dict[str, Callable[[Any, str], ImageFile]] = {
         "jpg": JpegImagePlugin.JpegImageFile,
         "png": PngImagePlugin.PngImageFile,
@@ -146,6 +150,17 @@ def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
         "tiff": TiffImagePlugin.TiffImageFile,
     }
     return readers[kind](memory_file(raw), "")
+
+
+@cache
+def _silence_libtiff() -> None:
+    """Keep Pillow's libtiff from printing lines to stderr that name no file: what fails is raised as well."""
+    from PIL import _imaging
+
+    libtiff = ctypes.CDLL(_imaging.__file__)  # symbols are looked up in what it is linked with, too
+    for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+        if hasattr(libtiff, name):  # not where libtiff is linked into Pillow without its names
+            getattr(libtiff, name)(None)
 
 
 def _without_zeros(data: bytes | memoryview) -> int:
