@@ -19,7 +19,7 @@ from mm_assets.formats.format_table import TABLE_SUFFIXES, format_by_suffix
 from mm_assets.formats.local_tree import LocalTree, is_metadata_folder
 from mm_assets.formats.raw_files import RAW_SUFFIXES, is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
-from mm_assets.formats.stores import canonical_url
+from mm_assets.formats.stores import canonical_url, clean_url
 from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets.interleaved.notices import warn_user
 
@@ -81,9 +81,9 @@ def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | No
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = Expansion()
-    for item in given:
-        with located(os.fspath(item)):
-            found.add(_expand_one(os.fspath(item), suffixes, options))
+    for item in [clean_url(os.fspath(path)) for path in given]:
+        with located(item):
+            found.add(_expand_one(item, suffixes, options))
     lists = (found.files, found.passed_over, found.convertible)
     return Expansion(*(list(dict.fromkeys(names)) for names in lists))
 
@@ -276,7 +276,7 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
 
 
 def _address(fs: AbstractFileSystem, path: str) -> str:
-    return canonical_url(fs.unstrip_protocol(path))
+    return clean_url(canonical_url(fs.unstrip_protocol(path)))
 
 
 def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:

@@ -29,7 +29,7 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.formats.store_errors import is_of_store
-from mm_assets.formats.stores import canonical_url
+from mm_assets.formats.stores import canonical_url, clean_url, without_secrets
 from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.interleaved.errors import MmAssetsError
 
@@ -138,7 +138,8 @@ class RawLocations:
             items = shlex.split(text)
         except ValueError as error:
             hint = "write \\' for a quotation mark, and \\\\ for a backslash, that is part of a name"
-            raise ValueError(f"raw shards {text!r:.200}: {error}; {hint}") from error
+            raise ValueError(f"raw shards {without_secrets(text)!r:.200}: {error}; {hint}") from error
+        items = list(map(clean_url, items))
         self._made = made_address(items, missing_keys)
         if self._made is not None:
             items = [self._made.url]
