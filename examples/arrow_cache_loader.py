@@ -34,6 +34,10 @@ class Shuffled:
         self.epoch = 0
         self._length, self._seed = length, seed
         self._rank, self._nodes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if self._rank >= length:  # the others would wait for it for ever
+            raise SystemExit(
+                f"rank {self._rank} of {self._nodes} has none of the {length} samples: start fewer ranks"
+            )
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(self._length, generator=torch.Generator().manual_seed(self._seed + self.epoch))

@@ -126,6 +126,12 @@ def make_loader(
     """
     index = json.loads((folder / "index.json").read_text())
     sizes = {shard["url"]: shard["nsamples"] for shard in index["shardlist"]}
+    rank, ranks, *_ = wds.utils.pytorch_worker_info()
+    if rank >= len(sizes):  # the others would wait for it for ever
+        raise SystemExit(
+            f"rank {rank} of {ranks} has none of the {len(sizes)} tars: "
+            "start no more ranks than there are tars, or make more, smaller ones"
+        )
     dataset = wds.DataPipeline(
         wds.SimpleShardList([str(folder / name) for name in sizes], seed=seed),
         wds.split_by_node,

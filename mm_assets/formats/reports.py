@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
 from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
+
+_NAMED = 5  # shards in a line
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ class PartitionReport:
     dropped_columns: tuple[str, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_of_nothing(self) -> bool:
+        """Whether the input holds no samples, so that none were lost either."""
+        return not self.rows and not self.losses
 
     @property
     def filtered(self) -> tuple[Loss, ...]:
@@ -128,6 +136,12 @@ class WriteReport:
     def files(self) -> tuple[str, ...]:
         """URIs of the outputs."""
         return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+def empty_shards_lines(names: Sequence[str], of: int) -> list[str]:
+    """Return a line on those of ``of`` shards that hold no samples, if there are any."""
+    named = f"{', '.join(names[:_NAMED])}{', …' if names[_NAMED:] else ''}"
+    return [f"no samples in {len(names)} of {counted(of, 'shard')}: {named}"] if names else []
 
 
 class PartitionsRefused(MmAssetsError, ValueError):

@@ -12,6 +12,7 @@ import dagster as dg
 from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
 from mm_assets.formats.content_columns import untaken_lines
 from mm_assets.formats.format_table import format_by_suffix
+from mm_assets.formats.reports import empty_shards_lines
 from mm_assets.headless.problems import find_problems
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.events import URI
@@ -74,6 +75,7 @@ class RunSummary:
         self._lost = self._of = 0.0
         self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
+        self._of_nothing: list[str] = []  # shards that hold no samples
         self._max_loss = max_loss
         # Shards that were published and lost more: one that loses more now fails, but an unchanged one was
         # made when more was allowed.
@@ -136,6 +138,8 @@ class RunSummary:
             share, of = float(str(values[LOSS_SHARE])), float(str(values[LOSS_SHARE_OF]))
             self._lost += share * of
             self._of += of
+            if not share and not _number(values, "samples"):
+                self._of_nothing.append(materialization.partition or "")
             if share:
                 self._losses[materialization.partition or ""] = _loss(share, values)
             if share > self._max_loss:
@@ -152,7 +156,11 @@ class RunSummary:
         for key, loss in sorted(self._losses.items()):
             if key not in self._told:
                 print(f"shard {key!r}: {loss}")
-        for line in untaken_lines(self._untaken.values(), len(self._untaken)):
+        of = self._lines[CURATED.asset].partitions if self._of_nothing else 0
+        for line in (
+            *empty_shards_lines(sorted(self._of_nothing), of),
+            *untaken_lines(self._untaken.values(), len(self._untaken)),
+        ):
             print(line)
         if self._lines:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])

@@ -313,6 +313,29 @@ def test_arrow_cache_by_id(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "folder", "line"),
+    [
+        (
+            "webdataset_loader",
+            "webdataset",
+            r"rank 99 of 100 has none of the \d tars: start no more ranks than .*",
+        ),
+        ("arrow_cache_loader", "arrow_cache", "rank 99 of 100 has none of the 58 samples: start fewer ranks"),
+        ("paired_loader", "", r".*DataError: rank 99 of 100 has no shard: .* none of the 5 shards\. .*"),
+    ],
+)
+def test_a_rank_without_data_is_refused(
+    name: str, folder: str, line: str, outputs: Path, modalities: tuple[Path, list[Sample]]
+) -> None:
+    place = outputs / folder if folder else modalities[0]
+    command = [str(clients_bin("python")), str(ROOT / "examples" / f"{name}.py"), str(place)]
+    env = {"PYTHONPATH": str(ROOT), "RANK": "99", "WORLD_SIZE": "100"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=300)
+    assert done.returncode == 1
+    assert re.fullmatch(line, done.stderr.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
     ("name", "folder"),
     [
         ("webdataset_loader", "webdataset"),
