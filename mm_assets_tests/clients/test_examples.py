@@ -335,17 +335,29 @@ def test_a_rank_without_data_is_refused(
     assert re.fullmatch(line, done.stderr.strip().splitlines()[-1])
 
 
+@pytest.mark.parametrize("prefix", ["", "file://"])
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
         ("webdataset_loader", "webdataset"),
         ("lance_loader", "lance/items.lance"),
         ("arrow_cache_loader", "arrow_cache"),
+        ("paired_loader", ""),
     ],
 )
-def test_the_scripts_run_by_path(name: str, folder: str, outputs: Path, truth: list[Sample]) -> None:
-    """As their users start them: in a spawned worker, what they define is in another module than here."""
-    printed = run(
-        [clients_bin("python"), ROOT / "examples" / f"{name}.py", outputs / folder], PYTHONPATH=str(ROOT)
-    )
-    assert f"{len(truth)} samples, " in printed.splitlines()[-1]
+def test_the_scripts_run_by_path_and_url(
+    name: str,
+    folder: str,
+    prefix: str,
+    outputs: Path,
+    truth: list[Sample],
+    modalities: tuple[Path, list[Sample]],
+) -> None:
+    """As their users start them: in a spawned worker, what they define is in another module than here.
+
+    `pathlib.Path` would take a slash away from a URL.
+    """
+    place, samples = (outputs / folder, truth) if folder else modalities
+    script = ROOT / "examples" / f"{name}.py"
+    printed = run([clients_bin("python"), script, f"{prefix}{place}"], PYTHONPATH=str(ROOT))
+    assert f"{len(samples)} samples, " in printed.splitlines()[-1]
