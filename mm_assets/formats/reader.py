@@ -17,7 +17,7 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
-from mm_assets.formats.storage import StorageOptions, local_path
+from mm_assets.formats.storage import StorageOptions, local_path, whole_url
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.losses import Loss
@@ -278,7 +278,7 @@ class InterleavedReader(ABC):
 def _plain(paths: Paths) -> tuple[str, ...]:
     """Return locations as text, local files without ``file://``."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return tuple(local_path(os.fspath(path)) for path in given)
+    return tuple(local_path(whole_url(os.fspath(path))) for path in given)
 
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:

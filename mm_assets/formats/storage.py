@@ -32,6 +32,8 @@ from mm_assets.interleaved.extras import MissingExtra, explained
 StorageOptions = dict[str, Any]
 
 _LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
+# What `pathlib.Path` makes of a URL.
+_ONE_SLASH = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
 _LOGIN = ("headers", "username", "password")  # may have come in the URL
@@ -104,14 +106,28 @@ def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, s
     return S3FileSystem(**arguments), str(S3FileSystem._strip_protocol(url))
 
 
+def whole_url(location: str) -> str:
+    """Return a location as it is.
+
+    Raises:
+        ValueError: it is a URL that has lost a slash, which would be a local folder called ``s3:``.
+    """
+    found = None if _LOCAL.match(location) else _ONE_SLASH.match(location)
+    if found is not None and not os.path.isdir(found[1]):
+        url = _ONE_SLASH.sub(r"\1//", location)
+        raise ValueError(f"{location}: is {url} meant? A Path takes a slash away: give URLs as text")
+    return location
+
+
 def lasting(uri: str, options: StorageOptions | None = None) -> str:
     """Return the location of an output, without ``file://``.
 
     Raises:
-        ValueError: the output would be lost with this process, or be read from a stale copy.
+        ValueError: the output would be lost with this process, be read from a stale copy, or lie in a folder
+            that is called like the scheme of a URL.
     """
     if not is_remote(uri):
-        return local_path(uri)
+        return local_path(whole_url(uri))
     uri = clean_url(uri)
     if "::" in uri:
         raise ValueError(f"{uri}: an output lies on one file system; name it without the part before '::'")
