@@ -123,7 +123,7 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
                 None,
             )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
-    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
+    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT), optional=True)
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):
         raise ValueError(
@@ -194,7 +194,7 @@ def _is_image(column: ItemColumn) -> bool:
         return (
             (stored is not None or name is not None)
             and _is_blob(stored, optional=True)
-            and (name is None or _is_string(name))
+            and (name is None or _is_string(name, optional=True))
         )
     return _is_blob(column.value) or _is_string(column.value)
 
@@ -205,7 +205,9 @@ def _is_blob(type_: pa.DataType | None, optional: bool = False) -> bool:
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
 
 
-def _is_string(type_: pa.DataType | None) -> bool:
+def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
+    if optional and type_ is not None and pa.types.is_null(type_):
+        return True
     if type_ is not None and pa.types.is_dictionary(type_):
         type_ = type_.value_type
     return type_ is not None and bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
