@@ -33,6 +33,7 @@ from mm_assets.interleaved.schema import (
     resolve_schema,
 )
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.text_validity import refuse_broken_text
 from mm_assets.interleaved.unify import unify_schemas
 
 __all__ = ["InterleavedReader"]
@@ -211,7 +212,9 @@ class InterleavedReader(ABC):
         for source in self._sources(partition):
             with located(source.uri):
                 for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
-                    yield align_table(table, target)
+                    aligned = align_table(table, target)
+                    refuse_broken_text(aligned, source.uri)
+                    yield aligned
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         for partition in self.partitions():
@@ -234,11 +237,14 @@ class InterleavedReader(ABC):
 
     def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> Iterator[pa.Table]:
         """Yield a source's table sorted, in its final types and with its bytes, cut again if it grew."""
+        refuse_broken_text(table, file)
         try:
             table = sort_items(table)
             aligned = align_table(table, schema)
         except ValueError as error:
             raise ShardError(f"{file}: {error}") from error
+        if aligned.schema != table.schema:  # bytes may have become text
+            refuse_broken_text(aligned, file)
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
         # Tables are within the limit as they come from the source.

@@ -32,6 +32,7 @@ from mm_assets.interleaved.policies import apply_policy, check_policy, with_erro
 from mm_assets.interleaved.samples import sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.text_validity import refuse_broken_text
 
 __all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
 
@@ -230,10 +231,12 @@ class InterleavedWriter(ABC):
                     yield tally.count(table, schema)
 
     def _fetched(self, batch: InterleavedBatch) -> Iterator[pa.Table]:
+        source = ", ".join(batch.source_files[:3])
         try:
             table = align_table(sort_items(batch.data), canonical_schema(batch.data.schema))
         except ValueError as error:
-            raise _located(error, ", ".join(batch.source_files[:3])) from error
+            raise _located(error, source) from error
+        refuse_broken_text(table, source)
         if not self.materialize:
             yield table
             return

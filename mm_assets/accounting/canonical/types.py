@@ -18,13 +18,15 @@ from mm_assets.interleaved.schema import (
     align_table,
     canonical_schema,
 )
+from mm_assets.interleaved.text_validity import refuse_broken_text
 
 
 def normalized(part: RowPart, location: str) -> RowPart:
     """Return rows with reserved columns in their canonical types, where lossless, without dictionaries.
 
     Raises:
-        ShardError: the rows are no items: a required column is missing or has nulls, or a name occurs twice.
+        ShardError: text is not UTF-8, or the rows are no items: a required column is missing or has nulls,
+            or a name occurs twice.
     """
     table, names = part.table, part.schema.names
     if len(set(names)) != len(names):
@@ -45,6 +47,7 @@ def normalized(part: RowPart, location: str) -> RowPart:
                 table = table.set_column(index, target, table.column(index).cast(target.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 continue  # the comparison reports the type as a difference
+    refuse_broken_text(table, location)
     is_large = part.field.type == BLOB_FIELD.type  # otherwise only the offsets differ, not the bytes
     return replace(part, table=table, field=part.field if is_large else BLOB_FIELD)
 

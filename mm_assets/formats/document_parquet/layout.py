@@ -123,7 +123,12 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
                 None,
             )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
-    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT), optional=True)
+    is_text = (
+        texts is None
+        or texts.is_empty
+        or _is_string(texts.value)
+        or _is_string(_child(texts, TEXT), optional=True)
+    )
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):
         raise ValueError(

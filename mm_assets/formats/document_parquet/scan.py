@@ -13,7 +13,6 @@ from mm_assets.formats.column_integers import ColumnIntegers
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.items import Items, Numbers, items_of, lengths_beyond
 from mm_assets.formats.parquet_rows import row_name
-from mm_assets.formats.parquet_text import broken_rows
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import MAX_POSITION
@@ -30,6 +29,7 @@ from mm_assets.interleaved.faults import (
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import METADATA_POSITION
 from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.interleaved.text_validity import broken_rows
 
 # Memory that the rows of one document may take with all columns: this much, or in proportion to its size.
 _MAX_ROOM = 64 << 20

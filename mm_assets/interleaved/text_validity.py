@@ -1,8 +1,31 @@
-"""Detection of text that is not UTF-8: Parquet does not guarantee that strings are."""
+"""Detection of text that is not UTF-8: no file format guarantees that strings are."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+
+from mm_assets.interleaved.errors import ShardError
+
+
+def refuse_broken_text(rows: pa.Table, where: str) -> None:
+    """Refuse rows with text that is not UTF-8, in any column and at any depth.
+
+    Args:
+        rows: rows with the column ``sample_id``, or without it.
+        where: what the rows were read from, in the message; may be empty.
+
+    Raises:
+        ShardError: There is such a row; the message names its sample and column.
+    """
+    if all(map(_is_sound, rows.columns)) or not (broken := broken_rows(rows)):
+        return
+    row, name = next(iter(sorted(broken.items())))
+    sample = ""
+    if "sample_id" in rows.column_names:
+        ids = with_bytes(rows.column("sample_id").slice(row, 1).combine_chunks())
+        sample = f"sample {(ids[0].as_py() or b'').decode('utf-8', 'backslashreplace')!r}, "
+    prefix = f"{where}: " if where else ""
+    raise ShardError(f"{prefix}{sample}column {name!r}: text that is not UTF-8")
 
 
 def broken_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, str]:
