@@ -6,7 +6,7 @@ The columns of texts and images are recognised by their names and types.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -25,13 +25,15 @@ class ItemColumn:
     """A column of texts or of images.
 
     ``value`` is the type of one item. ``is_list`` is True if a row has a list of items, not just one.
-    ``content_fields`` has the fields that hold content and name, if an item is a struct.
+    ``content_fields`` has the fields that hold content and name, if an item is a struct. ``position`` is that
+    of an item that is not in a list.
     """
 
     name: str
     value: pa.DataType
     is_list: bool
     content_fields: tuple[str, ...]
+    position: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -92,6 +94,11 @@ class DocumentLayout:
         ]
 
     @property
+    def has_pairs(self) -> bool:
+        """True if a row is an image-text pair, with the text at position 0 and the image at 1 as in tars."""
+        return self.images is not None and self.images.position > 0
+
+    @property
     def items(self) -> tuple[ItemColumn, ...]:
         """The columns of items that exist."""
         return tuple(column for column in (self.texts, self.images) if column is not None)
@@ -134,6 +141,8 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
         raise ValueError(
             f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
         )
+    if texts is not None and images is not None and not (texts.is_list or images.is_list):
+        images = replace(images, position=1)
     sample_id = _sample_id(schema, raw)
     item_columns = {column.name for column in (texts, images) if column is not None}
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)

@@ -135,12 +135,12 @@ def test_texts_that_are_all_null(tmp_path: Path) -> None:
 def test_one_text_a_row_where_it_is_named(tmp_path: Path) -> None:
     columns = {"caption": (pa.string(), ["t", None]), "image": (IMAGE, [image(0), image(1)])}
     reading = found(tmp_path, columns, texts_field="caption")
-    assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
-    assert reading.items("f/1") == [(0, "image", P1, None)]
+    assert reading.items("f/0") == [(0, "text", "t", None), (1, "image", P0, None)]
+    assert reading.items("f/1") == [(1, "image", P1, None)], "as a pair in a tar whose text is missing"
     for name in ("text", "caption"):  # as datasets of captions have it, found by looking
         captions = {name: columns["caption"], "image": columns["image"], "other": (pa.string(), ["o", "p"])}
         reading = found(tmp_path, captions)
-        assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
+        assert reading.items("f/0") == [(0, "text", "t", None), (1, "image", P0, None)]
         assert reading.metadata("other") == [("o",), ("p",)]
     lists = {"images": (pa.list_(IMAGE), [[image(0)], [image(1)]]), "caption": columns["caption"]}
     assert found(tmp_path, lists).metadata("caption") == [("t",), (None,)], (
