@@ -181,7 +181,7 @@ class InterleavedReader(ABC):
                 source.close()
         schema = self._partition_schema(schemas, partition.files)
         stream = BatchStream(
-            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items
+            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items, True
         )
         stream.losses += losses
         return stream
@@ -243,14 +243,13 @@ class InterleavedReader(ABC):
 
     def _finish(self, table: pa.Table, schema: pa.Schema, file: str) -> Iterator[pa.Table]:
         """Yield a source's table sorted, in its final types and with its bytes, cut again if it grew."""
-        refuse_broken_text(table, file)
         try:
             table = sort_items(table)
             aligned = align_table(table, schema)
         except ValueError as error:
+            refuse_broken_text(table, file)
             raise ShardError(f"{file}: {error}") from error
-        if aligned.schema != table.schema:  # bytes may have become text
-            refuse_broken_text(aligned, file)
+        refuse_broken_text(aligned, file)
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
         # Tables are within the limit as they come from the source.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -92,7 +93,7 @@ class DocumentScan:
         broken = broken_rows(batch)
         faults = {row: (NOT_UTF8, f"column {name!r}: not UTF-8") for row, name in broken.items()}
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
-        readable = batch if not broken else batch.take(pa.array(at))
+        readable = batch if not broken else _without(batch, broken)
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
         items = {
             column.name: items_of(column, readable.column(column.name))
@@ -241,3 +242,9 @@ class DocumentScan:
                     if self.is_sound[row]:
                         self.unresolved.append((self.ids[row], position, no_bytes(name).message))
         self.has_source = self.has_source or needs
+
+
+def _without(batch: pa.RecordBatch, rows: Collection[int]) -> pa.RecordBatch:
+    """Return the other rows; Arrow's ``take`` has no views."""
+    edges = [-1, *sorted(rows), batch.num_rows]
+    return pa.concat_batches([batch.slice(low + 1, high - low - 1) for low, high in pairwise(edges)])
