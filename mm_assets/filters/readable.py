@@ -14,6 +14,7 @@ from mm_assets.filters.image_score import image_views
 from mm_assets.formats.images.completeness import looks_whole
 from mm_assets.formats.images.decode import decode, refuse_bomb
 from mm_assets.formats.images.errors import DecompressionBomb, ImageError
+from mm_assets.formats.images.opening import check_opens
 from mm_assets.formats.images.probe import ImageInfo, probe
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.faults import DECOMPRESSION_BOMB, Fault, unreadable_image
@@ -28,7 +29,7 @@ CHECKED, DECODED, UNDECODABLE = "images_checked", "images_decoded", "images_unde
 class ReadableImages:
     """Turns image rows whose bytes are no usable image into error rows (bytes kept); the policy then decides.
 
-    Header and structure of every image are checked, in microseconds. An image whose structure shows missing
+    Header and structure of every image are checked, in microseconds, and that Pillow opens it. An image whose structure shows missing
     or extra bytes is decoded, and that decides: stray bytes behind a picture pass, a picture cut in its body
     does not.
 
@@ -80,8 +81,10 @@ class ReadableImages:
         info = probe(data)
         refuse_bomb(info.width, info.height, self.max_pixels)
         is_whole = looks_whole(data, info.format)
-        if is_whole and not is_sampled:
-            return info
+        if is_whole:
+            check_opens(data, info.format)
+            if not is_sampled:
+                return info
         try:
             is_proven = decode(data, info.format, self.max_pixels)
         except DecompressionBomb:
@@ -93,6 +96,8 @@ class ReadableImages:
         if not is_whole and not is_proven:
             counts[UNDECODABLE] += 1
             raise ImageError("cut or damaged: too many frames to decode them all")
+        if not is_whole:
+            check_opens(data, info.format)
         return info
 
     def _sampled(self, table: pa.Table, rows: list[int]) -> list[bool]:

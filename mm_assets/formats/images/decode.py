@@ -119,7 +119,7 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
         DecompressionBomb: It would be too expensive to decode.
         ImageError: The sides of a tile are not numbers.
     """
-    image = _opened(raw, kind)
+    image = pillow_image(raw, kind)
     # Checked again: Pillow enlarges the screen of a GIF to its first frame.
     refuse_bomb(*image.size, max_pixels, sum(1 for _ in _SCAN.finditer(raw)) if kind == "jpg" else 1)
     if kind == "tiff":
@@ -127,7 +127,8 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
     return image
 
 
-def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
+def pillow_image(raw: bytes | memoryview, kind: str) -> ImageFile:
+    """Return an image as `PIL.Image.open` does, without its limit of pixels; raises whatever Pillow raises."""
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -138,7 +139,7 @@ def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
     )
 
     readers: dict[str, Callable[[Any, str], ImageFile]] = {
-        "jpg": JpegImagePlugin.JpegImageFile,
+        "jpg": JpegImagePlugin.jpeg_factory,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
