@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from mm_assets.formats.error_lines import is_utf8
 from mm_assets.formats.partitions import parse_bytes
 from mm_assets.formats.webdataset.layout import normal_extensions
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _RAY_ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:]+\]|[A-Za-z0-9_.-]+):(\d{1,5})")
+_MOST_DIGITS = 18
+_LONGEST = 100_000 * 86400.0  # seconds of a duration; much more is no time span of Python's
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9]+://.")
 
 
@@ -45,10 +48,9 @@ def number(
 
     def parse(text: str) -> Any:
         try:
-            value = kind(text)
+            value = whole_number(text) if kind is int else kind(text)
         except ValueError as error:
-            what = "a whole number" if kind is int else "a number"
-            raise ValueError(f"must be {what}, not {text!r}") from error
+            raise error if kind is int else ValueError(f"must be a number, not {text!r}") from error
         if math.isnan(value):
             raise ValueError(f"must be a number, not {text!r}")
         if value < 0:
@@ -60,6 +62,23 @@ def number(
         return value
 
     return parse
+
+
+def whole_number(text: str) -> int:
+    """Return a whole number of no more than 18 digits: longer ones fit no column, and no float beyond 308."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"must be a whole number of at most {_MOST_DIGITS} digits")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"must be a whole number, not {text!r}") from error
+
+
+def plain_text(text: str) -> str:
+    """Check that a text can be written to any file: it is UTF-8, and has no null character."""
+    if "\0" in text or not is_utf8(text):
+        raise ValueError("must be UTF-8 text without null characters")
+    return text
 
 
 def byte_size(text: str) -> str:
@@ -112,7 +131,10 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if not match or not float(match[1]):
         raise ValueError(f"must be a duration such as 90m, 24h or 7d, not {text!r}")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    seconds = float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    if seconds > _LONGEST:
+        raise ValueError(f"must be at most {_LONGEST / 86400:.0f}d")
+    return seconds
 
 
 def time_limit(text: str) -> float | None:

@@ -35,6 +35,7 @@ from mm_assets.setting_parsers import (
     number,
     one_of,
     owners,
+    plain_text,
     ray_address,
     suffixes,
     time_limit,
@@ -42,6 +43,7 @@ from mm_assets.setting_parsers import (
 )
 from mm_assets.settings_file import PREFIX, SPACED, given_settings
 
+_MOST_SHOWN = 200  # characters of a value in a message
 S = TypeVar("S", bound="Settings")
 
 
@@ -238,13 +240,14 @@ class Settings:
             if text := given.get(name):
                 takes_list = name in SPACED or setting.metadata["parse"] in (names, owners, suffixes)
                 try:
+                    plain_text(text)
                     if name in given.lists and not takes_list:
                         raise ValueError("must be one value, not a list")
                     values[setting.name] = setting.metadata["parse"](text)
                 except ValueError as error:
-                    place = given.place(name)
+                    place, reason = given.place(name), str(error).replace(text, _shown(text))
                     raise ValueError(
-                        f"{place} {error}" if str(error).startswith("must") else f"{place}: {error}"
+                        f"{place} {reason}" if reason.startswith("must") else f"{place}: {reason}"
                     ) from error
         settings = cls(**values)
         for pair in (pair for kind in cls.filters for pair in kind.bounds()):
@@ -276,6 +279,10 @@ class Settings:
     def raw_layout(self) -> dict[str, Any]:
         """Return the settings on documents of raw shards, as arguments of `RawReader`."""
         return {f.name: getattr(self, f.name) for f in fields(RawLayout)}
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def variable(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mm_assets.formats.error_places import located
+from mm_assets.formats.storage import regular_file
 from mm_assets.formats.stores import S3_OPTIONS, S3_SCHEMES, StoreTable, is_store, repeated_location
 from mm_assets.interleaved.errors import MmAssetsError
 
@@ -17,6 +19,8 @@ FILE = "mm_assets.toml"
 PREFIX = "MM_"
 # Settings whose items may hold commas: they are separated by whitespace, as in a shell.
 SPACED = ("MM_RAW_SHARDS", "MM_ALERTS")
+_NO_NUMBER = 10**100  # more than any setting takes, less than `repr` refuses
+_LONG = re.compile(r"\d[\d_]{4299}")  # more digits than `int` takes
 _STORES = "stores"
 _EXAMPLE = f'[{_STORES}."s3://bucket"]'
 
@@ -76,13 +80,15 @@ def _stores(path: Path, tables: Any) -> StoreTable:
         raise SettingsFileError(f"{path}: {_STORES} has tables, as {_EXAMPLE}")
     for location, options in tables.items():
         place = f'{path}: [{_STORES}."{location}"]'
-        if not is_store(location):
+        if "\0" in location or not is_store(location):
             raise SettingsFileError(f"{place}: not the URL of a bucket or a part of one, as {_EXAMPLE}")
         if not isinstance(options, dict):
             raise SettingsFileError(f"{place} must be a table")
         for name, value in options.items():
             if not isinstance(value, str):
                 raise SettingsFileError(f"{place}: {name} must be text in quotation marks")
+            if "\0" in value:
+                raise SettingsFileError(f"{place}: {name} must have no null characters")
             if location.startswith(S3_SCHEMES) and name not in S3_OPTIONS:
                 raise SettingsFileError(f"{place}: {name}: no such option; there are {', '.join(S3_OPTIONS)}")
         if ("aws_access_key_id" in options) != ("aws_secret_access_key" in options):
@@ -95,7 +101,7 @@ def _stores(path: Path, tables: Any) -> StoreTable:
 def _read(path: Path) -> dict[str, Any]:
     try:
         with located(str(path)):
-            text = path.read_text(encoding="utf-8-sig")
+            text = Path(regular_file(str(path))).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as error:
@@ -104,6 +110,12 @@ def _read(path: Path) -> dict[str, Any]:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsFileError(f"{path}: {_toml_problem(text, str(error))}") from error
+    except ValueError as error:  # of `int`, which names no line
+        lines = enumerate(text.splitlines(), start=1)
+        place = next((f" in line {number}" for number, line in lines if _LONG.search(line)), "")
+        raise SettingsFileError(f"{path}: a number{place} has too many digits") from error
+    except RecursionError as error:
+        raise SettingsFileError(f"{path}: lists or tables are nested too deep") from error
     for key in values:
         name = key.lower().removeprefix(PREFIX.lower())
         if key != name:
@@ -139,11 +151,14 @@ def _text(path: Path, key: str, value: Any) -> str:
 def _item(path: Path, key: str, value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, int) and abs(value) >= _NO_NUMBER:
+        raise SettingsFileError(f"{path}: {key}: a number has too many digits")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return repr(value)
     if key == "storage" and isinstance(value, dict):
         raise SettingsFileError(
             f"{path}: storage is the folder of all outputs; options of an object store go into {_EXAMPLE}"
         )
-    kind = {bool: "true or false", dict: "a table", list: "a list in a list"}.get(type(value), str(value))
+    kind = {bool: "true or false", dict: "a table", list: "a list in a list"}.get(type(value))
+    kind = kind or str(value)
     raise SettingsFileError(f"{path}: {key} must be text, a number or a list of them, not {kind}")

@@ -6,12 +6,13 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import TextIO
 
 from mm_assets.formats.error_lines import error_line
-from mm_assets.formats.error_places import located
+from mm_assets.formats.error_places import located, place_of
 from mm_assets.formats.store_errors import is_of_store
 from mm_assets.interleaved.extras import explained
-from mm_assets.interleaved.notices import show_warnings_as_lines
+from mm_assets.interleaved.notices import show_warnings_as_lines, write_line
 
 FAILED = 1
 USAGE = 2  # as argparse ends
@@ -27,25 +28,38 @@ def run_command(work: Callable[[], int]) -> int:
     """Run a command and return its exit code.
 
     Errors of data, paths, settings or the system are one line on stderr and exit code 1. Any other error is a
-    bug of the program, and is raised.
+    bug of the program, and is raised. Nothing is left in the streams that the interpreter could fail to write
+    when it ends, which would be exit code 120 without a word.
     """
+    code = _code_of(work)
+    # With a full disk behind stderr, only the exit code can tell that something was said.
+    return code if not _discard_unwritable(sys.stderr) else code or FAILED
+
+
+def _code_of(work: Callable[[], int]) -> int:
     try:
         prepare_streams()
         show_warnings_as_lines()
-        code = work()
+        try:
+            code = work()
+        except SystemExit as end:  # argparse: wrong usage, --help, --version
+            code = FAILED if isinstance(end.code, str) else end.code or 0
         with located("standard output"):
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
+        _discard_unwritable(sys.stdout)
         return interrupted()
     except BrokenPipeError:  # the reader of our output (head, less) has closed it
-        _discard_output()
+        _discard_unwritable(sys.stdout)
         return FAILED
     except Exception as error:
         if not _is_expected(error):
             raise
+        is_unwritable = _discard_unwritable(sys.stdout)
+        if is_unwritable and isinstance(error, OSError) and place_of(error) is None:
+            error = OSError(error.errno, error.strerror, "standard output")
         fail(error_line(error))
-        _discard_output()
         return FAILED
 
 
@@ -57,7 +71,7 @@ def interrupted() -> int:
 
 def fail(line: str) -> None:
     """Print an error line on stderr."""
-    print(f"mm-assets: {line}", file=sys.stderr)
+    write_line(f"mm-assets: {line}")
 
 
 class ProgressLine:
@@ -117,12 +131,14 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _discard_output() -> None:
-    """Discard the rest of stdout, so that the interpreter's exit does not fail on it again."""
+def _discard_unwritable(stream: TextIO) -> bool:
+    """Write what waits in a stream; where that is impossible, discard it and return True."""
     try:
-        sys.stdout.flush()
+        stream.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return True
+    return False
 
 
 def _is_expected(error: Exception) -> bool:

@@ -84,6 +84,19 @@ def test_values_are_parsed_and_empty_ones_count_as_unset() -> None:
             "big",
             "MM_MAX_MEMBER_BYTES: not a size in bytes: 'big' (write 1048576, '64MiB' or '1GB')",
         ),
+        ("MM_MAX_MEMBER_BYTES", "9" * 400, "MM_MAX_MEMBER_BYTES: not a size in bytes: '999"),
+        ("MM_FRESH_WITHIN", "9" * 400 + "d", "MM_FRESH_WITHIN must be at most 100000d"),
+        ("MM_MAX_LOSS", "9" * 400, f"MM_MAX_LOSS must be at most 1, not {'9' * 200}…"),
+        *(
+            (name, "9" * digits, f"{name} must be a whole number of at most 18 digits")
+            for name in ("MM_WORKERS", "MM_MIN_IMAGE_SIDE", "MM_MAX_IMAGE_PIXELS")
+            for digits in (19, 400, 4301)
+        ),
+        *(
+            (name, text, f"{name} must be UTF-8 text without null characters")
+            for name in ("MM_STORAGE", "MM_TEXTS_FIELD", "MM_ALERTS", "MM_KEEP_IMAGES", "MM_CLIP_MODEL")
+            for text in ("a\0b", "json://\udcff")
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(name: str, text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mm_assets.cli.init import settings_text
 from mm_assets.formats.raw_shards import RawLocations
 from mm_assets.settings import Settings
 from mm_assets.settings_file import FILE, SettingsFileError, given_settings
-from mm_assets_tests.cli.commands import fine, only_line, run
+from mm_assets_tests.cli.commands import fine, only_line, run, run_process
 from mm_assets_tests.formats.raw_tars import make_tar
 from mm_assets_tests.test_plugins import FILTER
 
@@ -172,7 +173,23 @@ def test_a_list_of_locations_keeps_each_whole(name: str, folder: Path) -> None:
             "[stores.'s3://bucket']\n[stores.'s3a://bucket/']",
             "mm_assets.toml: s3://bucket and s3a://bucket/ are one location, and have two tables",
         ),
+        (
+            "[stores.'s3://bucket']\nregion_name = \"\\u0000\"",
+            'mm_assets.toml: [stores."s3://bucket"]: region_name must have no null characters',
+        ),
         ("[stores]\n's3://bucket' = 1", 'mm_assets.toml: [stores."s3://bucket"] must be a table'),
+        ('storage = "a\\u0000b"', "mm_assets.toml: storage must be UTF-8 text without null characters"),
+        ('plugins = ["a\\u0000b"]', "mm_assets.toml: plugins: 'a\\x00b' is not the name of a module"),
+        ("\nworkers = " + "9" * 4301, "mm_assets.toml: a number in line 2 has too many digits"),
+        ("workers = 0x" + "f" * 5000, "mm_assets.toml: workers: a number has too many digits"),
+        ("workers = " + "9" * 99, "mm_assets.toml: workers must be a whole number of at most 18 digits"),
+        (f"workers = {'[' * 5000}{']' * 5000}", "mm_assets.toml: lists or tables are nested too deep"),
+        (f"workers = {'{a = ' * 2000}1{'}' * 2000}", "mm_assets.toml: lists or tables are nested too deep"),
+        (
+            f"workers{'.a' * 3000} = 1",
+            "mm_assets.toml: workers must be text, a number or a list of them, not",
+        ),
+        (f"[{'stores.' * 3000}a]\nb = 1", 'mm_assets.toml: [stores."stores"]: not the URL of a bucket'),
         (
             "min_aspect_ratio = 2\nmax_aspect_ratio = 1",
             "mm_assets.toml: min_aspect_ratio is 2, more than mm_assets.toml: max_aspect_ratio, which is 1",
@@ -253,3 +270,12 @@ def test_init_leaves_a_file_as_it_is(folder: Path) -> None:
 def test_owners_may_be_a_list() -> None:
     write('owners = ["team:data", "ada@example.org"]')
     assert Settings.load().owners == ("team:data", "ada@example.org")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"), [(os.mkfifo, "a named pipe"), (lambda path: os.symlink("/dev/zero", path), "a device")]
+)
+def test_a_special_file_is_refused_and_never_read(make: Callable[[str], None], words: str) -> None:
+    make(FILE)
+    done = run_process("inspect", "x", cwd=os.getcwd(), timeout=60)
+    assert only_line(done) == f"mm_assets.toml: {words}, not a regular file"

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mm_assets.accounting.shard_columns import ShardColumns
+from mm_assets.formats.content_columns import ContentColumns, content_columns, merged_content, untaken
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_source import survey_parquet
 from mm_assets.formats.partitions import Partition, id_prefix, ref_path
@@ -43,6 +45,7 @@ SAMPLES_SCHEMA = pa.schema(
 _REVISION = 5  # of the survey's rules and content: older surveys are made again
 _KEPT = 1000  # entries of each list: a shard with a million faults is as bad as one with a thousand
 _SHOWN = 20
+_PAIR_ITEMS = 3  # metadata, text, image
 DAMAGE = (DAMAGED_TAR, TRUNCATED_TAR)  # kinds of damaged ranges, which hold an unknown number of samples
 
 
@@ -78,6 +81,28 @@ class ShardSurvey:
     columns: ShardColumns = field(default_factory=ShardColumns)
     members: int = 0
     nbytes: int = 0
+    content: ContentColumns | None = None  # None, as ``has_pairs``: earlier code made the survey
+    has_pairs: bool | None = None
+
+    @property
+    def may_have_pairs(self) -> bool:
+        """True if no sample has more items than an image-text pair, in a Parquet file."""
+        if not self.samples.num_rows or not is_parquet(self.samples.column("source")[0].as_py()):
+            return False
+        most = [pc.max(self.samples.column(name)).as_py() for name in ("items", "images")]
+        return most[0] <= _PAIR_ITEMS and most[1] == 1
+
+    @property
+    def untaken(self) -> ContentColumns:
+        """Columns that look like texts, or images, if no sample has any (`untaken`)."""
+        if not self.samples.num_rows:
+            return {}
+        columns = self.content
+        if columns is None:
+            fields = [tally.field(name) for name, tally in self.columns.tallies.items()]
+            columns = content_columns([*fields, *self.columns.declared], {})
+        items, images = (pc.sum(self.samples.column(name)).as_py() for name in ("items", "images"))
+        return untaken(columns, items - images - self.samples.num_rows, images)
 
     @property
     def sample_ids(self) -> pa.ChunkedArray:
@@ -190,6 +215,8 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
         ShardColumns(tallies, declared, ints),
         sum(found.members for _, found in files),
         sum(found.nbytes for _, found in files),
+        merged_content(found.content for _, found in files),
+        any(found.has_pairs for _, found in files),
     )
 
 

@@ -18,6 +18,7 @@ from mm_assets.accounting.contract import Published
 from mm_assets.accounting.sealed_json import seal, unseal
 from mm_assets.accounting.shard_columns import ShardColumns, passthrough
 from mm_assets.accounting.shard_survey import SAMPLES_SCHEMA, Excerpt, ShardSurvey
+from mm_assets.formats.content_columns import ContentColumns
 from mm_assets.interleaved.json_values import FieldTally
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -46,6 +47,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "frame_counts": _excerpt_to_json(survey.frame_counts, list),
         "unreferenced": _excerpt_to_json(survey.unreferenced, str),
         "skipped": _excerpt_to_json(survey.skipped, str),
+        **({} if survey.content is None else {"content": survey.content, "has_pairs": survey.has_pairs}),
         **_columns_to_json(survey.columns),
     }
     with pq.ParquetWriter(path, table.schema, **_WRITTEN) as writer:
@@ -75,6 +77,8 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         _columns_from_json(rest),
         rest["members"],
         rest["nbytes"],
+        _content_from_json(rest.get("content")),
+        rest.get("has_pairs"),
     )
 
 
@@ -200,6 +204,11 @@ def _excerpt_to_json(excerpt: Excerpt[Any], form: Callable[[Any], Any]) -> dict[
 
 def _excerpt_from_json(values: Mapping[str, Any], form: Callable[[Any], Any]) -> Excerpt[Any]:
     return Excerpt(tuple(form(entry) for entry in values["first"]), values["count"])
+
+
+def _content_from_json(values: Mapping[str, Any] | None) -> ContentColumns | None:
+    """Return the columns that look like content; None for a survey by earlier code, which does not tell."""
+    return None if values is None else {modality: tuple(names) for modality, names in values.items()}
 
 
 def _columns_to_json(columns: ShardColumns) -> dict[str, Any]:

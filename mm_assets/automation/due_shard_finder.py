@@ -27,7 +27,7 @@ from mm_assets.formats.raw_shards import Listing
 from mm_assets.io_managers import events
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.reports import SETTINGS_MARK
-from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, SeenCodeVersions
+from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, UNREAD, SeenCodeVersions
 from mm_assets.partitions import SHARDS
 
 _OTHER_CODE = "code or settings have changed"
@@ -68,8 +68,13 @@ class DueShardFinder:
         self._instance = instance
         self._raw_versions = raw_versions
         by_key = {spec.key: spec for spec in specs}
-        self._parents = {key: sorted(dep.asset_key for dep in by_key[key].deps) for key in sorted(by_key)}
-        self._order = list(TopologicalSorter(self._parents).static_order())
+        inputs = {key: sorted(dep.asset_key for dep in by_key[key].deps) for key in sorted(by_key)}
+        self._order = list(TopologicalSorter(inputs).static_order())
+        # What is not read makes nobody stale.
+        self._parents = {
+            key: [each for each in found if each.to_user_string() not in by_key[key].metadata.get(UNREAD, ())]
+            for key, found in inputs.items()
+        }
         self._code_versions = {key: spec.code_version for key, spec in by_key.items()}
         self._limits = {key: spec.tags.get(LIMIT_TAG) for key, spec in by_key.items()}
         self._seen = SeenCodeVersions(instance)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from mm_assets import __version__
+from mm_assets.cli.arguments import CommandParser
 from mm_assets.terminal import run_command
 from mm_assets.worker_environment import WORKER_ENVIRONMENT
 
@@ -49,7 +50,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mm-assets", description="Interleaved image-text datasets.")
+    parser = CommandParser(prog="mm-assets", description="Interleaved image-text datasets.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS:

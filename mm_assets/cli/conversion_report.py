@@ -38,12 +38,16 @@ def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
 
 def print_report(report: WriteReport, seconds: float) -> None:
     """Print what was written, and which parts of the input were not."""
+    from mm_assets.formats.content_columns import untaken_in, untaken_lines
+
     print(
         f"{report.path}: {counted(len(report.partitions), 'partition')}, "
         f"{counted(report.samples, 'sample')}, {counted(report.images, 'image')}, "
         f"{counted(report.texts, 'text')}, {report.nbytes / 1e6:.1f} MB, {seconds:.1f} s"
     )
     for line in losses.summary(report.losses):
+        print(f"  {line}")
+    for line in untaken_lines(map(untaken_in, report.partitions), len(report.partitions)):
         print(f"  {line}")
     kinds: dict[str, int] = {}
     for error in report.errors:

@@ -6,11 +6,12 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mm_assets.cli.arguments import names
+from mm_assets.cli.arguments import names, text, whole_number
 
 if TYPE_CHECKING:
     from mm_assets.filters.filter_chain import FilterChain
 
+_TYPES: dict[type, Callable[[str], Any]] = {tuple: names, int: whole_number, str: text}
 _DEST = "filter setting "  # prefix of the name, which an option of the command may have, too
 
 
@@ -23,7 +24,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("filters", "what is dropped; without a flag nothing is")
     filters = known_filters(load_plugins())
     for known in settings_of(filters):
-        kind: Callable[[str], Any] = names if known.kind is tuple else known.kind
+        kind = _TYPES.get(known.kind, known.kind)
         flag, meaning = f"--{known.name.replace('_', '-')}", known.meaning.replace("%", "%%")
         try:
             group.add_argument(

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.cli import raw_layout
 from mm_assets.cli.arguments import location
 from mm_assets.formats.format_table import TITLES
 from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import fail
+
+if TYPE_CHECKING:  # commands start faster without pyarrow
+    import pyarrow as pa
+
+    from mm_assets.formats.content_columns import ContentColumns
+    from mm_assets.formats.partitions import Partition
+
+_COLUMNS = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
+_SAMPLES, _ERRORS = "samples", "errors"  # beside the modalities
+_MODALITIES = ("metadata", "text", "image")
+_NAMED = 3  # partitions that would be refused
 
 
 def add_to(commands: Any) -> None:
@@ -43,37 +54,34 @@ def run(options: argparse.Namespace) -> int:
         reader = reader_for(kind, source, **raw_layout.layout_of(options, kind, source))
         partitions = reader.partitions()
     counts: Counter[str] = Counter()
-    samples = errors = 0
     schemas = []
     first: list[dict[str, Any]] = []
-    columns = ["sample_id", "position", "modality", "content_type", "text_content", "materialize_error"]
     failures: list[str] = []
+    advice = _Advice()
     for partition in partitions:
+        found: Counter[str] = Counter()
+        notes: dict[str, Any] = {}
         try:
-            schema, tables = reader.project(partition, columns)
+            schema, tables = reader.project(partition, _COLUMNS, notes)
             schemas.append(schema)
             for table in tables:
-                ids = table.column("sample_id")
-                samples += len(ids.unique())
-                errors += table.num_rows - table.column("materialize_error").null_count
-                counts.update(
-                    {e["values"]: e["counts"] for e in table.column("modality").value_counts().to_pylist()}
-                )
-                if not first and table.num_rows:
-                    first = [r for r in table.slice(0, 200).to_pylist() if r["sample_id"] == ids[0].as_py()]
+                found += _counts(table)
+                first = first or _first_sample(table)
+            advice.add(partition, schema, found, notes)
         except (OSError, ValueError) as error:
             failures.append(error_line(error))
+        counts += found
     if failures and not schemas:
         raise ValueError("; ".join(failures))
     unread = f", of which {len(failures)} cannot be read to the end" if failures else ""
     print(
         f"{options.path if source.startswith(MADE_WHEN_OPENED) else source}: "
         f"{kind}, {counted(len(partitions), 'partition')}{unread}, "
-        f"{counted(samples, 'sample')}, {counted(sum(counts.values()), 'row')}"
+        f"{counted(counts[_SAMPLES], 'sample')}, {counted(sum(counts[name] for name in _MODALITIES), 'row')}"
     )
     print(
         f"  {counts['metadata']} metadata, {counts['text']} text, {counts['image']} image rows; "
-        f"{errors} with an error"
+        f"{counts[_ERRORS]} with an error"
     )
     print("columns:")
     for field in unify_schemas(schemas) if schemas else []:
@@ -83,6 +91,70 @@ def run(options: argparse.Namespace) -> int:
         for row in first:
             shown = row["materialize_error"] or row["text_content"] or row["content_type"] or ""
             print(f"  [{row['position']}] {row['modality']}: {shown[:100]}")
+    for line in advice.lines():
+        print(line)
     for failure in failures:
         fail(failure)
     return 1 if failures else 0
+
+
+def _counts(table: pa.Table) -> Counter[str]:
+    """Count samples, errors, and rows by modality."""
+    found = Counter(
+        {_SAMPLES: len(table.column("sample_id").unique())}
+        | {entry["values"]: entry["counts"] for entry in table.column("modality").value_counts().to_pylist()}
+    )
+    found[_ERRORS] = table.num_rows - table.column("materialize_error").null_count
+    return found
+
+
+def _first_sample(table: pa.Table) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.slice(0, 200).to_pylist()
+    return [row for row in rows if row["sample_id"] == rows[0]["sample_id"]]
+
+
+class _Advice:
+    """What `convert` would say: why it would refuse a partition, and which content is not taken."""
+
+    def __init__(self) -> None:
+        from mm_assets.settings import Settings
+
+        self._max_loss = Settings.load().max_loss
+        self._refusals: list[str] = []
+        self._untaken: list[ContentColumns] = []
+
+    def add(
+        self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
+    ) -> None:
+        """Take a partition into account that was read to the end."""
+        from mm_assets.accounting.loss_share import LossShare
+        from mm_assets.formats.content_columns import untaken_in
+        from mm_assets.formats.reports import PartitionReport
+
+        report = PartitionReport(
+            partition=partition.name,
+            uri=None,
+            rows=sum(found[name] for name in _MODALITIES),
+            samples=found[_SAMPLES],
+            images=found["image"],
+            texts=found["text"],
+            nbytes=0,
+            image_bytes=0,
+            schema=schema,
+            digest="",
+            notes=notes,
+        )
+        self._untaken.append(untaken_in(report))
+        refusal = LossShare.of_report(report).refusal(self._max_loss)
+        self._refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
+
+    def lines(self) -> list[str]:
+        """Return a line for each of the first refusals, and for each modality that is not taken."""
+        from mm_assets.formats.content_columns import untaken_lines
+
+        more = len(self._refusals) - _NAMED
+        return [
+            *(f"convert would refuse {refusal}" for refusal in self._refusals[:_NAMED]),
+            *([f"and {more} more"] if more > 0 else []),
+            *untaken_lines(self._untaken, len(self._untaken)),
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mm_assets.cli.arguments import names, suffixes
+from mm_assets.cli.arguments import names, suffixes, text
 from mm_assets.formats.format_table import FORMAT_TABLE, format_of, listed
 
 _PREFIX = "sample_id_prefix"
@@ -14,13 +14,21 @@ _PREFIX = "sample_id_prefix"
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     layout = parser.add_argument_group("documents of others", "not given, MM_<NAME> of the environment holds")
-    layout.add_argument("--sample-id-field", help="json field, or column, that holds the sample id")
+    layout.add_argument(
+        "--sample-id-field", type=text, help="json field, or column, that holds the sample id"
+    )
     layout.add_argument(
         "--sample-id-prefix", choices=("shard",), help="put the partition's name in front of each sample id"
     )
-    layout.add_argument("--texts-field", help="json field, or column, with the list of texts (texts)")
-    layout.add_argument("--images-field", help="json field, or column, with the list of images (images)")
-    layout.add_argument("--image-member-field", help="json field that names the sample's image member")
+    layout.add_argument(
+        "--texts-field", type=text, help="json field, or column, with the list of texts (texts)"
+    )
+    layout.add_argument(
+        "--images-field", type=text, help="json field, or column, with the list of images (images)"
+    )
+    layout.add_argument(
+        "--image-member-field", type=text, help="json field that names the sample's image member"
+    )
     layout.add_argument(
         "--image-extensions", type=suffixes, help="suffixes of image members, comma-separated"
     )

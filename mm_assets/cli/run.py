@@ -71,6 +71,6 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
+    if not text.isdecimal() or len(text) > 18 or not int(text):
         raise argparse.ArgumentTypeError(f"not a number of shards: {text!r}")
     return int(text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from mm_assets.formats.content_columns import ContentColumns
 from mm_assets.interleaved.json_values import FieldTally
 from mm_assets.interleaved.losses import Loss
 
@@ -41,6 +42,8 @@ class FileSurvey:
         tallies: kinds of values of the fields whose samples declare no types.
         declared: passthrough schemas of the samples that declare types.
         declared_ints: ranges of the integers in the 64-bit columns of those.
+        content: columns of documents of others that look like texts or images (`content_columns`).
+        has_pairs: whether the rows of a Parquet file are image-text pairs.
         members: number of all members of a tar, or of rows of a Parquet file.
         nbytes: bytes of the unpacked tar, or of the file.
     """
@@ -54,5 +57,7 @@ class FileSurvey:
     tallies: Mapping[str, FieldTally] = field(default_factory=dict)
     declared: tuple[pa.Schema, ...] = ()
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)
+    content: ContentColumns = field(default_factory=dict)
+    has_pairs: bool = False
     members: int = 0
     nbytes: int = 0

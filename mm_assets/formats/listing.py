@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import parse_qsl
 
 from fsspec import AbstractFileSystem
 from fsspec.utils import glob_translate
@@ -116,6 +117,23 @@ def pdf_line(folder: str, names: Iterable[str]) -> list[str]:
     """Return one line on the PDFs among ``names``, which have to be named as such; none without."""
     pdfs = [name for name in names if name.lower().endswith(".pdf")]
     return [f"{folder}: PDFs are named as pdf={folder}"] if pdfs else []
+
+
+def pairs_of_url(scheme: str, token: str, typed: str) -> list[tuple[str, str]]:
+    """Return the pairs that the URL of an address of ours consists of.
+
+    Args:
+        scheme: of the URL.
+        token: what the URL has after its scheme.
+        typed: how users name such locations, for the message.
+
+    Raises:
+        ValueError: someone else wrote the URL.
+    """
+    try:
+        return parse_qsl(token, strict_parsing=True)
+    except ValueError as error:
+        raise ValueError(f"{scheme}://{token}: no location: it is named as {typed}") from error
 
 
 def unread_caches(names: Iterable[str]) -> list[str]:

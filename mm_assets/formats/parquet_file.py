@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.parquet import open_parquet_file
@@ -27,6 +29,7 @@ ROWS_AT_ONCE = 4096
 _READ_BUFFER = 1 << 16  # small enough to stay in the processor's cache until it is copied
 # What pyarrow raises for a damaged file. ValueError: names that are not UTF-8.
 _DAMAGE = (pa.ArrowException, OSError, ValueError)
+_INT96_UNIT = "coerce_int96_timestamp_unit"
 _MAX_LISTED = 100_000  # columns, or row groups: each one in a footer takes kilobytes of memory
 # What reading a torn or foreign file may raise; Arrow raises OSError for damaged Parquet.
 UNREADABLE = (
@@ -66,11 +69,11 @@ def open_parquet(
             source = pa.PythonFile(open_binary(uri, options), mode="r")
         else:
             source = path
-        file = pq.ParquetFile(source, **arguments)
-        refuse_bad_footer(source, file.metadata)
-        return file
+        return open_checked(source, **arguments)
     except FileNotFoundError:
         raise
+    except UnfitTimestamps as error:
+        raise ShardError(f"{name}: {error}") from error
     except _DAMAGE as error:
         if is_of_store(error):
             raise
@@ -83,6 +86,70 @@ def open_parquet(
         raise ShardError(f"{name}: not a readable Parquet file: {reason}") from error
     except TypeError as error:
         raise TypeError(f"read_kwargs: {error}") from error
+
+
+class UnfitTimestamps(MmAssetsError, ValueError):
+    """INT96 timestamps that no unit of Arrow holds; the message names the column."""
+
+
+def open_checked(source: Any, **arguments: Any) -> pq.ParquetFile:
+    """Open a Parquet file with `refuse_bad_footer`, and INT96 timestamps in a unit that holds them.
+
+    Args:
+        source: path or file object.
+        arguments: of `pyarrow.parquet.ParquetFile`.
+
+    Raises:
+        UnfitTimestamps: see `_int96_unit`. Others as `refuse_bad_footer`.
+    """
+    file = pq.ParquetFile(source, **arguments)
+    refuse_bad_footer(source, file.metadata)
+    leaves = [at for at in range(len(file.schema)) if file.schema.column(at).physical_type == "INT96"]
+    if leaves and arguments.get(_INT96_UNIT) is None:
+        arguments = {**arguments, "metadata": file.metadata}
+        unit = _int96_unit(lambda unit: pq.ParquetFile(source, **{**arguments, _INT96_UNIT: unit}), leaves)
+        file = pq.ParquetFile(source, **{**arguments, _INT96_UNIT: unit})
+    return file
+
+
+def _int96_unit(reopen: Callable[[str], pq.ParquetFile], leaves: Sequence[int]) -> str:
+    """Return the unit for all INT96 columns of a file: ns if each value fits, else us.
+
+    They have no statistics, so all values are read. pyarrow lets a value wrap that its unit does not hold;
+    seconds hold every one.
+
+    Args:
+        reopen: opens the file with these columns in a unit.
+        leaves: their numbers among Parquet's leaf columns.
+
+    Raises:
+        UnfitTimestamps: One has years beyond those of nanoseconds, and one has nanoseconds; or a value fits
+            neither unit.
+    """
+    files = [reopen(unit) for unit in ("ns", "us", "s")]
+    fits = {"ns": True, "us": True}
+    for leaf in leaves:
+        for group in range(files[0].num_row_groups):
+            readings = (file.reader.iter_batches(ROWS_AT_ONCE, [group], [leaf], False) for file in files)
+            for batches in zip(*readings, strict=True):
+                ns, us, s = (_timestamps(batch.column(0)) for batch in batches)
+                fits["ns"] &= bool((ns // 1_000_000_000 == s).all())
+                # Wrapping alike, the difference is right though ``ns`` is not.
+                fits["us"] &= bool((us // 1_000_000 == s).all() and (ns == us * 1000).all())
+            if not any(fits.values()):
+                raise UnfitTimestamps(
+                    f"column {files[0].schema.column(leaf).path!r}: INT96 timestamps of this file fit "
+                    "neither nanoseconds (years 1678 to 2261) nor microseconds; "
+                    "write them as TIMESTAMP of one unit"
+                )
+    return next(unit for unit, is_fit in fits.items() if is_fit)
+
+
+def _timestamps(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the timestamps inside an array that has no other values."""
+    if pa.types.is_timestamp(array.type):
+        return np.asarray(array.drop_null().cast(pa.int64()))
+    return _timestamps(array.flatten()[0] if pa.types.is_struct(array.type) else array.flatten())
 
 
 def refuse_bad_footer(source: Any, metadata: pq.FileMetaData) -> None:

@@ -26,6 +26,7 @@ _UNITS = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_NO_SIZE = 2**63
 
 
 @dataclass(frozen=True)
@@ -179,9 +180,10 @@ def parse_bytes(size: int | str) -> int:
         ValueError: for anything else.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(size))
-    if not match or match[2].upper() not in _UNITS or float(match[1]) <= 0:
-        raise ValueError(f"not a size in bytes: {size!r} (write 1048576, '64MiB' or '1GB')")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    number = float(match[1]) * _UNITS.get(match[2].upper(), 0) if match else 0
+    if not 0 < number < _NO_SIZE:
+        raise ValueError(f"not a size in bytes: {str(size)[:100]!r} (write 1048576, '64MiB' or '1GB')")
+    return int(number)
 
 
 def _group_by_bytes(files: Sequence[str], limit: int, options: StorageOptions | None) -> list[list[str]]:

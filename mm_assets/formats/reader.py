@@ -199,19 +199,25 @@ class InterleavedReader(ABC):
             with closing(opened) as source:
                 yield source
 
-    def project(self, partition: Partition, columns: Sequence[str]) -> tuple[pa.Schema, Iterator[pa.Table]]:
-        """Return the schema of a partition, and tables of some columns; nothing else is read from storage."""
+    def project(
+        self, partition: Partition, columns: Sequence[str], notes: dict[str, Any] | None = None
+    ) -> tuple[pa.Schema, Iterator[pa.Table]]:
+        """Return the schema of a partition, and tables of some columns; nothing else is read from storage.
+
+        ``notes`` gets what a writer's report has under this name, of the files that are read to the end.
+        """
         schema = self.open(partition).schema
-        return schema, self._projected(partition, schema, columns)
+        return schema, self._projected(partition, schema, columns, {} if notes is None else notes)
 
     def _projected(
-        self, partition: Partition, schema: pa.Schema, columns: Sequence[str]
+        self, partition: Partition, schema: pa.Schema, columns: Sequence[str], notes: dict[str, Any]
     ) -> Iterator[pa.Table]:
         target = pa.schema([schema.field(name) for name in columns if name in schema.names])
         for source in self._sources(partition):
             with located(source.uri):
                 for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
                     yield align_table(table, target)
+            notes[source.uri] = source.notes
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         for partition in self.partitions():

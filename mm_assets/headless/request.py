@@ -10,7 +10,7 @@ from difflib import get_close_matches
 import dagster as dg
 
 from mm_assets.automation.due_shard_finder import DueShardFinder
-from mm_assets.automation.due_shards import Due, DueShards
+from mm_assets.automation.due_shards import STALE, Due, DueShards
 from mm_assets.formats.raw_shards import Listing
 from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import DataError
@@ -73,28 +73,42 @@ class Selection:
         ]
 
     def lines(self) -> list[str]:
-        """Return what would be made, and why: a line for each reason and set of assets.
+        """Return what would be made, and why: a line for each reason and the assets that it is true of.
 
-        The reason of a shard is that of the first asset that it is due in.
+        Assets that are due only because an input is, stand in the line of that input's reason.
         """
-        reasons: dict[str, str] = {}
-        assets: dict[str, list[str]] = {}
-        for asset, due in self.why.items():
-            for key, why in due.items():
-                text = _RUN.sub("a run", why.reason)
-                reasons.setdefault(key, text if text.startswith(why.kind) else f"{why.kind}: {text}")
-                assets.setdefault(key, []).append(asset.to_user_string())
-        found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        found: dict[tuple[str, str], list[str]] = {}
         for key in self.keys:
-            if key in reasons:
-                found.setdefault((reasons[key], tuple(assets[key])), []).append(key)
+            places: dict[str, tuple[list[str], list[str]]] = {}
+            for asset, why in ((asset, due[key]) for asset, due in self.why.items() if key in due):
+                root = why
+                while (above := self._above(root, key)) is not None:
+                    root = above
+                text = _RUN.sub("a run", root.reason)
+                text = text if text.startswith(root.kind) else f"{root.kind}: {text}"
+                own, others = places.setdefault(text, ([], []))
+                (own if root is why else others).append(asset.to_user_string())
+            for text, (own, others) in places.items():
+                found.setdefault((text, self._where(own, others)), []).append(key)
         lines = []
-        for (reason, names), keys in found.items():
-            where = f"{len(names)} assets" if len(names) == len(self.why) > 1 else ", ".join(names)
+        for (text, where), keys in found.items():
             more = f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else ""
             named = f"{', '.join(keys[:_NAMED])}{more}"
-            lines.append(f"{reason}: {counted(len(keys), 'shard')} in {where} ({named})")
+            lines.append(f"{text}: {counted(len(keys), 'shard')} in {where} ({named})")
         return lines
+
+    def _above(self, why: Due, key: str) -> Due | None:
+        """Return why the input is due, where an asset is for no reason but that."""
+        return self.why.get(why.parent, {}).get(key) if why.kind == STALE and why.parent else None
+
+    def _where(self, own: Sequence[str], others: Sequence[str]) -> str:
+        """Return the assets of a reason: those that it is true of, and those that are made from these."""
+        if len(own) == len(self.why) > 1:
+            return f"{len(own)} assets"
+        is_all = len(own) + len(others) == len(self.why)
+        made_from = f", and in {'all that' if is_all else 'what'} is made from it" if others else ""
+        names = f": {', '.join(others)}" if others and not is_all else ""
+        return f"{', '.join(own)}{made_from}{names}"
 
 
 def select(

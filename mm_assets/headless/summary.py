@@ -10,11 +10,13 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
+from mm_assets.formats.content_columns import untaken_lines
 from mm_assets.formats.format_table import format_by_suffix
 from mm_assets.headless.problems import find_problems
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.events import URI
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
+from mm_assets.io_managers.raw_gate import COLUMNS, CONTENT_TAKEN
 from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 
 _NAMED = 5  # shards in a line
@@ -71,6 +73,7 @@ class RunSummary:
         self._failed_checks = 0
         self._lost = self._of = 0.0
         self._losses: dict[str, str] = {}  # what each shard lost, in words
+        self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
         self._max_loss = max_loss
         # Shards that were published and lost more: one that loses more now fails, but an unchanged one was
         # made when more was allowed.
@@ -105,6 +108,8 @@ class RunSummary:
             if evaluation.partition is None:
                 continue
             self._failed_checks += not evaluation.passed
+            if evaluation.check_name == CONTENT_TAKEN:
+                self._untaken[evaluation.partition] = evaluation.metadata[COLUMNS].value
             if evaluation.check_name == ZERO_LOSS:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
                 if not evaluation.passed and asset in self._expected:
@@ -147,6 +152,8 @@ class RunSummary:
         for key, loss in sorted(self._losses.items()):
             if key not in self._told:
                 print(f"shard {key!r}: {loss}")
+        for line in untaken_lines(self._untaken.values(), len(self._untaken)):
+            print(line)
         if self._lines:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])
         if self._expected:

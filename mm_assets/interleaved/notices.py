@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def show_warnings_as_lines() -> None:
         line = warning_line(message)
         if line not in shown:
             shown.add(line)
-            sys.stderr.write(f"{line}\n")  # in one write: other processes write to stderr as well
+            write_line(line)
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -42,6 +43,15 @@ def show_warnings_as_lines() -> None:
 
     warnings.showwarning = show
     logging.lastResort = Lines(logging.WARNING)
+
+
+def write_line(line: str) -> None:
+    """Write a line to stderr, in one piece, as other processes write there as well.
+
+    A stderr that takes nothing (a full disk, a closed pipe) fails no work.
+    """
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
 
 
 def warning_line(message: Warning | str) -> str:

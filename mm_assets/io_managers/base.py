@@ -187,7 +187,9 @@ class ShardIOManager(ShardHooks):
             parents = {plan.source.asset: job.shard} | {
                 plan.side_inputs[name].asset: shard for name, shard in job.side_inputs.items()
             }
-            parents |= {name: by_key[job.key] for name, by_key in unread.items() if job.key in by_key}
+            # Without a pointer they make nothing stale, whatever becomes of them.
+            for name, by_key in unread.items():
+                parents[name] = replace(by_key.get(job.key, Shard(job.key, "", "")), pointer=None)
             versions = {
                 name: [plan.side_inputs[name].asset, shard.version] for name, shard in job.side_inputs.items()
             }

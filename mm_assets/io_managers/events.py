@@ -29,6 +29,7 @@ from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
     DATA_VERSION_TAG,
+    NULL_DATA_VERSION,
     NULL_EVENT_POINTER,
     get_input_data_version_tag,
     get_input_event_pointer_tag,
@@ -53,6 +54,7 @@ MARK: str = SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 
 # Metadata entry of each event: the shard's URI. Dagster shows it as the asset's.
 URI = "dagster/uri"
+REASON = "error"  # why a shard did not land, as text
 
 # Storage ids or keys per query: SQLite refuses statements with too many variables.
 _BATCH = 500
@@ -99,7 +101,7 @@ def provenance(version: str, code_version: str, parents: Mapping[str, Shard]) ->
     }
     for asset, shard in parents.items():
         key = dg.AssetKey.from_user_string(asset)
-        tags[get_input_data_version_tag(key)] = shard.version
+        tags[get_input_data_version_tag(key)] = shard.version or NULL_DATA_VERSION.value
         tags[get_input_event_pointer_tag(key)] = (
             NULL_EVENT_POINTER if shard.pointer is None else str(shard.pointer)
         )

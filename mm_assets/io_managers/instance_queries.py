@@ -30,6 +30,8 @@ from dagster._core.storage.event_log.schema import (
 from dagster._core.storage.event_log.sql_event_log import SqlEventLogStorage
 from dagster._serdes import deserialize_value
 
+from mm_assets.io_managers.events import REASON
+
 # Run ids per query: SQLite refuses statements with too many variables.
 _BATCH = 500
 
@@ -259,7 +261,8 @@ def reasons(
         for record in instance.fetch_observations(wanted, limit=len(ids)).records:
             event = record.asset_observation
             if event is not None and event.partition is not None:
-                found[event.partition] = event.description or ""
+                reason = event.metadata.get(REASON)
+                found[event.partition] = str(reason.value) if reason is not None else ""
     return found
 
 

@@ -141,10 +141,12 @@ class IngestIOManager(RawInput, _ParquetOutput):
                 resolved.append(ShardResult(job.key, ok=False, error=refusal))
                 continue
             assert isinstance(inspection, ShardInspection)
-            resolved_options = {
+            resolved_options: dict[str, object] = {
                 "columns": schema_to_text(_ordered_columns(inspection)),
                 "taken_ids": sorted(inspection.claimed_ids),
             }
+            if inspection.survey.has_pairs:  # earlier outputs have the image at position 0: made again
+                resolved_options["image_position"] = 1
             resolved.append(replace(job, options={**job.options, **resolved_options}))
         return resolved
 

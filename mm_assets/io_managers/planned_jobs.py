@@ -16,7 +16,7 @@ class PlannedJob:
     Args:
         job: what is sent to the worker.
         fingerprint: digest of everything that the output is made from; kept in its record.
-        parents: the upstream shards, by asset, for its provenance.
+        parents: the upstream shards, by asset, for its provenance; without version if not there and not read.
         made_by: digest of code and configuration, part of the fingerprint.
         settings: the same in readable form; no part of the fingerprint.
     """
@@ -49,7 +49,7 @@ class PlannedJob:
             **result.account,
             "made_by": self.made_by,
             "settings": self.settings,
-            "inputs": {asset: shard.version for asset, shard in self.parents.items()},
+            "inputs": {asset: shard.version for asset, shard in self.parents.items() if shard.version},
         }
         return ShardRecord(
             asset,

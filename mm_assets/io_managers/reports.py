@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import dagster as dg
 
 from mm_assets.io_managers.check_log import CheckLog
-from mm_assets.io_managers.events import URI, provenance
+from mm_assets.io_managers.events import REASON, URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, SeenCodeVersions
 from mm_assets.io_managers.shards import Shard, ShardResult
@@ -18,6 +18,7 @@ _FAILURE = re.compile(
 )
 
 SETTINGS_MARK = "+"
+_NOT_LANDED = "The shard was not published: see *error* in the metadata."
 _WHAT_TO_DO = (
     "Mend the raw shard, or change the setting that refuses it. Then launch the job `refresh`, or run "
     "`mm-assets run --failed`. The outputs of the version before stay until then."
@@ -118,9 +119,9 @@ class ShardReports:
         self._run.log_event(
             dg.AssetObservation(
                 self.asset,
-                description=error,
+                description=_NOT_LANDED,  # Markdown, so it has no text of data
                 partition=result.key,
-                metadata=metadata_values({"error": error, "what_to_do": _WHAT_TO_DO}),
+                metadata=metadata_values({REASON: error, "what_to_do": _WHAT_TO_DO}),
             )
         )
         self._checks.add(result.key, result.checks)

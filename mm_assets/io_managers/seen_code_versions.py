@@ -15,6 +15,8 @@ _KEY = "mm_assets/code_version/"
 
 # Tag of an asset: a setting that refuses shards, but changes no byte of those that land.
 LIMIT_TAG = "mm_assets/max_loss"
+# Metadata of an asset: the inputs that it reads nothing of with the present settings (`Plan.unread`).
+UNREAD = "mm_assets/unread"
 
 
 class SeenCodeVersion(NamedTuple):

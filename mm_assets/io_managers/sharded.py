@@ -14,7 +14,7 @@ from mm_assets.io_managers import events
 from mm_assets.io_managers.base import LANDED, LENIENT, SHARDED_TAG, STRICT, ShardIOManager
 from mm_assets.io_managers.metadata import metadata_values
 from mm_assets.io_managers.reports import version_with_settings
-from mm_assets.io_managers.seen_code_versions import LIMIT_TAG
+from mm_assets.io_managers.seen_code_versions import LIMIT_TAG, UNREAD
 from mm_assets.io_managers.shards import Plan, ShardCheck, ShardSet
 from mm_assets.partitions import CHUNK_SHARDS, SHARDS
 
@@ -93,11 +93,15 @@ def with_settings(asset: dg.AssetsDefinition, resources: Mapping[str, Any]) -> d
     }
     manager: ShardIOManager = resources[asset.get_io_manager_key_for_asset_key(asset.key)]
     base = asset.code_versions_by_key[asset.key] or ""
-    made_by = manager.made_by(asset.key.to_user_string(), base, replace(body(**arguments), checks=checks))
+    plan = replace(body(**arguments), checks=checks)
+    made_by = manager.made_by(asset.key.to_user_string(), base, plan)
+    unread = {UNREAD: sorted(shards.asset for shards in plan.unread)} if plan.unread else {}
     limits = {LIMIT_TAG: manager.limit()} if manager.limit() else {}
     return asset.map_asset_specs(
         lambda spec: spec.replace_attributes(
-            code_version=version_with_settings(base, made_by), tags={**spec.tags, **limits}
+            code_version=version_with_settings(base, made_by),
+            tags={**spec.tags, **limits},
+            metadata={**spec.metadata, **unread},
         )
     )
 

@@ -126,8 +126,8 @@ class Plan:
         side_inputs: further inputs (image scores, for instance) whose shards have the same keys. The same
             shard of each is at hand.
         checks: checks of the asset; `sharded` adds them.
-        unread: upstream assets of which these steps read nothing. Events name their versions all the same, or
-            Dagster would take the shards for outdated; a shard that is missing there does not matter.
+        unread: upstream assets of which these steps read nothing. Events name them all the same, or Dagster
+            would take the shards for outdated. What is missing or changes there makes nothing stale.
     """
 
     source: ShardSet

@@ -288,10 +288,96 @@ def test_readers_that_have_seen_enough(outputs: Path) -> None:
         assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_output_that_cannot_be_written(raw: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [("inspect", "{raw}"), ("verify", "{raw}", "{raw}"), ("--version",), ("--help",), ("convert", "-h")],
+)
+def test_output_that_cannot_be_written(raw: Path, command: tuple[str, ...]) -> None:
+    given = [word.format(raw=raw) for word in command]
     with open("/dev/full", "w") as full:
-        done = run_process("inspect", raw, stdout=full, env={"PYTHONUNBUFFERED": None})
+        done = run_process(*given, stdout=full, env={"PYTHONUNBUFFERED": None})
     assert only_line(done) == "standard output: no space left on the device"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("inspect", "none"), 1),
+        (("verify", "{raw}", "{raw}"), 0),
+        (("convert",), 2),
+        (("inspect", "{raw}"), 0),
+    ],
+)
+def test_errors_that_cannot_be_written_have_their_exit_code(
+    raw: Path, command: tuple[str, ...], code: int
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = run_process(*(word.format(raw=raw) for word in command), stderr=full)
+    assert done.returncode == code
+
+
+def test_a_warning_that_cannot_be_written_fails_no_shard(raw: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = ("convert", raw, tmp_path / "out", "--to", "parquet", "--fields", "none")
+        done = run_process(*command, stderr=full)
+    assert done.stdout.startswith(f"{tmp_path}/out: 2 partitions, 6 samples")
+
+
+# --- flags ---
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--max-w", "3"),
+            "--max-w: no such flag; the nearest is --max-words",
+        ),
+        (("convert", "{raw}", "{out}", "--too", "parquet"), "--too: no such flag; the nearest is --to"),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--mod=ignore"),
+            "--mod: no such flag; the nearest is --mode",
+        ),
+        (("verify", "{raw}", "{raw}", "--texts", "a"), "--texts: no such flag; the nearest is --texts-field"),
+        (("run", "--dry"), "--dry: no such flag; the nearest is --dry-run"),
+        (("alerts", "test", "--zzz"), "--zzz: no such flag"),
+        (("--vers",), "--vers: no such flag; the nearest is --version"),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--workers", "9" * 4301),
+            f"argument --workers: not a number of processes: '{'9' * 900}",
+        ),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--max-batch-bytes", "9" * 4301),
+            "argument --max-batch-bytes: not a size in bytes: '9",
+        ),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--min-image-side", "9" * 400),
+            "argument --min-image-side: must be a whole number of at most 18 digits",
+        ),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--fields", "\udcff"),
+            "argument --fields: must be UTF-8 text without null characters",
+        ),
+        (
+            ("convert", "{raw}", "{out}", "--to", "parquet", "--keep-images", "\udcff"),
+            "argument --keep-images: must be UTF-8 text without null characters",
+        ),
+        (
+            ("inspect", "{raw}", "--texts-field", "\udcff"),
+            "argument --texts-field: must be UTF-8 text without null characters",
+        ),
+        (("run", "--limit", "9" * 4301), "argument --limit: not a number of shards: '9"),
+    ],
+)
+def test_a_flag_that_is_none_or_has_no_such_value(
+    raw: Path, tmp_path: Path, command: tuple[str, ...], line: str
+) -> None:
+    done = run(*(word.format(raw=raw, out=tmp_path / "out") for word in command))
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.partition("error: ")[2].startswith(line)
+    assert len(last) < 1100
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("closed", ["0", "1", "2", "012"])

@@ -284,3 +284,13 @@ def test_a_local_url_is_a_path(tmp_path: Path, kind: str, monkeypatch: pytest.Mo
         ]
     with pytest.raises(FileNotFoundError):
         detect_format(f"file://{tmp_path}/a%2520b c")
+
+
+@pytest.mark.parametrize(
+    ("url", "typed"),
+    [("pdf://docs/a.tar", "pdf=FOLDER"), ("paired://docs/a.tar", "MODALITY=FOLDER")],
+)
+def test_a_path_behind_a_scheme_of_ours_is_told_how_to_be_named(url: str, typed: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        list(reader_for("webdataset", url))
+    assert str(refused.value) == f"{url.rpartition('/')[0]}: no location: it is named as {typed}"

@@ -329,7 +329,7 @@ def test_names_of_columns(tmp_path: Path, deploy: Deploy) -> None:
     assert result.success and failed_shard_checks(result) == set()
     for shard in ("x", "y"):
         assert contents(storage, shard) == {
-            f"{shard}/0": [(0, "t"), (0, PICTURES[1])],
-            f"{shard}/1": [(0, "u"), (0, PICTURES[1])],
+            f"{shard}/0": [(0, "t"), (1, PICTURES[1])],
+            f"{shard}/1": [(0, "u"), (1, PICTURES[1])],
         }
     assert_proven(storage, 2)

@@ -69,6 +69,33 @@ def test_shards_that_are_due_in_different_assets_are_proven_in_those(project: Pr
     ]
 
 
+def test_an_input_that_is_not_read_makes_nobody_stale(project: Project) -> None:
+    """Without bounds on samples the filter reads no scores of samples."""
+    project.shards("ab")
+    some = ["curated_parquet", "image_scores", "filtered_parquet", "final_tars"]
+    fine(project.run("--assets", ",".join(some)))
+    others = [asset for asset in ASSETS if asset not in some]
+    assert (
+        project.plan("--missing")
+        == project.plan(*SOME)
+        == [
+            f"missing: never made: 2 shards in {', '.join(others)} (a, b)",
+            "2 of 2 shards would be taken in 1 run",
+        ]
+    )
+    assert project.plan("--changed") == ["0 of 2 shards would be taken"]
+    fine(project.run("--missing", "--assets", "sample_scores"))
+    assert project.plan("--changed") == ["0 of 2 shards would be taken"], "nor is it a change to be made"
+
+    bound = {"MM_MIN_WORDS": "1"}
+    assert project.plan("--changed", **bound) == [
+        "stale: sample_scores has changed: 2 shards in filtered_parquet, and in what is made from it: "
+        "final_tars (a, b)",
+        "missing: never made: 2 shards in arrow_cache, lance_table (a, b)",
+        "2 of 2 shards would be taken in 1 run",
+    ]
+
+
 def test_a_shard_that_fails_and_is_mended(project: Project) -> None:
     project.shards("ac")
     project.broken("b")
@@ -96,7 +123,7 @@ def test_what_has_changed(project: Project) -> None:
     fine(project.run())
     project.shard("b", "other text")
     assert project.plan("--changed") == [
-        f"stale: the raw shard has changed: 1 shard in {len(ASSETS)} assets (b)",
+        "stale: the raw shard has changed: 1 shard in curated_parquet, and in all that is made from it (b)",
         "1 of 3 shards would be taken in 1 run",
     ]
     fine(project.run("--changed"))
@@ -106,7 +133,7 @@ def test_what_has_changed(project: Project) -> None:
     bound = {"MM_MIN_ASPECT_RATIO": "100"}
     plan = project.plan("--changed", **bound)
     assert plan == [
-        "stale: code or settings have changed: 3 shards in filtered_parquet, "
+        "stale: code or settings have changed: 3 shards in filtered_parquet, and in what is made from it: "
         f"{', '.join(ASSETS[-3:])} (a, b, c)",
         "3 of 3 shards would be taken in 1 run",
     ]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming_file
 from mm_assets.formats.document_parquet.layout import is_interleaved
-from mm_assets.formats.parquet_file import refuse_bad_footer
+from mm_assets.formats.parquet_file import open_checked
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 from mm_assets.interleaved.digest import BLOBS
@@ -41,9 +41,8 @@ def parquet_parts(
         source = stack.enter_context(open_binary(uri, options)) if is_remote(uri) else regular_file(uri)
         with naming_file(uri):
             file = stack.enter_context(
-                pq.ParquetFile(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER)
+                open_checked(source, pre_buffer=is_remote(uri), buffer_size=_READ_BUFFER)
             )
-            refuse_bad_footer(source, file.metadata)
             schema = original_schema(file)
         if not is_interleaved(schema) or has_prefixes:
             yield from raw()

@@ -17,8 +17,11 @@ Level = Literal["error", "warn", "clear", "test"]
 _SENDER = "mm_assets"  # begins each title: inboxes have mails of other systems, too
 _LONGEST = 160  # characters of a name with its reason
 
-# In chats these call everybody; a name in the data must not.
-_MENTION = re.compile(r"<(?=[!@#])|@(?=everyone|here|channel)")
+# In chats these call everybody, or become links, pictures and previews that are fetched; text of the data
+# must not, whatever a service takes for text. A space behind them ends it.
+_ACTIVE = re.compile(
+    r"<(?=\S)|@(?=everyone|here|channel|all)|\](?=[(\[:])|(?:https?|ftp)://(?=\S)|www\.(?=\S)", re.IGNORECASE
+)
 
 _NEXT = {
     Kind.CHECK: (
@@ -164,7 +167,7 @@ def trial_message(ui_url: str) -> Message:
 def one_line(text: str, longest: int = _LONGEST) -> str:
     """Return text, which may come from data, as one printable line."""
     line = "".join(letter if letter.isprintable() else " " for letter in text)
-    line = _MENTION.sub(r"\g<0> ", " ".join(line.split()))
+    line = _ACTIVE.sub(r"\g<0> ", " ".join(line.split()))
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from reprlib import repr  # of a value from a file, which may be nested too deep for the built-in one
 from typing import Any
 
 import xxhash
 
+from mm_assets.formats.storage import NoRegularFile, regular_file
 from mm_assets.interleaved.errors import MmAssetsError
 
 _CONFIG = "config.json"
@@ -89,7 +91,7 @@ def picture_settings(folder: str) -> PictureSettings:
     if not (isinstance(edge, int) and _is_count(edge) and crop == side and edge >= side):
         raise ClipModelError(
             f"{path}: pictures of this model are no middle square of {side} pixels "
-            f"(size {given.get('size')}, crop_size {given.get('crop_size')})"
+            f"(size {repr(given.get('size'))}, crop_size {repr(given.get('crop_size'))})"
         )
     if not (_are_numbers(mean) and _are_numbers(std) and all(std) and resample in range(6)):
         raise ClipModelError(f"{path}: image_mean and image_std must be three numbers, resample 0..5")
@@ -114,7 +116,8 @@ def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     config = _object(folder / _CONFIG)
     if config.get("model_type") != "clip":
         raise ClipModelError(
-            f"{folder / _CONFIG}: model_type is {config.get('model_type')!r}: no model of the class CLIPModel"
+            f"{folder / _CONFIG}: model_type is {repr(config.get('model_type'))}: "
+            "no model of the class CLIPModel"
         )
     if not all(isinstance(config.get(name), dict) for name in ("text_config", "vision_config")):
         raise ClipModelError(f"{folder / _CONFIG}: text_config and vision_config must be given")
@@ -138,7 +141,7 @@ def _weights(folder: Path) -> list[Path]:
         return [folder / _WEIGHTS]
     if (folder / _INDEX).is_file():
         names = _object(folder / _INDEX).get("weight_map")
-        found = sorted(set(names.values())) if isinstance(names, dict) else []
+        found = sorted(set(map(str, names.values()))) if isinstance(names, dict) else []
         for name in found:
             if name != os.path.basename(name) or not (folder / name).is_file():
                 raise ClipModelError(f"{folder / _INDEX}: {name!r} is no file of this folder")
@@ -166,6 +169,8 @@ def _tensors(weights: list[Path]) -> Iterator[str]:
             if isinstance(error, ClipModelError):
                 raise
             raise ClipModelError(f"{path}: damaged: no safetensors file") from error
+        except RecursionError as error:
+            raise ClipModelError(f"{path}: damaged: its header is nested too deep") from error
         if not isinstance(header, dict):
             raise ClipModelError(f"{path}: damaged: no safetensors file")
         yield from header
@@ -174,10 +179,14 @@ def _tensors(weights: list[Path]) -> Iterator[str]:
 def _object(path: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file."""
     try:
-        with path.open("rb") as file:
+        with open(regular_file(str(path)), "rb") as file:
             value = json.loads(file.read(_MOST_JSON))
     except FileNotFoundError as error:
         raise ClipModelError(f"{path.parent}: no CLIP model: {path.name} is missing") from error
+    except NoRegularFile as error:
+        raise ClipModelError(str(error)) from error
+    except RecursionError as error:
+        raise ClipModelError(f"{path}: nested too deep") from error
     except ValueError as error:
         raise ClipModelError(f"{path}: no JSON: {error}") from error
     if not isinstance(value, dict):

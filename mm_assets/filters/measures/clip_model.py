@@ -104,7 +104,7 @@ class ClipModel:
                 output_loading_info=True,
             )
             self._tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
             line = " ".join(str(error).split())
             raise ClipModelError(f"{folder}: the model cannot be loaded: {line[:300]}") from error
         if missing := sorted(report["missing_keys"]):

@@ -87,7 +87,7 @@ def items_of(column: ItemColumn, values: pa.Array) -> Items:
         positions = np.arange(len(flat), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     else:
         lengths, flat = None, values
-        rows, positions = np.arange(len(values), dtype=np.int64), np.zeros(len(values), np.int64)
+        rows, positions = np.arange(len(values), dtype=np.int64), np.full(len(values), column.position)
     is_item = _valid(flat)
     if column.content_fields == (TEXT,) and pa.types.is_struct(column.value):
         is_item &= np.logical_or.reduce([_valid(child) for child in flat.flatten()])

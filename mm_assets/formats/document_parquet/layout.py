@@ -6,7 +6,7 @@ The columns of texts and images are recognised by their names and types.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -25,13 +25,15 @@ class ItemColumn:
     """A column of texts or of images.
 
     ``value`` is the type of one item. ``is_list`` is True if a row has a list of items, not just one.
-    ``content_fields`` has the fields that hold content and name, if an item is a struct.
+    ``content_fields`` has the fields that hold content and name, if an item is a struct. ``position`` is that
+    of an item that is not in a list.
     """
 
     name: str
     value: pa.DataType
     is_list: bool
     content_fields: tuple[str, ...]
+    position: int = 0
 
     @property
     def is_empty(self) -> bool:
@@ -92,6 +94,11 @@ class DocumentLayout:
         ]
 
     @property
+    def has_pairs(self) -> bool:
+        """True if a row is an image-text pair, with the text at position 0 and the image at 1 as in tars."""
+        return self.images is not None and self.images.position > 0
+
+    @property
     def items(self) -> tuple[ItemColumn, ...]:
         """The columns of items that exist."""
         return tuple(column for column in (self.texts, self.images) if column is not None)
@@ -123,12 +130,19 @@ def document_layout(schema: pa.Schema, raw: RawLayout) -> DocumentLayout:
                 None,
             )
             texts = None if caption is None else _items(schema, caption, (TEXT,))
-    is_text = texts is None or texts.is_empty or _is_string(texts.value) or _is_string(_child(texts, TEXT))
+    is_text = (
+        texts is None
+        or texts.is_empty
+        or _is_string(texts.value)
+        or _is_string(_child(texts, TEXT), optional=True)
+    )
     is_image = images is None or images.is_empty or _is_image(images)
     if (texts is None and images is None) or not (is_text and is_image):
         raise ValueError(
             f"not interleaved data{_near_miss(schema)}: it has {_described(schema)}; {_expected(raw)}"
         )
+    if texts is not None and images is not None and not (texts.is_list or images.is_list):
+        images = replace(images, position=1)
     sample_id = _sample_id(schema, raw)
     item_columns = {column.name for column in (texts, images) if column is not None}
     is_id = sample_id is not None and _is_string(schema.field(sample_id).type)
@@ -194,7 +208,7 @@ def _is_image(column: ItemColumn) -> bool:
         return (
             (stored is not None or name is not None)
             and _is_blob(stored, optional=True)
-            and (name is None or _is_string(name))
+            and (name is None or _is_string(name, optional=True))
         )
     return _is_blob(column.value) or _is_string(column.value)
 
@@ -205,7 +219,9 @@ def _is_blob(type_: pa.DataType | None, optional: bool = False) -> bool:
     return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))
 
 
-def _is_string(type_: pa.DataType | None) -> bool:
+def _is_string(type_: pa.DataType | None, optional: bool = False) -> bool:
+    if optional and type_ is not None and pa.types.is_null(type_):
+        return True
     if type_ is not None and pa.types.is_dictionary(type_):
         type_ = type_.value_type
     return type_ is not None and bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from mm_assets.formats.batching import cut_by_bytes
+from mm_assets.formats.content_columns import CONTENT, content_columns
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.rows import build_rows
 from mm_assets.formats.document_parquet.scan import DocumentScan
@@ -56,6 +57,7 @@ class DocumentSource(FileSource):
         super().__init__(uri, canonical_schema(pa.schema([*INTERLEAVED_SCHEMA, *passthrough])), kept + lost)
         self.losses = self._scan.losses
         self.notes |= {"nbytes": file.nbytes, "of_others": True}
+        self.notes[CONTENT] = content_columns([*file.layout.passthrough, *file.layout.kept], {})
 
     def survey(self) -> FileSurvey:
         """Return the survey of the file: its samples, losses and columns."""
@@ -71,6 +73,8 @@ class DocumentSource(FileSource):
             unresolved=tuple(scan.unresolved),
             declared=(pa.schema([f for f in self.schema if f.name not in INTERLEAVED_SCHEMA.names]),),
             declared_ints=scan.integers.tallies,
+            content=self.notes[CONTENT],
+            has_pairs=self._file.layout.has_pairs,
             members=self._file.rows,
             nbytes=self._file.nbytes,
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from mm_assets.formats.error_lines import is_utf8, not_utf8
 from mm_assets.formats.file_stamps import existing_files
-from mm_assets.formats.listing import Expansion, expand
+from mm_assets.formats.listing import Expansion, expand, pairs_of_url
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.pdf.names import BLOCKS_SUFFIX, PDF_SUFFIXES, blocks_beside, is_block_file, is_pdf
 from mm_assets.formats.pdf.source import PdfSource
@@ -43,7 +43,7 @@ class PdfAddress:
     @classmethod
     def parse(cls, token: str) -> PdfAddress:
         """Return the address whose `url` has ``token`` after its scheme."""
-        pairs = parse_qsl(token, strict_parsing=True)
+        pairs = pairs_of_url(PDF_PROTOCOL, token, f"{_PREFIX}FOLDER")
         return cls(tuple(place for _, place in pairs[:-1]))
 
     def names(self) -> dict[str, list[PdfSource]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.content_columns import string_leaves
 from mm_assets.formats.webdataset.declared_types import DeclaredTypes
 from mm_assets.formats.webdataset.resolve import ResolvedContent
 from mm_assets.interleaved import json_codec
@@ -58,12 +59,14 @@ class SchemaTally:
     """Tally of the passthrough columns of all samples of a tar.
 
     ``declared`` has the columns whose types a json states, ``tallies`` the kinds of values of all others.
+    ``leaves`` has of each of these with lists or objects the `string_leaves` of the first that has any.
     ``declared_ints`` tallies the integers of declared 64-bit columns: whether they are exact as float64, if
     other samples have floats, depends on their values.
     """
 
     def __init__(self) -> None:
         self.tallies: dict[str, FieldTally] = {}
+        self.leaves: dict[str, set[str]] = {}
         self.declared_ints: dict[str, FieldTally] = {}
         self._declared: dict[DeclaredTypes, None] = {}
         self._has_undeclared = False
@@ -84,6 +87,8 @@ class SchemaTally:
                 if tally is None:
                     tally = self.tallies[name] = FieldTally()
                 tally.observe(value)
+                if isinstance(value, list | dict) and not self.leaves.get(name):
+                    self.leaves[name] = string_leaves(value)
 
     @property
     def declared(self) -> list[pa.Schema]:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
 from mm_assets.automation.alerts.cause import Cause, Kind, Origin
 from mm_assets.automation.alerts.messages import alert, all_clear
 
 RUN = Origin("0123456789", is_backfill=False)
+_PIECES = (
+    "http://a.test/x",
+    "//a.test/x",
+    "www.a.test",
+    "@everyone",
+    "[r]: ",
+    "](",
+    "<img src=x>",
+    "mailto:a@b.c",
+)
 NOW = 1_800_000_000.0  # 2027-01-15T08:00Z
 
 
@@ -20,6 +37,38 @@ def test_text_of_data_stays_in_its_line() -> None:
 def test_names_in_the_data_call_nobody_in_a_chat() -> None:
     cause = Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=1, names={"<!channel>": "@everyone a@b.c"})
     assert "- < !channel>: @ everyone a@b.c" in alert(cause, "", NOW).body.splitlines()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "![x](http://a.test/x.png)",
+        "[x](//a.test/x) ![x][r] [r]: //a.test/x",
+        "<http://a.test/x|click> <https://a.test> <a@b.c> <img src=//a.test/x> <!-- -->",
+        "http://a.test/x HTTPS://a.test/x ftp://a.test www.a.test/x",
+        "@everyone @here @all <@&123> <!here>",
+    ],
+)
+def test_text_of_data_is_no_link_or_picture_in_a_chat(text: str) -> None:
+    _assert_plain(text)
+
+
+@given(st.lists(st.sampled_from([*"![]()<>:/\\`&;#|@*_ \n\t\u200bx", *_PIECES]), max_size=30).map("".join))
+def test_no_text_of_data_is_a_link_or_picture_in_a_chat(text: str) -> None:
+    _assert_plain(text)
+
+
+def _assert_plain(text: str) -> None:
+    """As Markdown with HTML, and with what chats make links of themselves."""
+    names = {text: "![r]", "b": text}
+    body = alert(Cause(Kind.NOT_LANDED, "curated", origin=RUN, shards=2, names=names), "", NOW).body
+    shown = list(MarkdownIt("commonmark").parse(body))
+    shown += [child for token in shown for child in token.children or ()]
+    found = {token.type for token in shown} & {"link_open", "image", "html_block", "html_inline"}
+    assert not found
+    assert not re.search(
+        r"(https?|ftp)://\S|www\.\S|@(everyone|here|channel|all)|<[!@#]", body, re.IGNORECASE
+    )
 
 
 def test_the_title_is_one_line_and_names_the_run() -> None:

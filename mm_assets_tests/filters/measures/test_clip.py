@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -119,6 +120,9 @@ def test_a_changed_file_is_another_model(tmp_path: Path) -> None:
     assert len({repr(column) for column in columns}) == 5
 
 
+DEEP = b'{"a": ' * 5000 + b"1" + b"}" * 5000
+
+
 def without(name: str) -> dict[str, bytes | None]:
     return {name: None}
 
@@ -161,6 +165,23 @@ def without(name: str) -> dict[str, bytes | None]:
             {"processor_config.json": b'{"image_processor": {"do_center_crop": false}}'},
             "{folder}/processor_config.json: do_center_crop is false: no preparation of CLIP",
         ),
+        ({"config.json": DEEP}, "{folder}/config.json: nested too deep"),
+        (
+            {"config.json": b'{"model_type": ' + b"[" * 900 + b"]" * 900 + b"}"},
+            "{folder}/config.json: model_type is [[[[[[[...]]]]]]]: no model of the class CLIPModel",
+        ),
+        ({"preprocessor_config.json": DEEP}, "{folder}/preprocessor_config.json: nested too deep"),
+        (
+            {"model.safetensors": len(DEEP).to_bytes(8, "little") + DEEP},
+            "{folder}/model.safetensors: damaged: its header is nested too deep",
+        ),
+        (
+            {
+                "model.safetensors": None,
+                "model.safetensors.index.json": b'{"weight_map": {"a": ["b"], "c": 1}}',
+            },
+            "{folder}/model.safetensors.index.json: '1' is no file of this folder",
+        ),
     ],
 )
 def test_a_folder_that_does_not_work_is_one_line(
@@ -181,6 +202,14 @@ def test_a_folder_that_does_not_work_is_one_line(
         Settings.load({"MM_SCORES": "clip_embedding"})
     assert str(error.value).startswith(f"MM_CLIP_MODEL: {line.format(folder=folder)}")
     assert "\n" not in str(error.value)
+
+
+def test_a_pipe_among_the_files_is_not_read(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "model")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(ClipModelError, match="config.json: a named pipe, not a regular file"):
+        model_identity(str(folder))
 
 
 def test_a_missing_folder_is_one_line(

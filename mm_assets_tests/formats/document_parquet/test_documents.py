@@ -65,6 +65,16 @@ COLUMNS_OF_IMAGES: dict[str, tuple[str, pa.DataType, Any]] = {
         pa.large_list(pa.struct([("path", pa.large_string()), ("bytes", pa.large_binary())])),
         [{"bytes": P0}],
     ),
+    "structs and names that are all null": (
+        "images",
+        pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.null())])),
+        [{"bytes": P0, "path": None}],
+    ),
+    "one struct and a null name": (
+        "image",
+        pa.struct([("bytes", pa.binary()), ("path", pa.null())]),
+        {"bytes": P0, "path": None},
+    ),
     "structs of bytes": ("images", pa.list_(pa.struct([("bytes", pa.binary())])), [{"bytes": P0}]),
     "bytes": ("images", pa.list_(pa.binary()), [P0]),
     "large bytes": ("images", pa.list_(pa.large_binary()), [P0]),
@@ -115,15 +125,22 @@ def test_columns_that_are_texts(tmp_path: Path, type_: pa.DataType, value: Any) 
     assert reading.items("f/1") == []
 
 
+def test_texts_that_are_all_null(tmp_path: Path) -> None:
+    """`pa.Table.from_pylist` makes such structs."""
+    columns = {"texts": (pa.list_(pa.struct([("text", pa.null())])), [[{"text": None}]])}
+    reading = found(tmp_path, {**columns, "images": (pa.list_(IMAGE), [[image(0)]])})
+    assert reading.items("f/0") == [(0, "image", P0, None)]
+
+
 def test_one_text_a_row_where_it_is_named(tmp_path: Path) -> None:
     columns = {"caption": (pa.string(), ["t", None]), "image": (IMAGE, [image(0), image(1)])}
     reading = found(tmp_path, columns, texts_field="caption")
-    assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
-    assert reading.items("f/1") == [(0, "image", P1, None)]
+    assert reading.items("f/0") == [(0, "text", "t", None), (1, "image", P0, None)]
+    assert reading.items("f/1") == [(1, "image", P1, None)], "as a pair in a tar whose text is missing"
     for name in ("text", "caption"):  # as datasets of captions have it, found by looking
         captions = {name: columns["caption"], "image": columns["image"], "other": (pa.string(), ["o", "p"])}
         reading = found(tmp_path, captions)
-        assert reading.items("f/0") == [(0, "text", "t", None), (0, "image", P0, None)]
+        assert reading.items("f/0") == [(0, "text", "t", None), (1, "image", P0, None)]
         assert reading.metadata("other") == [("o",), ("p",)]
     lists = {"images": (pa.list_(IMAGE), [[image(0)], [image(1)]]), "caption": columns["caption"]}
     assert found(tmp_path, lists).metadata("caption") == [("t",), (None,)], (

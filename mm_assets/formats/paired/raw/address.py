@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
-from mm_assets.formats.listing import packed_line
+from mm_assets.formats.listing import packed_line, pairs_of_url
 from mm_assets.formats.local_tree import is_metadata_folder
 from mm_assets.formats.storage import absolute, exists, filesystem, join
 from mm_assets.formats.tar.suffixes import TAR_SUFFIXES
@@ -73,7 +73,7 @@ class PairedAddress:
     @classmethod
     def parse(cls, token: str) -> PairedAddress:
         """Return the address whose `url` has ``token`` after its scheme."""
-        pairs = parse_qsl(token, strict_parsing=True)
+        pairs = pairs_of_url(MERGED_PROTOCOL, token, "MODALITY=FOLDER")
         return cls(dict(pairs[:-1]), pairs[-1][1])
 
     def names(self) -> dict[str, dict[str, list[str]]]:
