@@ -36,8 +36,8 @@ _IMAGES = frozenset(
 )
 # Strings, or bytes, under such names are about an item, or are none.
 _OTHERS = frozenset(
-    "id ids uid uuid guid key keys index idx url urls uri uris href link links path paths file files "
-    "filename filenames name names dir folder hash md sha crc phash checksum digest etag license "
+    "id ids uid uids uuid uuids guid key keys index idx url urls uri uris href link links path paths file "
+    "files filename filenames name names dir folder hash md sha crc phash checksum digest etag license "
     "licence licenses copyright rights mime type format ext extension encoding split subset source src "
     "dataset domain host lang language languages locale status code error exif meta metadata date time "
     "timestamp created updated version width height size shape bbox boxes box polygon segmentation mask "

@@ -14,6 +14,7 @@ from mm_assets.interleaved.counted import counted
 from mm_assets_tests.cli.commands import ok, refused, run
 from mm_assets_tests.formats.datasets import read
 from mm_assets_tests.formats.parquet_of_others import (
+    IMAGE,
     PICTURES,
     curator,
     curator_rows,
@@ -215,3 +216,79 @@ def test_what_is_lost_is_told_and_listed(tmp_path: Path) -> None:
     assert [(row["source"], row["member"]) for row in listed] == [
         ("x.parquet", "row 1"), ("x.parquet", "row 1, texts[0]"), ("x.parquet", "row 1, images[0]"),
     ]  # fmt: skip
+
+
+STRING = pa.string()
+TURNS = pa.list_(pa.struct([("from", STRING), ("value", STRING)]))
+PAIR = [image(0), image(1)]
+UNTAKEN: dict[str, tuple[dict[str, tuple[pa.DataType, list[object]]], str]] = {
+    "vqa": (
+        {"image": (IMAGE, PAIR), "id": (STRING, ["1", "2"]), "question": (STRING, ["q", "r"]),
+         "answer": (STRING, ["a", "b"])},
+        "columns that look like text: question, answer",
+    ),
+    "llava": (
+        {"image": (IMAGE, PAIR), "conversations": (TURNS, [[{"from": "human", "value": "x"}]] * 2)},
+        "columns that look like text: conversations",
+    ),
+    "chat": (
+        {"images": (pa.list_(IMAGE), [PAIR, PAIR]),
+         "messages": (pa.list_(pa.struct([("role", STRING), ("content", STRING)])),
+                      [[{"role": "user", "content": "x"}]] * 2)},
+        "columns that look like text: messages",
+    ),
+    "captions": (
+        {"image": (IMAGE, PAIR), "caption": (pa.list_(STRING), [["a", "b"]] * 2),
+         "filename": (STRING, ["a", "b"])},
+        "columns that look like text: caption",
+    ),
+    "images": (
+        {"texts": (pa.list_(STRING), [["a"], ["b"]]), "jpg": (pa.binary(), [P0, P1])},
+        "columns that look like images: jpg",
+    ),
+    "nothing": ({"image": (IMAGE, PAIR), "url": (STRING, ["a", "b"]), "license": (STRING, ["a", "b"])}, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "told"), UNTAKEN.values(), ids=UNTAKEN)
+def test_content_that_is_there_and_is_not_taken(
+    tmp_path: Path, columns: dict[str, tuple[pa.DataType, list[object]]], told: str
+) -> None:
+    for shard in ("a", "b"):
+        documents(tmp_path / "raw" / f"{shard}.parquet", columns)
+    documents(tmp_path / "raw" / "c.parquet", interleaved([["x"]], [[image(0)]]))
+    modality = "image" if "images: jpg" in told else "text"
+    line = f"no {modality} was taken from 2 of 3 shards; {told}; see docs/raw_shards.md"
+    for printed in (
+        ok("inspect", tmp_path / "raw"),
+        ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet"),
+    ):
+        assert [text.strip() for text in printed.splitlines() if "was taken" in text] == [line] * bool(told)
+
+
+def test_fields_of_json_that_are_not_taken(tmp_path: Path) -> None:
+    for number, fields in enumerate(({"description": "x", "boxes": [[1]]}, {"texts": "no list"})):
+        make_tar(
+            tmp_path / "tar" / f"{number}.tar",
+            [(f"{number}.json", {"images": ["d.png"], **fields}), ("d.png", P0)],
+        )
+    line = "no text was taken from 2 of 2 shards; columns that look like text: description, texts; "
+    assert line in ok("inspect", tmp_path / "tar")
+    assert line in ok("convert", tmp_path / "tar", tmp_path / "out", "--to", "parquet")
+    make_tar(tmp_path / "lines" / "x.images.tar", [("d.png", P0)])
+    (tmp_path / "lines" / "x.jsonl").write_text('{"images": ["d.png"], "story": ["x"]}\n')
+    line = "no text was taken from 1 of 1 shard; columns that look like text: story; "
+    assert line in ok("inspect", tmp_path / "lines")
+    assert line in ok("convert", tmp_path / "lines", tmp_path / "lance", "--to", "lance")
+    assert "was taken" not in ok("inspect", tmp_path / "lance" / "items.lance"), "ours: that was told once"
+
+
+def test_inspect_says_what_convert_would(tmp_path: Path) -> None:
+    make_tar(
+        tmp_path / "raw" / "a.tar", [("d.json", {"text_list": ["t"], "image_list": ["d.png"]}), ("d.png", P0)]
+    )
+    reason = refused("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet").removeprefix(
+        "mm-assets: "
+    )
+    assert "fields seen: text_list, image_list" in reason
+    assert f"convert would refuse {reason.removeprefix('error: ')}" in ok("inspect", tmp_path / "raw")

@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.cli import main
 from mm_assets_tests.formats.parquet_of_others import (
+    IMAGE,
     PICTURES,
     curator,
     curator_rows,
@@ -333,3 +337,63 @@ def test_names_of_columns(tmp_path: Path, deploy: Deploy) -> None:
             f"{shard}/1": [(0, "u"), (1, PICTURES[1])],
         }
     assert_proven(storage, 2)
+
+
+def test_text_that_is_not_taken_is_a_check(tmp_path: Path, deploy: Deploy) -> None:
+    columns = {
+        "image": (IMAGE, [image(0)]),
+        "url": (pa.string(), ["u"]),
+        "question": (pa.string(), ["q"]),
+        "![x](http://x.invalid)": (pa.string(), ["a"]),
+    }
+    documents(tmp_path / "raw" / "a.parquet", columns)
+    documents(tmp_path / "raw" / "b.parquet", interleaved([["t"]], [[image(0)]]))
+    deployment = deploy()
+    result = deployment.run()
+    assert result.success and failed_shard_checks(result) == {("raw_shards", "content_taken", "a")}
+    (found,) = [
+        e
+        for e in result.get_asset_check_evaluations()
+        if e.check_name == "content_taken" and e.partition == "a"
+    ]
+    assert found.severity.name == "WARN" and found.description is None
+    names = ["question", "![x](http://x.invalid)"]
+    assert found.metadata["columns"].value == {"text": names}
+    assert isinstance(found.metadata["summary"], dg.TextMetadataValue), "plain text, whatever the names are"
+    assert found.metadata["summary"].value == (
+        f"no text was taken; columns that look like text: {', '.join(names)}; see docs/raw_shards.md"
+    )
+    assert_proven(tmp_path / "storage", 2)
+
+
+def with_survey_of_earlier_code(storage: Path, shard: str) -> None:
+    """Take from a survey what earlier code did not know."""
+    store = SurveyStore(str(storage))
+    survey = store.read(shard)
+    assert survey is not None
+    store.write(shard, replace(survey, content=None, has_pairs=None))
+
+
+def test_surveys_of_earlier_code(tmp_path: Path, deploy: Deploy) -> None:
+    """They are read as they are, but for those of shards whose rows may be pairs, which are made again."""
+    raw, storage = tmp_path / "raw", tmp_path / "storage"
+    pair = {"image": (IMAGE, [image(0)]), "caption": (pa.string(), ["c"])}
+    documents(raw / "pair.parquet", pair)
+    documents(raw / "lists.parquet", interleaved([["a", "b"]], [[image(1), image(2)]]))
+    documents(raw / "short.parquet", interleaved([["a"]], [[image(3)]]))
+    documents(
+        raw / "vqa.parquet", {"images": (pa.list_(IMAGE), [[image(4)] * 2]), "question": (pa.string(), ["q"])}
+    )
+    deployment = deploy(MM_SAMPLE_ID_PREFIX="shard")
+    assert deployment.run().success
+    shards = ("pair", "lists", "short", "vqa")
+    for shard in shards:
+        with_survey_of_earlier_code(storage, shard)
+    survey = SurveyStore(str(storage)).read("vqa")
+    assert survey is not None and survey.untaken == {"text": ("question",)}
+    before = {path: path.stat().st_mtime_ns for path in (storage / "ledger" / "raw_shards").glob("*.parquet")}
+    assert deployment.run().success
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert {path.stem for path in before if before[path] != after[path]} == {"pair", "short"}
+    assert contents(storage, "pair") == {"pair/0": [(0, "c"), (1, PICTURES[0])]}
+    assert_proven(storage, len(shards))
