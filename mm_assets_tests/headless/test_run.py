@@ -150,7 +150,7 @@ def test_every_shard_that_failed_has_one_line_with_its_own_cause(tmp_path: Path)
         ({"MM_STORAGE": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
         ({"MM_STORAGE": "{folder}/closed"}, "{folder}/closed: permission denied"),
         ({"DAGSTER_HOME": "{folder}/notes.txt"}, "{folder}/notes.txt: a file, not a folder"),
-        ({"MM_STORAGE": "{folder}/odd-\udcff"}, r"'{folder}/odd-\udcff': a name that is not UTF-8"),
+        ({"MM_STORAGE": "{folder}/odd-\udcff"}, "MM_STORAGE must be UTF-8 text without null characters"),
         ({"MM_WORKERS": "many"}, "MM_WORKERS must be a whole number, not 'many'"),
     ],
 )
