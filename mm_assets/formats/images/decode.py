@@ -8,6 +8,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import DecompressionBomb, ImageError
@@ -128,7 +129,12 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
 
 
 def pillow_image(raw: bytes | memoryview, kind: str) -> ImageFile:
-    """Return an image as `PIL.Image.open` does, without its limit of pixels; raises whatever Pillow raises."""
+    """Return an image as `PIL.Image.open` does, but for its limit of pixels; raise whatever Pillow raises."""
+    return _pillow_readers()[kind](memory_file(raw), "")
+
+
+@cache
+def _pillow_readers() -> dict[str, Callable[[Any, str], ImageFile]]:
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -138,15 +144,15 @@ def pillow_image(raw: bytes | memoryview, kind: str) -> ImageFile:
         WebPImagePlugin,
     )
 
-    readers: dict[str, Callable[[Any, str], ImageFile]] = {
-        "jpg": JpegImagePlugin.jpeg_factory,
+    return {
+        "jpg": JpegImagePlugin.JpegImageFile,
+        "mpo": JpegImagePlugin.jpeg_factory,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
         "tiff": TiffImagePlugin.TiffImageFile,
     }
-    return readers[kind](memory_file(raw), "")
 
 
 def _without_zeros(data: bytes | memoryview) -> int:

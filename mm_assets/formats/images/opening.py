@@ -9,57 +9,40 @@ from collections.abc import Callable
 from typing import Final
 
 from .decode import pillow_image
-from .errors import DecompressionBomb, ImageError
-from .tiff_ifd import TYPE_SIZES, Entry, as_view, entry_number, integers, iter_entries, read_header
-from .tiff_tags import (
-    BITS_PER_SAMPLE,
-    COMPRESSION,
-    HEIGHT,
-    ORIENTATION,
-    PAYLOADS,
-    PHOTOMETRIC,
-    PLANAR,
-    ROWS_PER_STRIP,
-    SAMPLES_PER_PIXEL,
-    STRIP_OFFSETS,
-    WIDTH,
-)
+from .errors import ImageError
+from .tiff_ifd import as_view, entry_number, iter_entries, read_header
 
+# Headers that go on for longer are Pillow's to judge; it has limits of its own.
 _MAX_SEGMENTS: Final = 256
-_u16be: Final = struct.Struct(">H").unpack_from
-_u32be: Final = struct.Struct(">I").unpack_from
-_u32le: Final = struct.Struct("<I").unpack_from
-_chunk: Final = struct.Struct(">I4s").unpack_from
+_MAX_HEADER: Final = 1 << 20  # bytes
+_SHORT, _RATIONAL = 3, 5  # TIFF field types
+_RESOLUTION: Final = {282: _RATIONAL, 296: _SHORT}  # TIFF tags that Pillow asks of EXIF, and their types
 
+# The least bytes of a JPEG's segments that Pillow takes as they are: tables and a comment, then APP0 and on.
+_PLAIN_SEGMENTS: Final = {
+    0xC4: 0, 0xDD: 0, 0xFE: 0, 0xE0: 12, 0xE1: 0, 0xE2: 14, 0xEC: 0, 0xEE: 12,
+}  # fmt: skip
 # The least bytes of a PNG's chunks in front of the pixels that Pillow takes as they are.
 _PLAIN_CHUNKS: Final = {
     b"PLTE": 0, b"gAMA": 4, b"pHYs": 9, b"sRGB": 1, b"cHRM": 32, b"bKGD": 0, b"tIME": 0, b"sBIT": 0,
+    b"tRNS": 6, b"tEXt": 0, b"eXIf": 0,
 }  # fmt: skip
 _PNG_MODES: Final = frozenset(
     {(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2), (1, 3), (2, 3), (4, 3), (8, 3), (8, 4),
      (16, 4), (8, 6), (16, 6)}
 )  # fmt: skip
 
-# TIFF tags that Pillow asks for, and the field types in which it takes them.
-_SHORT, _LONG, _RATIONAL, _BYTE, _UNDEFINED = 3, 4, 5, 1, 7
-_FILL_ORDER, _RESOLUTIONS, _COLOURS, _TILE_OFFSETS, _EXTRA, _FORMAT = 266, (282, 283), 320, 324, 338, 339
-_TILE_SIDES: Final = frozenset({322, 323})
-_ONE_NUMBER: Final = _TILE_SIDES | {WIDTH, HEIGHT, ORIENTATION, COMPRESSION, SAMPLES_PER_PIXEL, PHOTOMETRIC, 296} | {
-    _FILL_ORDER, PLANAR, ROWS_PER_STRIP
-}  # fmt: skip
-_NUMBERS: Final = frozenset(tag for pair in PAYLOADS for tag in pair)
-_SHORTS: Final = frozenset({BITS_PER_SAMPLE, _EXTRA, _FORMAT, _COLOURS})
-_MODE_TAGS: Final = frozenset(
-    {BITS_PER_SAMPLE, _EXTRA, _FORMAT, COMPRESSION, PHOTOMETRIC, SAMPLES_PER_PIXEL, PLANAR, _FILL_ORDER}
-)
-_BLOBS: Final = frozenset({700, 34675})  # XMP, ICC profile
-_WINDOWS_PHOTO: Final = 0xBC01
+_u16be: Final = struct.Struct(">H").unpack_from
+_u32be: Final = struct.Struct(">I").unpack_from
+_u32le: Final = struct.Struct("<I").unpack_from
+_chunk: Final = struct.Struct(">I4s").unpack_from
 
 
 def check_opens(data: bytes | bytearray | memoryview, kind: str) -> None:
     """Check that Pillow opens an image, as each client does first.
 
-    Usual headers are told by themselves; Pillow is asked about all others.
+    That takes as long as all else that is done with an image, so Pillow is not asked about the usual headers
+    of JPEG, PNG and WebP.
 
     Args:
         data: The image file.
@@ -67,7 +50,6 @@ def check_opens(data: bytes | bytearray | memoryview, kind: str) -> None:
 
     Raises:
         ImageError: Pillow does not open it.
-        DecompressionBomb: (an `ImageError`) It would be too large for Pillow.
     """
     view = as_view(data)
     if surely_opens(view, kind):
@@ -77,17 +59,17 @@ def check_opens(data: bytes | bytearray | memoryview, kind: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            with pillow_image(view, kind):
+            with pillow_image(view, "mpo" if kind == "jpg" else kind):
                 return
-        except Image.DecompressionBombError as error:
-            raise DecompressionBomb(str(error)) from error
+        except Image.DecompressionBombError:
+            return  # too large for Pillow as it is set; who allows such images sets it, too
         except Exception as error:  # plugins raise whatever their parser runs into
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ImageError(f"Pillow cannot open it: {reason}") from error
 
 
 def surely_opens(view: memoryview, kind: str) -> bool:
-    """Return True if Pillow opens an image that is known to be whole; False if it must be asked."""
+    """Return True if Pillow opens an image that `probe` has measured; False if it must be asked."""
     try:
         return kind in _SURE and _SURE[kind](view)
     except (ImageError, IndexError, struct.error):
@@ -95,53 +77,56 @@ def surely_opens(view: memoryview, kind: str) -> bool:
 
 
 def _jpeg(view: memoryview) -> bool:
-    at, has_frame = 2, False
+    exif: list[memoryview] = []
+    at, frames, has_density = 2, 0, False
     for _ in range(_MAX_SEGMENTS):
-        marker = view[at + 1]
-        if view[at] != 0xFF or not 0xC0 <= marker <= 0xFE or 0xD0 <= marker <= 0xD9 or 0xF0 <= marker <= 0xFD:
-            return False
-        length = _u16be(view, at + 2)[0]
+        marker, length = view[at + 1], _u16be(view, at + 2)[0]
         body = view[at + 4 : at + 2 + length]
-        if length < 2 or len(body) != length - 2:
+        if view[at] != 0xFF or length < 2 or len(body) != length - 2:
             return False
         if marker == 0xDA:
-            return has_frame
-        if marker in (0xC0, 0xC2):
-            if has_frame or body[0] != 8 or body[5] not in (1, 3, 4) or len(body) != 6 + 3 * body[5]:
+            is_plain = has_density or not exif or (len(exif) == 1 and _is_plain_exif(exif[0]))
+            return frames == 1 and is_plain
+        if marker in (0xC0, 0xC1, 0xC2):
+            frames += 1
+            if body[0] != 8 or body[5] not in (1, 3, 4) or len(body) != 6 + 3 * body[5]:
                 return False
-            has_frame = True
         elif marker == 0xDB:
             if any(table >> 4 for table in body[::65]) or len(body) % 65:
                 return False
+        elif len(body) < _PLAIN_SEGMENTS.get(marker, 1 << 16):
+            return False
         elif marker == 0xE0:
-            if len(body) < 7:
-                return False
-        elif marker == 0xEE:
-            if len(body) < 12:
-                return False
-        elif marker not in (0xC4, 0xDD, 0xFE) and not (marker == 0xE2 and _is_profile(body)):
+            has_density |= bytes(body[:4]) == b"JFIF" and body[7] in (1, 2)
+        elif marker == 0xE1 and bytes(body[:6]) == b"Exif\0\0":
+            exif.append(body[6:])
+        elif marker == 0xE2 and bytes(body[:4]) == b"MPF\0":
             return False
         at += 2 + length
     return False
 
 
-def _is_profile(body: memoryview) -> bool:
-    return len(body) >= 14 and bytes(body[:12]) == b"ICC_PROFILE\0"
+def _is_plain_exif(block: memoryview) -> bool:
+    """Return True if an EXIF block states its resolution as is usual, or not at all."""
+    layout, first = read_header(block)
+    return layout.pointer.size == 4 and not any(
+        tag in _RESOLUTION and (kind, values) != (_RESOLUTION[tag], 1)
+        for tag, kind, values, _ in iter_entries(block, layout, first, entry_number(block, layout, first))
+    )
 
 
 def _png(view: memoryview) -> bool:
     if (view[24], view[25]) not in _PNG_MODES or view[27]:
         return False
     at = 33
-    for _ in range(_MAX_SEGMENTS):
+    while at < _MAX_HEADER:
         length, name = _chunk(view, at)
         if name == b"IDAT":
             return True
         end = at + 8 + length
-        if (
-            length < _PLAIN_CHUNKS.get(name, 1 << 32)
-            or zlib.crc32(view[at + 4 : end]) != _u32be(view, end)[0]
-        ):
+        if length < _PLAIN_CHUNKS.get(name, 1 << 32):
+            return False
+        if zlib.crc32(view[at + 4 : end]) != _u32be(view, end)[0]:
             return False
         at = end + 4
     return False
@@ -161,62 +146,4 @@ def _webp(view: memoryview) -> bool:
     return not bits & 1 and (bits >> 1 & 7) <= 3 and bool(bits & 16) and bits >> 5 < length
 
 
-def _tiff(view: memoryview) -> bool:
-    """Return True for a classic TIFF whose tags have the usual types, in a mode that Pillow knows."""
-    layout, directory = read_header(view)
-    found: dict[int, Entry] = {}
-    room = len(view)
-    for row, (tag, kind, values, field) in enumerate(
-        iter_entries(view, layout, directory, entry_number(view, layout, directory))
-    ):
-        size = TYPE_SIZES.get(kind, 0) * values
-        if tag in found or not size or not _is_plain(tag, kind, values):
-            return False
-        if size > layout.pointer.size:
-            room -= size
-            if room < 0 or field + size > len(view):
-                return False
-        if tag in _RESOLUTIONS and view[field + 4 : field + 8] == bytes(4):  # divided by
-            return False
-        found[tag] = Entry(row, tag, kind, values, field)
-    if layout.pointer.size != 4 or _WINDOWS_PHOTO in found:
-        return False
-    if STRIP_OFFSETS not in found and not (_TILE_OFFSETS in found and found.keys() >= _TILE_SIDES):
-        return False
-    tags = {tag: integers(view, layout, directory, found[tag]) for tag in _MODE_TAGS & found.keys()}
-    return _has_mode(bytes(view[:2]), tags, has_colours=_COLOURS in found)
-
-
-def _is_plain(tag: int, kind: int, values: int) -> bool:
-    """Whether a tag that Pillow asks for has the type that it expects."""
-    if tag in _ONE_NUMBER:
-        return values == 1 and kind in (_SHORT, _LONG)
-    if tag in _NUMBERS:
-        return kind in (_SHORT, _LONG)
-    if tag in _SHORTS:
-        return kind == _SHORT
-    if tag in _RESOLUTIONS:
-        return values == 1 and kind == _RATIONAL
-    return tag not in _BLOBS or kind in (_BYTE, _UNDEFINED)
-
-
-def _has_mode(order: bytes, tags: dict[int, tuple[int, ...]], has_colours: bool) -> bool:
-    """Whether Pillow has a mode for the pixels, by its own table."""
-    from PIL.TiffImagePlugin import COMPRESSION_INFO, OPEN_INFO
-
-    bits, formats = tags.get(BITS_PER_SAMPLE, (1,)), tags.get(_FORMAT, (1,))
-    compression = COMPRESSION_INFO.get(*tags.get(COMPRESSION, (1,)))
-    is_usual = (
-        compression not in (None, "tiff_jpeg")
-        and len(set(formats)) == 1
-        and all(tags.get(tag, (1,)) == (1,) for tag in (PLANAR, _FILL_ORDER))
-        and tags.get(SAMPLES_PER_PIXEL, (1,)) == (len(bits),)
-    )
-    key = (order, *tags.get(PHOTOMETRIC, (0,)), formats[:1], 1, bits, tags.get(_EXTRA, ()))
-    mode, _ = OPEN_INFO.get(key, (None, None))
-    return is_usual and mode is not None and (has_colours or mode not in ("P", "PA"))
-
-
-_SURE: Final[dict[str, Callable[[memoryview], bool]]] = {
-    "jpg": _jpeg, "png": _png, "webp": _webp, "tiff": _tiff,
-}  # fmt: skip
+_SURE: Final[dict[str, Callable[[memoryview], bool]]] = {"jpg": _jpeg, "png": _png, "webp": _webp}
