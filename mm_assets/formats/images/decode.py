@@ -121,7 +121,7 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
         DecompressionBomb: It would be too expensive to decode.
         ImageError: The sides of a tile are not numbers.
     """
-    image = _opened(raw, kind)
+    image = pillow_image(raw, kind)
     # Checked again: Pillow enlarges the screen of a GIF to its first frame.
     refuse_bomb(*image.size, max_pixels, sum(1 for _ in _SCAN.finditer(raw)) if kind == "jpg" else 1)
     if kind == "tiff":
@@ -129,7 +129,13 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
     return image
 
 
-def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
+def pillow_image(raw: bytes | memoryview, kind: str) -> ImageFile:
+    """Return an image as `PIL.Image.open` does, but for its limit of pixels; raise whatever Pillow raises."""
+    return _pillow_readers()[kind](memory_file(raw), "")
+
+
+@cache
+def _pillow_readers() -> dict[str, Callable[[Any, str], ImageFile]]:
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -139,20 +145,18 @@ def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
         WebPImagePlugin,
     )
 
-    if kind == "tiff":
-        _silence_libtiff()
-    readers: dict[str, Callable[[Any, str], ImageFile]] = {
+    _silence_libtiff()
+    return {
         "jpg": JpegImagePlugin.JpegImageFile,
+        "mpo": JpegImagePlugin.jpeg_factory,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
         "tiff": TiffImagePlugin.TiffImageFile,
     }
-    return readers[kind](memory_file(raw), "")
 
 
-@cache
 def _silence_libtiff() -> None:
     """Keep Pillow's libtiff from printing lines to stderr that name no file: what fails is raised as well."""
     from PIL import _imaging
