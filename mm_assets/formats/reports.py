@@ -16,9 +16,8 @@ from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
 
-
 LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those that macOS or tar had added
-_NAMED = 3  # of those, in a line
+_NAMED = 3  # members, or shards, in a line
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,11 @@ class PartitionReport:
     dropped_columns: tuple[str, ...] = ()
     notes: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_of_nothing(self) -> bool:
+        """Whether the input holds no samples, so that none were lost either."""
+        return not self.rows and not self.losses
 
     @property
     def filtered(self) -> tuple[Loss, ...]:
@@ -150,6 +154,12 @@ def left_out_lines(number: int, first: Sequence[str]) -> list[str]:
     shown = ", ".join(name if name.isprintable() else ascii(name)[1:-1] for name in first[:_NAMED])
     what = f"{counted(number, 'member')} left out, added by macOS or tar and no data"
     return [f"{what}: {shown}{', …' if number > _NAMED else ''}"] if number else []
+
+
+def empty_shards_lines(names: Sequence[str], of: int) -> list[str]:
+    """Return a line on those of ``of`` shards that hold no samples, if there are any."""
+    named = f"{', '.join(names[:_NAMED])}{', …' if names[_NAMED:] else ''}"
+    return [f"no samples in {len(names)} of {counted(of, 'shard')}: {named}"] if names else []
 
 
 class PartitionsRefused(MmAssetsError, ValueError):
