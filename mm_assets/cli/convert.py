@@ -84,6 +84,15 @@ def _format(word: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone and sets the exit code."""
+    from mm_assets.formats.output_folder import no_empty_folders
+
+    is_one_file = format_of(options.to).has(options.dst)
+    folder = os.path.dirname(options.dst) if is_one_file else options.dst
+    with no_empty_folders(folder):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     from mm_assets.available_cores import available_cores
     from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
@@ -164,8 +173,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _named(conversion: Any, message: str) -> str:
     """Return the message with the partition's first file, unless it names that or the output already."""
-    file = conversion.partition.files[0]
-    place = output_of(file)
+    place = conversion.place
     return message if place in message or conversion.writer.path in message else f"{place}: {message}"
 
 
@@ -218,6 +226,11 @@ class _Job(NamedTuple):
 
     conversion: Conversion
     note: Note | None
+
+    @property
+    def place(self) -> str:
+        """What its warnings are about."""
+        return self.conversion.place
 
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:

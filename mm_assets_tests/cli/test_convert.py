@@ -209,6 +209,20 @@ def test_outputs_inside_the_input(tmp_path: Path, raw: Path) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
+def test_a_refused_output_leaves_no_folder(tmp_path: Path, to: str) -> None:
+    """Only what the command has made: a folder that was there stays."""
+    bad = {"texts": [None], "images": ["i.png"]}
+    make_tar(tmp_path / "image.tar", [("s.json", bad), ("i.png", b"none")])
+    make_tar(tmp_path / "lossy.tar", [("a.foo", b""), ("b.foo", b"")])
+    for name in ("image", "lossy"):
+        refused("convert", tmp_path / f"{name}.tar", tmp_path / "new" / "out", "--to", to)
+        assert visible(tmp_path) == ["image.tar", "lossy.tar"]
+    (tmp_path / "there").mkdir()
+    refused("convert", tmp_path / "image.tar", tmp_path / "there", "--to", to)
+    assert list((tmp_path / "there").iterdir()) == []
+
+
+@pytest.mark.parametrize("to", FORMATS)
 def test_outputs_that_cannot_be_written(tmp_path: Path, raw: Path, to: str) -> None:
     (tmp_path / "file").write_text("x")
     done = run("convert", raw, tmp_path / "file" / "out", "--to", to)
