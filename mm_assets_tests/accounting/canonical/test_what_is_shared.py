@@ -18,6 +18,7 @@ SHARED = {
     "mm_assets.formats.registry": "the format of a location; files of others, which have no other reader",
     "mm_assets.formats.format_table": "the names and suffixes of formats",
     "mm_assets.formats.document_parquet.layout": "telling Parquet of others",
+    "mm_assets.formats.document_parquet.unpacking": "limits of what a file may unpack to",
     "mm_assets.formats.parquet_file": "opening a file: footers that end the process, the unit of INT96",
     "mm_assets.formats.parquet_types": "the Arrow types that a Parquet file states",
     "mm_assets.formats.lance.storage_types": "the Arrow types and names that a Lance table states",
