@@ -29,6 +29,7 @@ from mm_assets.formats.webdataset.layout import (
     MADE_WHEN_OPENED,
     MAX_FIELDS,
     MAX_JSON_BYTES,
+    MAX_ROOM,
     UNPAIRED,
     RawLayout,
     extension,
@@ -56,9 +57,7 @@ from mm_assets.interleaved.source_ref import build_source_ref
 _LONGEST_REASON = 2000  # characters
 _UNREFERENCED = "it is no part of any sample that was read"
 
-# Memory that the columns of one sample may take while built: this much, or in proportion to its json.
-_MAX_ROOM = 64 << 20
-_ROOM_PER_BYTE = 8
+_ROOM_PER_BYTE = 8  # of the json, beyond `MAX_ROOM`
 
 
 class TarSamples:
@@ -360,12 +359,12 @@ def _refuse_large(sample: Sample, member: Member, place: str) -> None:
     rows, room = len(sample.rows), sample.room
     if sample.declared is None:
         fields = sum(len(row.extras) for row in sample.rows)  # at least as many as there are names
-        if fields > MAX_FIELDS or rows * fields * SLOT > _MAX_ROOM:
+        if fields > MAX_FIELDS or rows * fields * SLOT > MAX_ROOM:
             fields = len({name for row in sample.rows for name in row.extras})
         if fields > MAX_FIELDS:
             raise SampleError(BAD_LAYOUT, f"{place}: {fields} fields, at most {MAX_FIELDS}")
         room = rows * fields * SLOT
-    if room > max(_MAX_ROOM, member.size * _ROOM_PER_BYTE):
+    if room > max(MAX_ROOM, member.size * _ROOM_PER_BYTE):
         raise SampleError(
             BAD_LAYOUT,
             f"{place}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}",
