@@ -13,7 +13,7 @@ from mm_assets.cli import filter_flags, losses, raw_layout
 from mm_assets.cli.arguments import byte_size, location, names, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
-from mm_assets.formats.format_table import FORMATS, TITLES, format_of, output_of
+from mm_assets.formats.format_table import FORMATS, TITLES, format_of, nearest_format, output_of
 from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import fail
 
@@ -35,8 +35,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--to",
         required=True,
-        choices=FORMATS,
-        help="format of the output",
+        type=_format,
+        metavar="FORMAT",
+        help=f"format of the output: {', '.join(FORMATS)}",
     )
     parser.add_argument(
         "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
@@ -71,6 +72,14 @@ def add_to(commands: Any) -> None:
         "--workers", type=process_count, default=0, help="worker processes (default: one per core)"
     )
     parser.set_defaults(run=run)
+
+
+def _format(word: str) -> str:
+    if word in FORMATS:
+        return word
+    nearest = nearest_format(word)
+    hint = "" if nearest is None else f"; the nearest is {nearest}"
+    raise argparse.ArgumentTypeError(f"{word!r:.100}: no such format, only {', '.join(FORMATS)}{hint}")
 
 
 def run(options: argparse.Namespace) -> int:

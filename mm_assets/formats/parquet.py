@@ -20,6 +20,7 @@ from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StagedFile, StorageOptions
 from mm_assets.formats.webdataset.layout import IMAGES, MAX_MEMBER_BYTES, TEXTS, RawLayout
 from mm_assets.formats.writer import InterleavedWriter, Sink
+from mm_assets.interleaved.nested_types import filled_column
 
 __all__ = ["InterleavedParquetReader", "InterleavedParquetWriter"]
 
@@ -117,13 +118,17 @@ class ParquetSink(Sink):
             self._writer = _open_writer(self._staged.path, schema)
         except BaseException as error:
             self._staged.discard()
-            if isinstance(error, REFUSALS) and (refused := refused_column(schema)):
+            if isinstance(error, REFUSALS) and (refused := refused_column(schema.empty_table())):
                 raise ValueError(f"{refused}{error}") from error
             raise
 
     def write(self, tables: Iterator[pa.Table]) -> None:
         for group in cut_by_bytes(tables, ROW_GROUP_BYTES):
-            self._writer.write_table(group.cast(self._schema), row_group_size=group.num_rows)
+            group = pa.Table.from_arrays(list(map(filled_column, group.columns)), schema=group.schema)
+            try:
+                self._writer.write_table(group.cast(self._schema), row_group_size=group.num_rows)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"{refused_column(group)}{error}") from error
 
     def publish(self) -> tuple[str | None, int]:
         self._writer.close()

@@ -134,7 +134,7 @@ class ParquetSource(FileSource):
         )
 
     def _checked(self, read: Callable[[], pa.Table]) -> pa.Table:
-        return checked(read, self._name)
+        return checked(read, self._name, self._file)
 
     def close(self) -> None:
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.interleaved import json_codec
-from mm_assets.interleaved.nested_types import with_children
+from mm_assets.interleaved.nested_types import filled_column, with_children
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SCHEMA_VERSION = "1"
@@ -51,13 +51,13 @@ def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=target)
 
 
-def refused_column(schema: pa.Schema) -> str:
-    """Return ``"column 'x': "`` for the first column whose type Parquet cannot store; empty without one."""
-    for field in schema:
+def refused_column(rows: pa.Table) -> str:
+    """Return ``"column 'x': "`` for the first column that Parquet cannot store; empty without one."""
+    for name in rows.column_names:
         try:
-            pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+            pq.write_table(rows.select([name]), pa.BufferOutputStream())
         except REFUSALS:
-            return f"column {field.name!r}: "
+            return f"column {name!r}: "
     return ""
 
 
@@ -65,7 +65,7 @@ def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(target.type, check_metadata=True):
         return column
     stored = target.with_type(_storable(target.type))
-    column = column.cast(stored.type)
+    column = filled_column(column).cast(stored.type)
     if stored.type == target.type:
         return column
     # Arrow cannot cast to nulls, or to dictionaries of anything but text.
@@ -73,7 +73,14 @@ def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
 
 
 def _storable(type_: pa.DataType) -> pa.DataType:
-    return with_children(type_, lambda field: field.with_type(_storable_inside(field.type)))
+    is_struct = pa.types.is_struct(type_)
+
+    def storable(field: pa.Field) -> pa.Field:
+        # Arrow 26 cannot read a fixed-size list that is never null inside a null struct.
+        is_nullable = field.nullable or (is_struct and pa.types.is_fixed_size_list(field.type))
+        return field.with_type(_storable_inside(field.type)).with_nullable(is_nullable)
+
+    return with_children(type_, storable)
 
 
 def _storable_inside(type_: pa.DataType) -> pa.DataType:

@@ -34,6 +34,7 @@ from mm_assets.interleaved.schema import (
     resolve_schema,
 )
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.text_validity import refuse_broken_text
 from mm_assets.interleaved.unify import unify_schemas
 
 __all__ = ["InterleavedReader"]
@@ -192,7 +193,7 @@ class InterleavedReader(ABC):
                 source.close()
         schema = self._partition_schema(schemas, partition.files)
         stream = BatchStream(
-            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items
+            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items, True
         )
         stream.losses += losses
         return stream
@@ -228,7 +229,9 @@ class InterleavedReader(ABC):
         for source in self._sources(partition):
             with located(source.uri):
                 for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
-                    yield align_table(table, target)
+                    aligned = align_table(table, target)
+                    refuse_broken_text(aligned, source.uri)
+                    yield aligned
             notes[source.uri] = source.notes
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
@@ -256,7 +259,9 @@ class InterleavedReader(ABC):
             table = sort_items(table)
             aligned = align_table(table, schema)
         except ValueError as error:
+            refuse_broken_text(table, file)
             raise ShardError(f"{file}: {error}") from error
+        refuse_broken_text(aligned, file)
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
         # Tables are within the limit as they come from the source.

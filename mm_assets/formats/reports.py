@@ -16,7 +16,8 @@ from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
 
-_NAMED = 5  # shards in a line
+LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those that macOS or tar had added
+_NAMED = 3  # members, or shards, in a line
 
 
 class _OfCounts:
@@ -153,6 +154,23 @@ class WriteReport(_OfCounts):
     def files(self) -> tuple[str, ...]:
         """URIs of the outputs."""
         return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+def left_out_of(notes: Mapping[str, Any]) -> list[str]:
+    """Return the names of members that macOS or tar programs had added to the tars of a report's notes."""
+    return [name for of_file in notes.values() for name in of_file.get(LEFT_OUT_MEMBERS, ())]
+
+
+def left_out_lines(number: int, first: Sequence[str]) -> list[str]:
+    """Return the one line on members that macOS or tar programs had added, and no samples; none without any.
+
+    Args:
+        number: how many there are in all tars.
+        first: names of some.
+    """
+    shown = ", ".join(name if name.isprintable() else ascii(name)[1:-1] for name in first[:_NAMED])
+    what = f"{counted(number, 'member')} left out, added by macOS or tar and no data"
+    return [f"{what}: {shown}{', …' if number > _NAMED else ''}"] if number else []
 
 
 def empty_shards_lines(names: Sequence[str], of: int) -> list[str]:

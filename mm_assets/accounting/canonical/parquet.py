@@ -10,10 +10,11 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming_file
 from mm_assets.formats.document_parquet.layout import is_interleaved
-from mm_assets.formats.parquet_file import open_checked
+from mm_assets.formats.parquet_file import open_checked, unreadable_dictionary
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 
 _BYTES_AT_ONCE = 8 << 20
 # Fits the processor's cache between decoding and digest; also about one page of our files.
@@ -49,8 +50,11 @@ def parquet_parts(
             return
         with naming_file(uri):
             yield RowPart(pa.Table.from_batches([], schema))
-            for group in range(file.num_row_groups):
-                yield from _row_group(file, group, schema, uri)
+            try:
+                for group in range(file.num_row_groups):
+                    yield from _row_group(file, group, schema, uri)
+            except pa.ArrowInvalid as error:
+                raise ShardError(unreadable_dictionary(file, error) or error) from error
 
 
 def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[RowPart]:

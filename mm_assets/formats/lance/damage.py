@@ -15,12 +15,14 @@ from mm_assets.formats.error_lines import cause_line, error_line
 from mm_assets.formats.error_places import located
 from mm_assets.formats.lance.partitions import PartitionRecord
 from mm_assets.formats.lance.snapshot import Snapshot
+from mm_assets.formats.lance.storage_types import with_original_names
 from mm_assets.formats.lance.unanswered import until_answered
 from mm_assets.formats.store_errors import StoreError, is_of_store
 
 _STDERR = 2
 _PANIC = re.compile(rb"\n?^thread '[^\n]* panicked at .*", re.MULTILINE | re.DOTALL)
 _stderr_is_led_away = threading.Lock()
+_ROWS_AT_ONCE = 4096
 _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
 
@@ -101,6 +103,40 @@ def is_readable(uri: str, read: Callable[[], object]) -> bool:
     except OSError:
         return False
     return True
+
+
+def unreadable_text(fragments: Sequence[Any], error: Exception) -> str | None:
+    """Return which sample and column are meant if Lance refuses text that is not UTF-8; else None."""
+    if "utf-8" not in str(error):
+        return None
+    for fragment in fragments:
+        for stored, field in zip(fragment.schema.names, with_original_names(fragment.schema), strict=True):
+            numbers = list(range(fragment.count_rows()))
+            if not any(word in str(field.type) for word in ("string", "json")):
+                continue
+            for start in range(0, len(numbers), _ROWS_AT_ONCE):
+                rows = numbers[start : start + _ROWS_AT_ONCE]
+                if not _refuses(fragment, rows, stored):
+                    continue
+                place = f"rows {rows[0]} to {rows[-1]}"
+                while len(rows) > 1 and "dictionary" not in str(field.type):
+                    half = rows[: len(rows) // 2]
+                    rows = half if _refuses(fragment, half, stored) else rows[len(half) :]
+                if len(rows) == 1:
+                    place = f"row {rows[0]}"
+                    if not _refuses(fragment, rows, "sample_id"):
+                        sample_id = fragment.take(rows, columns=["sample_id"]).column(0)[0].as_py()
+                        place = f"sample {sample_id!r:.200}"
+                return f"{place}, column {field.name!r}: text that is not UTF-8"
+    return None
+
+
+def _refuses(fragment: Any, rows: Sequence[int], column: str) -> bool:
+    try:
+        fragment.take(rows, columns=[column])
+    except _RAISED as error:
+        return "utf-8" in str(error)
+    return False
 
 
 def unreadable_fragments(

@@ -27,8 +27,8 @@ class GroupReport:
     ``keys`` counts the distinct keys of all modalities, ``incomplete`` those that at least one modality lacks
     (the policy ``skip`` drops them), ``samples`` those yielded. ``missing`` has the keys that a modality
     lacks and another has. ``unkeyed`` has the files of a modality whose names have no key and extension;
-    webdataset does not read these either. Modalities without any are left out of both. ``error`` is the error
-    that ended the group, else None.
+    webdataset does not read these either. ``left_out`` has those that macOS or tar had added. Modalities
+    without any are left out of all three. ``error`` is the error that ended the group, else None.
     """
 
     urls: dict[str, str]
@@ -37,12 +37,13 @@ class GroupReport:
     samples: int = 0
     missing: dict[str, Names] = field(default_factory=dict)
     unkeyed: dict[str, Names] = field(default_factory=dict)
+    left_out: dict[str, Names] = field(default_factory=dict)
     error: str | None = None
 
     def keep(self, room: int) -> int:
         """Keep at most ``room`` names and return the number kept."""
         kept = 0
-        for names in (*self.missing.values(), *self.unkeyed.values()):
+        for names in (*self.missing.values(), *self.unkeyed.values(), *self.left_out.values()):
             del names.first[room - kept :]
             kept += len(names.first)
         return kept
@@ -62,6 +63,10 @@ class GroupReport:
         parts += [
             f"files without key and extension in {name}: {files.count} ({files})"
             for name, files in self.unkeyed.items()
+        ]
+        parts += [
+            f"added by macOS or tar to {name}, and left out: {files.count} ({files})"
+            for name, files in self.left_out.items()
         ]
         if self.error is not None:
             parts.append(f"ended after {self.samples} samples by {self.error}")

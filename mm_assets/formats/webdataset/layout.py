@@ -18,6 +18,7 @@ BOOKKEEPING = "_mm_assets"
 REFUSED = "refused"
 # Suffix in a tar that is made when it is opened: stands for an original member that is no part of a sample.
 UNPAIRED = "unpaired"
+LEFT_OUT = "leftout"  # likewise, for one that macOS or a tar program had added
 # Passthrough column with the content of the source record that rows cannot express.
 SOURCE = "_source"
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from mm_assets.formats.content_columns import CONTENT, content_columns
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.tar.scan import Member
@@ -80,6 +81,8 @@ class WebdatasetSource(FileSource):
             self.notes["unreferenced_members"] = unreferenced
         if skipped := self._samples.skipped():
             self.notes["skipped_members"] = [member.name for member in skipped]
+        if left_out := self._samples.left_out():
+            self.notes[LEFT_OUT_MEMBERS] = left_out
         if unreferenced_members := self._samples.unreferenced_members():
             self.notes["unreferenced_losses"] = unreferenced_members
         per_item = [*layout.per_text_fields, *layout.per_image_fields]

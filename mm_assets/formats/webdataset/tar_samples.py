@@ -25,6 +25,7 @@ from mm_assets.formats.tar.scan import (
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.declared_types import SLOT
 from mm_assets.formats.webdataset.layout import (
+    LEFT_OUT,
     MADE_WHEN_OPENED,
     MAX_FIELDS,
     MAX_JSON_BYTES,
@@ -165,8 +166,20 @@ class TarSamples:
         return [
             member
             for member in self.index.members
-            if not self._layout.is_json(member.name) and member.name not in referenced
+            if not (
+                self._layout.is_json(member.name)
+                or member.name in referenced
+                or self._stands_for_left_out(member)
+            )
         ]
+
+    def left_out(self) -> list[str]:
+        """Return the names of members that macOS or a tar program had added, in a merged tar with theirs."""
+        merged = [member for member in self.index.members if self._stands_for_left_out(member)]
+        return [*self.index.left_out, *(json.loads(self._bytes_of(member))["where"] for member in merged)]
+
+    def _stands_for_left_out(self, member: Member) -> bool:
+        return self._is_merged and extension(member.name) == LEFT_OUT
 
     def skipped(self) -> list[Skipped]:
         """Return members that are no files, and by their names no samples either."""

@@ -21,6 +21,7 @@ SHARED = {
     "mm_assets.formats.parquet_file": "opening a file: footers that end the process, the unit of INT96",
     "mm_assets.formats.parquet_types": "the Arrow types that a Parquet file states",
     "mm_assets.formats.lance.storage_types": "the Arrow types and names that a Lance table states",
+    "mm_assets.formats.lance.damage": "which text it is that Lance refuses",
     "mm_assets.formats.lance.location": "where a Lance table lies",
     "mm_assets.formats.lance.reader": "the storage options of a Lance table",
     "mm_assets.formats.lance.partitions": "the records that say which rows are a partition's",
