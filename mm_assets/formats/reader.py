@@ -19,6 +19,7 @@ from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
 from mm_assets.formats.storage import StorageOptions, local_path, whole_url
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.counted import first_and_more
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
@@ -129,6 +130,17 @@ class InterleavedReader(ABC):
         self.roots = tuple(roots) if roots is not None else None
         self.storage_options = storage_options
         self._kept: dict[Partition, FileSource] = {}  # at most one: opened for its schema, but not read yet
+
+    def __repr__(self) -> str:
+        given = {
+            "fields": self.fields,
+            "max_batch_bytes": self.max_batch_bytes,
+            "materialize": self.materialize,
+        }
+        options = "".join(
+            f", {name}={value!r}" for name, value in given.items() if value not in (None, False)
+        )
+        return f"<{type(self).__name__} of {first_and_more(self.file_paths)}{options}>"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}

@@ -20,8 +20,25 @@ LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those t
 _NAMED = 3  # members, or shards, in a line
 
 
-@dataclass(frozen=True)
-class PartitionReport:
+class _OfCounts:
+    """A representation of one line, however many items are listed."""
+
+    def __repr__(self) -> str:
+        report: Any = self
+        name = report.path if isinstance(self, WriteReport) else repr(report.partition)
+        partitions = [len(report.partitions)] if isinstance(self, WriteReport) else []
+        counts = [
+            *(counted(number, "partition") for number in partitions),
+            *(counted(getattr(report, f"{unit}s"), unit) for unit in ("sample", "image", "text")),
+            f"{report.nbytes / 1e6:.1f} MB",
+            counted(len(report.losses), "loss", "losses"),
+            counted(len(report.errors), "error"),
+        ]
+        return f"<{type(self).__name__} {name}: {', '.join(counts)}>"
+
+
+@dataclass(frozen=True, repr=False)
+class PartitionReport(_OfCounts):
     """Report on one partition's output: counts, digests, losses.
 
     Attributes:
@@ -88,8 +105,8 @@ class PartitionReport:
         return tuple(loss for loss in self.losses if loss.outcome == "quarantined")
 
 
-@dataclass(frozen=True)
-class WriteReport:
+@dataclass(frozen=True, repr=False)
+class WriteReport(_OfCounts):
     """Reports on all partitions of one `InterleavedWriter.write` call; the counts are their sums."""
 
     path: str

@@ -113,6 +113,11 @@ class InterleavedWriter(ABC):
         self.storage_options = storage_options
         self.mode = mode
 
+    def __repr__(self) -> str:
+        mode = f", mode={self.mode!r}" if self.mode else ""
+        policy = f"on_materialize_error={self.on_materialize_error!r}"
+        return f"<{type(self).__name__} into {self.path}, {policy}{mode}>"
+
     @property
     def is_single_file(self) -> bool:
         """True if ``path`` names one output file rather than a folder."""

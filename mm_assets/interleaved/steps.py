@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.counted import counted, first_and_more
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss, with_source_refs
 
@@ -90,6 +91,10 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         return iter(self._batches())
+
+    def __repr__(self) -> str:
+        columns = counted(len(self.schema), "column")
+        return f"<BatchStream {self.partition!r} of {first_and_more(self.files)}: {columns}>"
 
     def through(self, steps: Iterable[Step]) -> BatchStream:
         """Return the stream with steps applied; ``losses`` and ``removed`` collect what they take out."""

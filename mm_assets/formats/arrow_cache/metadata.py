@@ -17,6 +17,7 @@ from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
 from mm_assets.formats.storage import is_remote, local_path, regular_file, whole_url
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -33,7 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 _Result = TypeVar("_Result")
 
 
-@dataclass
+@dataclass(repr=False)
 class ShardedCacheMeta:
     """A cache, with its shards in the order of its rows.
 
@@ -51,6 +52,10 @@ class ShardedCacheMeta:
     shard_digests: list[str] = field(default_factory=list)
     features: Features = field(default_factory=Features)
     schema: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.num_rows, 'row')} in {counted(self.num_shards, 'shard')}"
+        return f"<ShardedCacheMeta of {self.cache_dir}: {size}>"
 
     @property
     def shard_paths(self) -> list[Path]:

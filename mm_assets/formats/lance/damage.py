@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import lance
@@ -16,6 +19,9 @@ from mm_assets.formats.lance.storage_types import with_original_names
 from mm_assets.formats.lance.unanswered import until_answered
 from mm_assets.formats.store_errors import StoreError, is_of_store
 
+_STDERR = 2
+_PANIC = re.compile(rb"\n?^thread '[^\n]* panicked at .*", re.MULTILINE | re.DOTALL)
+_stderr_is_led_away = threading.Lock()
 _ROWS_AT_ONCE = 4096
 _RAISED = (OSError, ValueError, RuntimeError)  # by Lance, for files that are not as they were written
 
@@ -46,10 +52,41 @@ def opened(uri: str, **arguments: Any) -> lance.LanceDataset:
     Raises:
         OSError: for a damaged manifest.
     """
+
+    def attempt() -> lance.LanceDataset:
+        with _without_panic_text():
+            dataset = lance.dataset(uri, **arguments)
+            _ = dataset.schema  # decoded on first use
+            return dataset
+
     with naming_table(uri):
-        dataset = until_answered(lambda: lance.dataset(uri, **arguments))
-        _ = dataset.schema  # decoded on first use
-        return dataset
+        return until_answered(attempt)
+
+
+@contextmanager
+def _without_panic_text() -> Iterator[None]:
+    """Keep from stderr what Rust itself prints there of a panic, which the error says as well.
+
+    What else is printed meanwhile, 64 KiB at most, comes after the block.
+    """
+    with _stderr_is_led_away, ExitStack() as stack:
+        try:
+            stderr = os.dup(_STDERR)
+        except OSError:  # there is none
+            yield
+            return
+        stack.callback(os.close, stderr)
+        read_end, write_end = os.pipe()
+        for end in (read_end, write_end):
+            stack.callback(os.close, end)
+            os.set_blocking(end, False)
+        os.dup2(write_end, _STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, _STDERR)
+            with suppress(OSError):  # nothing was printed, or stderr takes nothing
+                os.write(stderr, _PANIC.sub(b"", os.read(read_end, 1 << 16)))
 
 
 def is_readable(uri: str, read: Callable[[], object]) -> bool:

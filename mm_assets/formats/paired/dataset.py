@@ -108,6 +108,9 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         if empty_check:
             self.append(_EmptyCheck(self.expander))
 
+    def __repr__(self) -> str:
+        return repr(self.shards).replace("PairedShardList", type(self).__name__, 1)
+
     @property
     def reports(self) -> list[GroupReport]:
         """What this process read in its latest pass: samples yielded and keys left out, by shard group."""

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Names:
     """Names of keys or files: ``count`` in all; ``first`` has all of them, or as many as can be kept."""
 
     count: int
     first: list[str]
 
+    def __repr__(self) -> str:
+        return f"<{self.count} names: {self}>"
+
     def __str__(self) -> str:
         shown = self.first[:5]
         return f"{', '.join(map(repr, shown))}{', …' if len(shown) < self.count else ''}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GroupReport:
     """Report on one shard group.
 
@@ -44,6 +47,9 @@ class GroupReport:
             del names.first[room - kept :]
             kept += len(names.first)
         return kept
+
+    def __repr__(self) -> str:
+        return f"<GroupReport {self}>"
 
     def __str__(self) -> str:
         parts = (
