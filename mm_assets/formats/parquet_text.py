@@ -9,7 +9,7 @@ def broken_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, str]:
     """Return the rows with text that is not UTF-8, also inside lists, and the first such column of each."""
     broken: dict[int, str] = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        if not _is_sound(column):
+        if _has_text(column.type) and not _is_sound(column):
             for row in range(rows.num_rows):
                 if row not in broken and not _is_sound(column.take(pa.array([row]))):
                     broken[row] = name
@@ -19,6 +19,10 @@ def broken_rows(rows: pa.RecordBatch | pa.Table) -> dict[int, str]:
 def with_bytes(column: pa.Array) -> pa.Array:
     """Return the column with its text as bytes, without any check."""
     return column.cast(_as_bytes(column.type))
+
+
+def _has_text(type_: pa.DataType) -> bool:
+    return "string" in str(type_) or "json" in str(type_)
 
 
 def _is_sound(column: pa.Array | pa.ChunkedArray) -> bool:
