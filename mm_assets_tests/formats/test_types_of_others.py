@@ -25,6 +25,7 @@ from mm_assets_tests.formats.foreign_parquet import (
     BYTE_ARRAY,
     DECIMAL,
     DOUBLE,
+    ENUM,
     FIXED,
     FLOAT,
     INT32,
@@ -77,6 +78,7 @@ BY_HAND: dict[str, tuple[Column, pa.DataType, str | None]] = {
         pa.decimal256(76, 2),
         None,
     ),
+    "ENUM": (Column(BYTE_ARRAY, ["é".encode(), b""], ENUM), pa.string(), "x"),
     "JSON": (Column(BYTE_ARRAY, [b'{"a":1.10,"a":2}', b"null"], 19), pa.json_(), "x::varchar"),
     "BSON": (Column(BYTE_ARRAY, [b"\5\0\0\0\0", None], BSON), pa.binary(), None),
     "interval": (Column(FIXED, [struct.pack("<3I", 1, 2, 3), None], INTERVAL, width=12), pa.binary(12), None),
@@ -247,3 +249,13 @@ def test_numbers_of_a_tars_json(tmp_path: Path, literal: str, kind: str) -> None
     table = read(kind, tmp_path / kind)
     answer = duckdb.sql(f"""select ('{{"x": {literal}}}'::json ->> 'x')::{second}""").fetchall()
     assert (table["x"].type, said(table)) == (type_, [repr(answer[0][0])])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_enum_that_is_not_utf8(tmp_path: Path, layout: str) -> None:
+    reading = read_tolerantly(
+        source(tmp_path / "f.parquet", layout, Column(BYTE_ARRAY, [b"\xff", b"b"], ENUM))
+    )
+    (loss,) = reading.losses
+    assert (loss.kind, "row 0: column 'x': not UTF-8" in loss.reason) == ("not_utf8", True)
+    assert {row["x"] for row in reading.rows} - {None} == {"b"}
