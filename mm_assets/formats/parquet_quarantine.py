@@ -27,6 +27,7 @@ from mm_assets.interleaved.schema import (
     REQUIRED_COLUMNS,
     RESERVED_COLUMNS,
     canonical_schema,
+    refuse_misfits,
 )
 from mm_assets.interleaved.source_ref import build_source_ref
 from mm_assets.interleaved.text_validity import broken_rows, with_bytes
@@ -206,6 +207,7 @@ def _disorder(rows: pa.Table) -> str | None:
     """Return why some rows are no items of interleaved samples; None if they are."""
     try:
         sort_items(rows.select(REQUIRED_COLUMNS))
+        refuse_misfits(rows)
     except ValueError as error:
         return str(error)
     return None

@@ -8,7 +8,10 @@ those of other values are stored as their values.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.interleaved import json_codec
@@ -35,12 +38,30 @@ def stored_schema(schema: pa.Schema, shard: str) -> pa.Schema:
 
 
 def original_schema(file: pq.ParquetFile) -> pa.Schema:
-    """Return the schema that a file of ours was written in; for files of other tools, the one Arrow reads."""
+    """Return the schema that a file of ours was written in; for files of other tools, `schema_with_enums`."""
     metadata = file.metadata.metadata or {}
     text = metadata.get(_ORIGINAL.encode()) or metadata.get(_ARROW.encode())
     if VERSION.encode() not in metadata or text is None:
-        return file.schema_arrow
+        return schema_with_enums(file)
     return schema_from_text(text)
+
+
+def schema_with_enums(file: pq.ParquetFile) -> pa.Schema:
+    """Return the schema that Arrow reads, with text for columns of ENUM, which it takes for bytes."""
+    leaves = map(file.schema.column, range(len(file.schema)))
+    enums = {leaf.path for leaf in leaves if leaf.converted_type == "ENUM" and leaf.max_repetition_level == 0}
+    return pa.schema(
+        [
+            f.with_type(pa.string()) if f.name in enums and pa.types.is_binary(f.type) else f
+            for f in file.schema_arrow
+        ],
+        metadata=file.schema_arrow.metadata,
+    )
+
+
+def cast(column: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> Any:
+    """Cast a column without loss; whether bytes are UTF-8 is looked at by who reads the rows."""
+    return pc.cast(column, options=pc.CastOptions(target_type=type_, allow_invalid_utf8=True))
 
 
 def restore(table: pa.Table, target: pa.Schema) -> pa.Table:
@@ -65,7 +86,7 @@ def _restored(column: pa.ChunkedArray, target: pa.Field) -> pa.ChunkedArray:
     if column.type.equals(target.type, check_metadata=True):
         return column
     stored = target.with_type(_storable(target.type))
-    column = filled_column(column).cast(stored.type)
+    column = cast(filled_column(column), stored.type)
     if stored.type == target.type:
         return column
     # Arrow cannot cast to nulls, or to dictionaries of anything but text.

@@ -43,6 +43,9 @@ REQUIRED_COLUMNS: tuple[str, ...] = tuple(field.name for field in INTERLEAVED_SC
 METADATA_POSITION = -1
 MODALITIES = ("metadata", "text", "image")
 
+# Types of which Arrow takes values that they do not hold, and formats then store others: a decimal of more
+# digits, a date with a time of day, seconds beyond a day.
+_LOOSE_TYPES = ("decimal", "date64", "time32[s")
 _LARGE_OF = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 
 
@@ -105,9 +108,11 @@ def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
     with ``safe=False``, passthrough columns with ``safe=True``.
 
     Raises:
-        SchemaMismatch: A column does not fit its target type, for example on overflow; the message names it.
+        SchemaMismatch: A column does not fit its target type, for example on overflow, or as
+            `refuse_misfits` does; the message names it.
     """
     if table.schema.equals(target, check_metadata=True):
+        refuse_misfits(table)
         return table
     present = set(table.column_names)
     columns = [
@@ -116,7 +121,27 @@ def align_table(table: pa.Table, target: pa.Schema) -> pa.Table:
         else pa.chunked_array([nulls(table.num_rows, field.type)], type=field.type)
         for field in target
     ]
-    return pa.Table.from_arrays(columns, schema=target)
+    aligned = pa.Table.from_arrays(columns, schema=target)
+    refuse_misfits(aligned)
+    return aligned
+
+
+def refuse_misfits(table: pa.Table | pa.RecordBatch) -> None:
+    """Refuse values that their own column's type does not hold.
+
+    Raises:
+        SchemaMismatch: There is one; the message names its column.
+    """
+    for name in loose_columns(table.schema):
+        try:
+            table.column(name).validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(f"column {name!r}: {str(error).split('Invalid: ')[-1]}") from error
+
+
+def loose_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns that `refuse_misfits` looks at."""
+    return [field.name for field in schema if any(name in str(field.type) for name in _LOOSE_TYPES)]
 
 
 def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.ChunkedArray:

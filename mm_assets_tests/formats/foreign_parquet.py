@@ -120,7 +120,9 @@ def _plain(physical: int, value: Any) -> bytes:
 def _struct(fields: Sequence[tuple[int, int, Any]]) -> bytes:
     found, last = b"", 0
     for at, kind, value in fields:
-        found += bytes([(at - last) << 4 | kind]) + _value(kind, value)
+        step = at - last  # of more than 15, the number itself follows
+        found += bytes([step << 4 | kind]) if step < 16 else bytes([kind]) + _value(_I32, at)
+        found += _value(kind, value)
         last = at
     return found + b"\0"
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from mm_assets.formats.document_parquet.layout import BYTES, DocumentLayout, ItemColumn, document_layout
 from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, WrittenOut, refuse_blown_up
 from mm_assets.formats.parquet_file import read_batches, rows_within
+from mm_assets.formats.parquet_types import cast, schema_with_enums
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.notices import warn_user
@@ -54,8 +55,12 @@ class DocumentFile:
         for leaf in self._leaves:
             for prefix in accumulate(leaf.split("."), "{}.{}".format):
                 self._by_name.setdefault(prefix, []).append(leaf)
+        schema = schema_with_enums(file)
+        self._texts = [
+            text for text, field in zip(schema, file.schema_arrow, strict=True) if text.type != field.type
+        ]
         try:
-            self.layout: DocumentLayout = document_layout(file.schema_arrow, raw)
+            self.layout: DocumentLayout = document_layout(schema, raw)
             refuse_blown_up(file.metadata, size)
             if len(self._leaves) > MAX_FIELDS:
                 raise ValueError(
@@ -115,7 +120,11 @@ class DocumentFile:
             rows = min(rows_within(nbytes, mean), rows_within(_MAX_OVERSHOOT * nbytes, largest))
             for batch in read_batches(self._file, group, columns, rows, self.name, **self._read_kwargs):
                 written.count(batch)
-                yield first, batch.select(list(names))  # Parquet also takes "x.y" for a field of "x"
+                batch = batch.select(list(names))  # Parquet also takes "x.y" for a field of "x"
+                for field in self._texts:
+                    if (index := batch.schema.get_field_index(field.name)) >= 0:
+                        batch = batch.set_column(index, field, cast(batch.column(index), field.type))
+                yield first, batch
                 first += batch.num_rows
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ from mm_assets.interleaved.faults import (
     Fault,
 )
 from mm_assets.interleaved.losses import Loss
-from mm_assets.interleaved.schema import METADATA_POSITION
+from mm_assets.interleaved.schema import METADATA_POSITION, SchemaMismatch, loose_columns, refuse_misfits
 from mm_assets.interleaved.source_ref import build_source_ref
 from mm_assets.interleaved.text_validity import broken_rows
 
@@ -111,6 +111,8 @@ class DocumentScan:
             int(at[row]): (BAD_LAYOUT, reason)
             for row, reason in self._too_large(items, readable, totals).items()
         }
+        loose = batch.select(loose_columns(batch.schema))
+        faults |= {row: (BAD_LAYOUT, reason) for row, reason in _misfits(loose, 0).items()}
         by_row = dict(zip(at.tolist(), range(len(at)), strict=True))
         images = counts.get(self._layout.images.name) if self._layout.images is not None else None
         for row in range(batch.num_rows):
@@ -251,3 +253,17 @@ def _without(batch: pa.RecordBatch, rows: Collection[int]) -> pa.RecordBatch:
     """Return the other rows; Arrow's ``take`` has no views."""
     edges = [-1, *sorted(rows), batch.num_rows]
     return pa.concat_batches([batch.slice(low + 1, high - low - 1) for low, high in pairwise(edges)])
+
+
+def _misfits(batch: pa.RecordBatch, first: int) -> dict[int, str]:
+    """Return the rows with values that their column's type does not hold, and the reason of each."""
+    try:
+        refuse_misfits(batch)
+    except SchemaMismatch as error:
+        if batch.num_rows == 1:
+            return {first: str(error)}
+        half = batch.num_rows // 2
+        # Taken, not sliced: Arrow looks at all that a list's buffers hold.
+        halves = (batch.take(pa.array(range(half))), batch.take(pa.array(range(half, batch.num_rows))))
+        return _misfits(halves[0], first) | _misfits(halves[1], first + half)
+    return {}

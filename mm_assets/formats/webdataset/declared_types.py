@@ -17,7 +17,7 @@ from mm_assets.formats.lance.storage_types import ARROW_TYPE, to_storage_schema
 from mm_assets.formats.parquet_types import stored_schema
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_ROOM
 from mm_assets.interleaved.json_values import is_json
-from mm_assets.interleaved.schema import RESERVED_COLUMNS, canonical_schema
+from mm_assets.interleaved.schema import RESERVED_COLUMNS, canonical_schema, refuse_misfits
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
@@ -56,8 +56,10 @@ class DeclaredTypes:
         """Check values as Parquet would.
 
         Raises:
-            ValueError: There are nulls where none may be, or seconds that do not fit 64 bits as milliseconds.
+            ValueError: There are nulls where none may be, values that their type does not hold, or seconds
+                that do not fit 64 bits as milliseconds.
         """
+        refuse_misfits(table)
         if self._has_required:
             table.cast(table.schema)
         if self._has_seconds:
