@@ -6,11 +6,12 @@ BENCH ?= peer
 .PHONY: demo demo-ray demo-s3 test-fast test test-clients check lint ui docs clients bench lock public-names clean
 .DEFAULT_GOAL := demo
 
-# Everything the project needs, from the lock file; nothing is installed outside .venv/.
+# Everything the project needs, from the lock file; nothing is installed outside .venv/. The mode of the last one is a
+# folder in a .pth file, where editors and mypy look for types; setuptools' own is a hook of imports.
 .venv/.made: requirements.lock pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --no-deps --config-settings editable_mode=compat --editable .
 	touch $@
 
 demo: .venv/.made  ## example shards through the whole graph, and a table of what came out

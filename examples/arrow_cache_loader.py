@@ -12,7 +12,6 @@ import io
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +33,10 @@ class Shuffled:
         self.epoch = 0
         self._length, self._seed = length, seed
         self._rank, self._nodes = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        if self._rank >= length:  # the others would wait for it for ever
+            raise SystemExit(
+                f"rank {self._rank} of {self._nodes} has none of the {length} samples: start fewer ranks"
+            )
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(self._length, generator=torch.Generator().manual_seed(self._seed + self.epoch))
@@ -67,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="of all caches, or of one")
+    parser.add_argument("folder", help="of all caches, or of one, on a disk of this machine")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

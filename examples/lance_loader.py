@@ -10,7 +10,6 @@ import argparse
 import io
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import lance
@@ -84,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="the table: …/items.lance")
+    parser.add_argument("table", help="path or URL of …/items.lance")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
@@ -92,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     loader = DataLoader(
-        LanceSamples(str(options.folder)),
+        LanceSamples(options.table),
         batch_size=options.batch_size,
         shuffle=True,
         generator=torch.Generator().manual_seed(options.seed),

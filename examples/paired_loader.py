@@ -11,9 +11,9 @@ Tars of the same name are joined by key. A key's items say their place in the do
 import argparse
 import io
 import time
-from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import webdataset as wds
 from PIL import Image
@@ -42,10 +42,17 @@ def interleaved(sample: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def make_loader(folder: Path, workers: int, batch_size: int, seed: int) -> DataLoader[Any]:
+def tars(folder: str) -> list[str]:
+    """The tars in a folder on any file system that fsspec knows, sorted."""
+    fs, path = fsspec.url_to_fs(folder)
+    found = sorted(fs.glob(f"{path}/*.tar"))
+    return [fs.unstrip_protocol(name) for name in found] if "://" in folder else found
+
+
+def make_loader(folder: str, workers: int, batch_size: int, seed: int) -> DataLoader[Any]:
     """Tars are paired before they are split and shuffled, so neither can pair the wrong ones."""
     dataset = MultiModalWebDataset(
-        {name: sorted(map(str, (folder / name).glob("*.tar"))) for name in MODALITIES},
+        {name: tars(f"{folder}/{name}") for name in MODALITIES},
         shardshuffle=100,
         detshuffle=True,  # another order in each pass, the same in each run with this seed
         seed=seed,
@@ -67,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", help="path or URL")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import webdataset as wds
 from PIL import Image
 from torch.utils.data import DataLoader
@@ -87,6 +88,13 @@ def unfinished(
             yield shard
 
 
+def opened(shards: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Stage: opens shards on any file system that fsspec knows. webdataset itself opens no ``s3://``."""
+    for shard in shards:
+        with fsspec.open(shard["url"]) as stream:
+            yield {**shard, "stream": stream}
+
+
 def unseen(samples: Iterable[dict[str, Any]], position: Position) -> Iterator[dict[str, Any]]:
     """Stage: numbers the samples of each shard, and leaves out those that are behind us."""
     url, number = None, 0
@@ -119,19 +127,28 @@ def interleaved(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_loader(
-    folder: Path, position: Position, workers: int, batch_size: int, seed: str | None
+    folder: str, position: Position, workers: int, batch_size: int, seed: str | None
 ) -> DataLoader[Any]:
     """Shards are split over nodes and workers before the position is looked at: so they are split alike,
     however far each of them is.
     """
-    index = json.loads((folder / "index.json").read_text())
+    with fsspec.open(f"{folder}/index.json") as file:
+        index = json.load(file)
     sizes = {shard["url"]: shard["nsamples"] for shard in index["shardlist"]}
+    rank, ranks, *_ = wds.utils.pytorch_worker_info()
+    if rank >= len(sizes):  # the others would wait for it for ever
+        raise SystemExit(
+            f"rank {rank} of {ranks} has none of the {len(sizes)} tars: "
+            "start no more ranks than there are tars, or make more, smaller ones"
+        )
     dataset = wds.DataPipeline(
-        wds.SimpleShardList([str(folder / name) for name in sizes], seed=seed),
+        wds.SimpleShardList([f"{folder}/{name}" for name in sizes], seed=seed),
         wds.split_by_node,
         wds.split_by_worker,
         partial(unfinished, sizes=sizes, position=position),
-        wds.tarfile_to_samples(),
+        opened,
+        wds.tariterators.tar_file_expander,
+        wds.tariterators.group_by_keys,
         partial(unseen, position=position),
         None if seed is None else wds.shuffle(SHUFFLE_BUFFER, seed=seed),
         wds.map(interleaved),
@@ -147,13 +164,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="with the tars and their index.json")
+    parser.add_argument("folder", help="path or URL of the folder with the tars and their index.json")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--seed", type=int, help="shuffle shards and samples")
     parser.add_argument("--epoch", type=int, default=0, help="each has another order")
     parser.add_argument(
-        "--position", type=Path, help="folder where the position is kept, of each epoch its own"
+        "--position", type=Path, help="local folder where the position is kept, of each epoch its own"
     )
     parser.add_argument(
         "--stop-after", type=int, help="samples of this node; the batch that reaches it is the last"

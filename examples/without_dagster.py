@@ -6,7 +6,6 @@ The base install has all that this needs: ``pip install mm-assets``.
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from mm_assets import (
@@ -18,9 +17,9 @@ from mm_assets import (
 )
 
 
-def convert(raw: str, out: Path) -> None:
+def convert(raw: str, out: str) -> None:
     """Write the documents as Parquet, and these again as a cache for training."""
-    parquet, cache = str(out / "parquet"), str(out / "arrow_cache")
+    parquet, cache = f"{out}/parquet", f"{out}/arrow_cache"
     # A document with an image that cannot be had is left out, and counted.
     writer = InterleavedParquetWriter(parquet, on_materialize_error="drop_sample")
     report = writer.write(InterleavedWebdatasetReader(raw))
@@ -41,12 +40,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("raw", help="tars: a file, a folder or a pattern")
-    parser.add_argument("out", type=Path, help="folder for the outputs")
+    parser.add_argument("out", help="folder for the outputs, on a disk of this machine")
     parser.add_argument("--sample", help="id of the document to show (default: the first)")
     options = parser.parse_args()
 
     convert(options.raw, options.out)
-    dataset = InterleavedArrowDataset(options.out / "arrow_cache")
+    dataset = InterleavedArrowDataset(f"{options.out}/arrow_cache")
     document = dataset[0 if options.sample is None else dataset.index(options.sample)]
     print(f"{document['sample_id']}: {', '.join(map(described, document['items']))}")
 

@@ -6,6 +6,7 @@ They raise ``ValueError`` in one line, which begins with "must" where the settin
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 
 from mm_assets.formats.error_lines import is_utf8
 from mm_assets.formats.partitions import parse_bytes
+from mm_assets.formats.stores import clean_url, without_secrets
 from mm_assets.formats.webdataset.layout import normal_extensions
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
@@ -117,6 +119,21 @@ def suffixes(text: str) -> tuple[str, ...]:
     return found
 
 
+def output_root(text: str) -> str:
+    """Return a folder or `clean_url`."""
+    return clean_url(os.path.expanduser(text))
+
+
+def raw_locations(text: str) -> str:
+    """Return locations as written in a shell, each URL of them as `clean_url`."""
+    try:
+        items = shlex.split(text)
+    except ValueError:  # told where they are listed
+        items = []
+    cleaned = list(map(clean_url, items))
+    return text if cleaned == items else shlex.join(cleaned)
+
+
 def owners(text: str) -> tuple[str, ...]:
     """Return owners as Dagster takes them, separated by commas: e-mail addresses and ``team:name``."""
     found = names(text)
@@ -177,4 +194,6 @@ def web_address(text: str) -> str:
     """Check that a text begins like a web address."""
     if not text.startswith(("http://", "https://")):
         raise ValueError(f"must begin with http:// or https://, not {text!r}")
+    if without_secrets(text) != text:
+        raise ValueError("must hold no user, password or token: it is sent to all whom alerts go to")
     return text

@@ -34,8 +34,10 @@ from mm_assets.setting_parsers import (
     names,
     number,
     one_of,
+    output_root,
     owners,
     plain_text,
+    raw_locations,
     ray_address,
     suffixes,
     time_limit,
@@ -115,11 +117,13 @@ class Settings:
 
     filters: ClassVar[tuple[type[Filter[Any]], ...]] = ()
 
-    raw_shards: str = _setting("demo/raw", str, "locations of raw shards, separated by whitespace", "data")
+    raw_shards: str = _setting(
+        "demo/raw", raw_locations, "locations of raw shards, separated by whitespace", "data"
+    )
     shards_per_partition: int = _setting(
         1, number(int, above=0), "raw shards in one partition, grouped by the numbers in their names"
     )
-    storage: str = _setting("demo/storage", os.path.expanduser, "output root: a folder or a URL")
+    storage: str = _setting("demo/storage", output_root, "output root: a folder or a URL")
     workers: int = _setting(0, number(int), "worker processes of a run; 0: one for every core")
     shard_timeout: float | None = _setting(
         3600.0,

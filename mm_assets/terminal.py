@@ -12,7 +12,7 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.error_places import located, place_of
 from mm_assets.formats.store_errors import is_of_store
 from mm_assets.interleaved.extras import explained
-from mm_assets.interleaved.notices import show_warnings_as_lines, write_line
+from mm_assets.interleaved.notices import on_screen, show_warnings_as_lines, write_line
 
 FAILED = 1
 USAGE = 2  # as argparse ends
@@ -82,6 +82,9 @@ class ProgressLine:
         self.is_shown = sys.stderr.isatty()
         # The terminal itself: Dagster leads stderr into a file while a step is executed.
         self._terminal = os.dup(sys.stderr.fileno()) if self.is_shown else None
+        self._line = ""
+        if self.is_shown:
+            on_screen.append(self)
 
     def show(self, done: int, text: str) -> None:
         """Draw the line, cut to the width of the terminal: a longer one could not be drawn over."""
@@ -90,7 +93,12 @@ class ProgressLine:
         filled = _BAR * done // max(self._total, 1)
         line = f"[{'#' * filled}{'-' * (_BAR - filled)}] {text}"
         columns = os.get_terminal_size(self._terminal).columns or 80
-        self._draw(line[: columns - 1])
+        self._line = line[: columns - 1]
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw the line again, after it was removed."""
+        self._draw(self._line)
 
     def clear(self) -> None:
         """Remove the line."""
@@ -100,6 +108,7 @@ class ProgressLine:
         """Draw nothing more, and leave the line there, or not."""
         if self._terminal is None:
             return
+        on_screen.remove(self)
         if is_kept:
             os.write(self._terminal, b"\n")
         else:

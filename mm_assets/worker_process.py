@@ -24,6 +24,8 @@ from mm_assets.interleaved.notices import show_warnings_as_lines
 # Sent by a worker when it begins a job. Without it, a worker killed while idle would cost the next job sent
 # to it.
 TAKEN = b"taken"
+# Before the text of a warning, which the parent prints. Pickles begin otherwise.
+WARNING = b"warning:"
 
 
 @dataclass(frozen=True)
@@ -124,20 +126,26 @@ def work(pipe: Connection, setup: WorkerSetup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a parent may ignore it, which is inherited
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
-    show_warnings_as_lines()
+    sending = threading.Lock()  # a library may warn in a thread of its own
+
+    def send(message: bytes | memoryview) -> None:
+        with sending:
+            pipe.send_bytes(message)
+
+    show_warnings_as_lines(lambda text: send(WARNING + text.encode(errors="backslashreplace")))
     inbox: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     memory = FreeMemory()
     while True:
         message = inbox.get()
-        pipe.send_bytes(TAKEN)
+        send(TAKEN)
         try:
             fn, job = ForkingPickler.loads(message)
             answer = ForkingPickler.dumps(fn(job))
         # SystemExit too: a job must not end the worker that has the next job waiting.
         except BaseException as error:  # noqa: BLE001
             answer = ForkingPickler.dumps(failure_of(error))
-        pipe.send_bytes(answer)
+        send(answer)
         memory.release_to_os()
 
 

@@ -8,6 +8,8 @@ head is the culprit, the job waiting behind it goes back to the queue, and a new
 No Dagster import: the command line uses the same pool.
 """
 
+import posixpath
+import re
 import signal
 import sys
 import time
@@ -25,8 +27,10 @@ from mm_assets.formats.error_lines import error_line
 from mm_assets.formats.stores import stores
 from mm_assets.formats.temporary_folder import TemporaryFolder
 from mm_assets.interleaved.errors import MmAssetsError
+from mm_assets.interleaved.notices import warning_line, write_line
 from mm_assets.worker_process import (
     TAKEN,
+    WARNING,
     Worker,
     WorkerFailure,
     WorkerSetup,
@@ -76,6 +80,7 @@ class WorkerPool:
         self._may_fork = may_fork
         self._time_limit = time_limit
         self._mapping = False
+        self._told: set[str] = set()  # warnings of workers
         self._folder: TemporaryFolder | None = None
 
     def __enter__(self) -> "WorkerPool":
@@ -112,7 +117,7 @@ class WorkerPool:
         Args:
             fn: a function of a module (workers import it).
             jobs: picklable; read only a few ahead of the work (at most 3 per worker), so it may be long or
-                lazy.
+                lazy. Warnings name a job's ``place``, or its ``key`` as that of a shard, if it has one.
 
         Yields:
             Job and picklable result, in the order in which they finish.
@@ -171,9 +176,23 @@ class WorkerPool:
                     if not worker.has_started and (startup_output := worker.startup_output()):
                         sys.stderr.write(f"{startup_output}\n")
                     worker.has_started = True
+                elif answer.startswith(WARNING):
+                    self._warn(worker, answer.removeprefix(WARNING).decode())
                 else:
                     worker.taken_at = None
                     yield worker.jobs.popleft(), answer_of(answer)
+
+    def _warn(self, worker: Worker, text: str) -> None:
+        """Print what a worker warns of, once for all workers, with the shard at which it is."""
+        if text in self._told:
+            return
+        self._told.add(text)
+        job = worker.jobs[0] if worker.jobs else None
+        key = getattr(job, "key", None)
+        place = getattr(job, "place", "") if key is None else f"shard {key!r}"
+        name = re.escape(posixpath.basename(place if key is None else key))
+        is_named = not place or re.search(rf"(?<!\w){name}(?!\w)", text)
+        write_line(warning_line(text if is_named else f"{place}: {text}"))
 
     def _free_worker(self, waiting: int) -> Worker | None:
         """Return the worker to take the next job, or None if all have enough.

@@ -132,6 +132,20 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, sdist: Path) 
     assert sources | {"mm_assets/py.typed", "README.md", "LICENSE", "pyproject.toml"} <= packed
 
 
+def test_editors_see_types_in_the_environment_that_make_builds(sdist: Path, tmp_path: Path) -> None:
+    """They follow no hook of imports, which is how setuptools installs a project that stays where it is."""
+    line = re.search(r"pip install (.*--editable) \.$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert line is not None
+    python, project = sdist.parents[1] / "builder" / "bin" / "python", sdist.parents[1] / "project"
+    run(python, "-m", "pip", "install", "--no-build-isolation", *line[1].split(), project, folder=tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from mm_assets import InterleavedParquetReader\n\nInterleavedParquetReader('x').file_paths.none\n"
+    )
+    check = (sys.executable, "-m", "mypy", "--python-executable", python, "mine.py")
+    done = run(*check, folder=tmp_path, code=1)
+    assert 'mine.py:3: error: "tuple[str, ...]" has no attribute "none"' in done.stdout
+
+
 def test_it_needs_no_more_than_is_said(python: Path, folder: Path) -> None:
     listed = run(python, "-m", "pip", "list", "--format", "freeze", folder=folder).stdout.lower().split()
     names = {line.partition("==")[0] for line in listed} - {"pip", "setuptools", "wheel"}

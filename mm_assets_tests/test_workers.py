@@ -1,6 +1,7 @@
 """The pool blames the right job, moves big results, and leaves no process behind, however it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from mm_assets import workers
 from mm_assets.available_cores import available_cores
 from mm_assets.workers import WorkerFailure, WorkerPool, WorkerStartError
-from mm_assets_tests.worker_jobs import RefusesPickling, act
+from mm_assets_tests.worker_jobs import RefusesPickling, Warned, WarnedKey, act, warn
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -245,6 +246,22 @@ def test_workers_that_cannot_start_are_not_blamed_on_jobs(
     with pytest.raises(WorkerStartError, match="do not start: worker killed by signal 9"):
         results(pool, [("echo", n) for n in range(5)])
     assert pool.pids() == []
+
+
+def test_a_warning_of_several_workers_is_told_once_with_its_shard(capfd: pytest.CaptureFixture[str]) -> None:
+    with WorkerPool(2) as two:
+        jobs = [Warned(f"/data/{name}.tar", "a bad thing") for name in "abcd"]
+        assert len(list(two.map(warn, jobs))) == 4
+        list(two.map(warn, [Warned("/data/e.tar", "e.tar: worse"), Warned("", "of no shard")]))
+        list(two.map(warn, [WarnedKey("web/e", "of a key"), WarnedKey("web/e", "e is it")]))
+    first, *others = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"mm-assets: warning: /data/[abcd]\.tar: a bad thing", first)
+    assert sorted(others) == [
+        "mm-assets: warning: e is it",
+        "mm-assets: warning: e.tar: worse",
+        "mm-assets: warning: of no shard",
+        "mm-assets: warning: shard 'web/e': of a key",
+    ]
 
 
 def test_a_worker_tells_each_warning_once_and_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,9 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class RefusesPickling:
@@ -71,3 +72,21 @@ def act(order: tuple[str, Any]) -> Any:
                 os._exit(7)
             time.sleep(60)
     return None
+
+
+class Warned(NamedTuple):
+    """A job that warns, and what it is about."""
+
+    place: str
+    text: str
+
+
+class WarnedKey(NamedTuple):
+    """A job of a shard that warns."""
+
+    key: str
+    text: str
+
+
+def warn(job: Warned | WarnedKey) -> None:
+    warnings.warn(job.text, stacklevel=1)

@@ -206,10 +206,15 @@ class LossShare:
         )
         # Without a document there are no fields: the suffixes of documents, or of pairs, are others.
         seen = f"; suffixes seen: {', '.join(self.suffixes[:_NAMED])}" if not self.samples else ""
-        cure = (
-            "MM_TEXTS_FIELD, MM_IMAGES_FIELD" if self.samples else "MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS"
-        )
-        return f"{found}{content}; fields seen: {fields}{seen}; set {cure}"
+        return f"{found}{content}; fields seen: {fields}{seen}; {self._cure()}"
+
+    def _cure(self) -> str:
+        """Return what to do about what no sample references; the settings may be given already."""
+        if not self.samples:
+            return "check MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS"
+        if self.lack or self.images:
+            return "check MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+        return "raise MM_MAX_LOSS if these members may be left out"
 
 
 def _nbytes(loss: Loss) -> int:

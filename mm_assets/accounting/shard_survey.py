@@ -19,6 +19,7 @@ from mm_assets.formats.partitions import Partition, id_prefix, ref_path
 from mm_assets.formats.raw_files import is_parquet
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.tar.index import residue_bytes
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.faults import DAMAGED_TAR, DUPLICATE_ID, TRUNCATED_TAR
@@ -81,11 +82,28 @@ class ShardSurvey:
     columns: ShardColumns = field(default_factory=ShardColumns)
     members: int = 0
     nbytes: int = 0
-    content: ContentColumns | None = None  # None, as ``has_pairs``: earlier code made the survey
+    # None, as the attributes behind it: earlier code made the survey.
+    content: ContentColumns | None = None
     has_pairs: bool | None = None
+    left_out: Excerpt[str] | None = None
 
     @property
-    def may_have_pairs(self) -> bool:
+    def is_outdated(self) -> bool:
+        """True if earlier code made the survey, which read what the shard may hold in another way."""
+        # Pairs were not told apart once, and their images have moved.
+        return (self.has_pairs is None and self._may_have_pairs) or (
+            self.left_out is None and self._may_have_residue
+        )
+
+    @property
+    def _may_have_residue(self) -> bool:
+        losses = [loss for of_kind in self.losses.values() for loss in of_kind.first]
+        lost = [parse_source_ref(loss.source_ref)["member"] or "" for loss in losses]
+        names = [name.rpartition(": ")[2] for name in (*lost, *self.unreferenced.first)]
+        return any(residue_bytes(name) for name in names)
+
+    @property
+    def _may_have_pairs(self) -> bool:
         """True if no sample has more items than an image-text pair, in a Parquet file."""
         if not self.samples.num_rows or not is_parquet(self.samples.column("source")[0].as_py()):
             return False
@@ -217,6 +235,7 @@ def merge_files(files: Sequence[tuple[str, FileSurvey]], version: str, layout: s
         sum(found.nbytes for _, found in files),
         merged_content(found.content for _, found in files),
         any(found.has_pairs for _, found in files),
+        Excerpt.of([name + member for name, found in named for member in found.left_out]),
     )
 
 
@@ -253,6 +272,9 @@ def findings(survey: ShardSurvey) -> dict[str, Any]:
     found["unreferenced_first"] = list(survey.unreferenced.first)
     found["skipped"] = survey.skipped.count
     found["skipped_first"] = list(survey.skipped.first)
+    if survey.left_out is not None and survey.left_out.count:
+        found["left_out"] = survey.left_out.count
+        found["left_out_first"] = list(survey.left_out.first)
     return {
         name: value[:_SHOWN] if isinstance(value, list) else value
         for name, value in found.items()

@@ -47,6 +47,7 @@ def write_survey(path: str, partition: str, survey: ShardSurvey) -> None:
         "frame_counts": _excerpt_to_json(survey.frame_counts, list),
         "unreferenced": _excerpt_to_json(survey.unreferenced, str),
         "skipped": _excerpt_to_json(survey.skipped, str),
+        **({} if survey.left_out is None else {"left_out": _excerpt_to_json(survey.left_out, str)}),
         **({} if survey.content is None else {"content": survey.content, "has_pairs": survey.has_pairs}),
         **_columns_to_json(survey.columns),
     }
@@ -79,6 +80,7 @@ def read_survey(partition: str, data: bytes) -> ShardSurvey:
         rest["nbytes"],
         _content_from_json(rest.get("content")),
         rest.get("has_pairs"),
+        _excerpt_from_json(rest["left_out"], str) if "left_out" in rest else None,
     )
 
 

@@ -37,7 +37,7 @@ def new_shards(context: dg.SensorEvaluationContext, raw: RawShards) -> dg.Sensor
         line = error_line(error)
         context.log.error(line)
         return dg.SkipReason(line)
-    for line in listed.unmatched:
+    for line in listed.warnings:
         context.log.warning(line)
     new = [key for key in listed if key not in known]
     replaced = _replaced(context.instance, listed)

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import takewhile
 from typing import Any, NoReturn, TypeVar
@@ -51,13 +52,20 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with what is wrong, without the whole of a text that is far too long."""
+        from mm_assets.formats.stores import without_secrets
+
+        message = without_secrets(message)
         super().error(message if len(message) <= _MOST_SHOWN else f"{message[:_MOST_SHOWN]}…")
 
 
 def location(text: str) -> str:
-    """Return a path or URL as it is; an empty one is refused, as it would mean the current or root folder."""
+    """Return a path, or a URL as `clean_url`; an empty one, which would mean some folder, is refused."""
+    from mm_assets.formats.stores import clean_url
+
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty: is a variable of the shell not set?")
+    with suppress(ValueError):  # told in one line, where it is opened
+        return clean_url(text)
     return text
 
 

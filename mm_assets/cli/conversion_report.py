@@ -39,6 +39,7 @@ def print_plan(existing: ExistingPartitions, writer: InterleavedWriter) -> int:
 def print_report(report: WriteReport, seconds: float) -> None:
     """Print what was written, and which parts of the input were not."""
     from mm_assets.formats.content_columns import untaken_in, untaken_lines
+    from mm_assets.formats.reports import empty_shards_lines, left_out_lines, left_out_of
 
     print(
         f"{report.path}: {counted(len(report.partitions), 'partition')}, "
@@ -47,7 +48,13 @@ def print_report(report: WriteReport, seconds: float) -> None:
     )
     for line in losses.summary(report.losses):
         print(f"  {line}")
-    for line in untaken_lines(map(untaken_in, report.partitions), len(report.partitions)):
+    of_nothing = [part.source_files[0] for part in report.partitions if part.is_of_nothing]
+    left_out = [name for part in report.partitions for name in left_out_of(part.notes)]
+    for line in (
+        *empty_shards_lines(of_nothing, len(report.partitions)),
+        *untaken_lines(map(untaken_in, report.partitions), len(report.partitions)),
+        *left_out_lines(len(left_out), left_out),
+    ):
         print(f"  {line}")
     kinds: dict[str, int] = {}
     for error in report.errors:

@@ -13,7 +13,7 @@ from mm_assets.cli import filter_flags, losses, raw_layout
 from mm_assets.cli.arguments import byte_size, location, names, process_count, share
 from mm_assets.cli.conversion_report import print_plan, print_report
 from mm_assets.cli.progress import Progress
-from mm_assets.formats.format_table import FORMATS, TITLES, format_of, output_of
+from mm_assets.formats.format_table import FORMATS, TITLES, format_of, nearest_format, output_of
 from mm_assets.interleaved.counted import counted
 from mm_assets.terminal import fail
 
@@ -35,8 +35,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--to",
         required=True,
-        choices=FORMATS,
-        help="format of the output",
+        type=_format,
+        metavar="FORMAT",
+        help=f"format of the output: {', '.join(FORMATS)}",
     )
     parser.add_argument(
         "--fields", type=names, help="passthrough columns to keep, comma-separated (default: all)"
@@ -73,8 +74,25 @@ def add_to(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _format(word: str) -> str:
+    if word in FORMATS:
+        return word
+    nearest = nearest_format(word)
+    hint = "" if nearest is None else f"; the nearest is {nearest}"
+    raise argparse.ArgumentTypeError(f"{word!r:.100}: no such format, only {', '.join(FORMATS)}{hint}")
+
+
 def run(options: argparse.Namespace) -> int:
     """Convert every partition in worker processes; a bad one fails alone and sets the exit code."""
+    from mm_assets.formats.output_folder import no_empty_folders
+
+    is_one_file = format_of(options.to).has(options.dst)
+    folder = os.path.dirname(options.dst) if is_one_file else options.dst
+    with no_empty_folders(folder):
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     from mm_assets.available_cores import available_cores
     from mm_assets.cli.unique_ids import resolve_duplicates
     from mm_assets.formats.conversion import plan_conversions
@@ -155,8 +173,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _named(conversion: Any, message: str) -> str:
     """Return the message with the partition's first file, unless it names that or the output already."""
-    file = conversion.partition.files[0]
-    place = output_of(file)
+    place = conversion.place
     return message if place in message or conversion.writer.path in message else f"{place}: {message}"
 
 
@@ -209,6 +226,11 @@ class _Job(NamedTuple):
 
     conversion: Conversion
     note: Note | None
+
+    @property
+    def place(self) -> str:
+        """What its warnings are about."""
+        return self.conversion.place
 
 
 def _convert(job: _Job, max_loss: float) -> PartitionReport:

@@ -12,7 +12,7 @@ _STORES = (
     "",
     "# Options of one bucket, or a part of it, where those of the environment are not right for it:",
     "# profile_name, or aws_access_key_id, aws_secret_access_key and aws_session_token, with region_name and",
-    "# endpoint_url.",
+    "# endpoint_url; of a web server, username and password.",
     "# At the end of the file: what follows the name in brackets belongs to it.",
     '# [stores."s3://bucket"]',
     '# profile_name = "curation"',

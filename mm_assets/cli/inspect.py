@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     for failure in failures:
         fail(failure)
-    return 1 if failures else 0
+    has_nothing = advice.refusals and not counts[_SAMPLES]
+    return 1 if failures or has_nothing else 0
 
 
 def _counts(table: pa.Table) -> Counter[str]:
@@ -120,8 +121,10 @@ class _Advice:
         from mm_assets.settings import Settings
 
         self._max_loss = Settings.load().max_loss
-        self._refusals: list[str] = []
+        self.refusals: list[str] = []
         self._untaken: list[ContentColumns] = []
+        self._errors = 0
+        self._left_out: list[str] = []
 
     def add(
         self, partition: Partition, schema: pa.Schema, found: Counter[str], notes: dict[str, Any]
@@ -129,7 +132,7 @@ class _Advice:
         """Take a partition into account that was read to the end."""
         from mm_assets.accounting.loss_share import LossShare
         from mm_assets.formats.content_columns import untaken_in
-        from mm_assets.formats.reports import PartitionReport
+        from mm_assets.formats.reports import PartitionReport, left_out_of
 
         report = PartitionReport(
             partition=partition.name,
@@ -145,16 +148,22 @@ class _Advice:
             notes=notes,
         )
         self._untaken.append(untaken_in(report))
+        self._errors += found[_ERRORS]
+        self._left_out += left_out_of(notes)
         refusal = LossShare.of_report(report).refusal(self._max_loss)
-        self._refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
+        self.refusals += [] if refusal is None else [f"{partition.files[0]}: {refusal}"]
 
     def lines(self) -> list[str]:
-        """Return a line for each of the first refusals, and for each modality that is not taken."""
+        """Return a line for each of the first refusals, each modality not taken, and members left out."""
         from mm_assets.formats.content_columns import untaken_lines
+        from mm_assets.formats.reports import left_out_lines
 
-        more = len(self._refusals) - _NAMED
+        more = len(self.refusals) - _NAMED
+        ways = "unless --on-materialize-error is warn, drop_row or drop_sample"
         return [
-            *(f"convert would refuse {refusal}" for refusal in self._refusals[:_NAMED]),
+            *([f"convert would refuse the rows with an error, {ways}"] if self._errors else []),
+            *(f"convert would refuse {refusal}" for refusal in self.refusals[:_NAMED]),
             *([f"and {more} more"] if more > 0 else []),
             *untaken_lines(self._untaken, len(self._untaken)),
+            *left_out_lines(len(self._left_out), self._left_out),
         ]

@@ -9,7 +9,7 @@ from mm_assets.terminal import ProgressLine
 
 
 class Progress:
-    """Progress line on stderr with finished partitions, samples and bytes, if stderr is a terminal."""
+    """Progress line on stderr, if that is a terminal: partitions, samples, rate, bytes, time left."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -30,11 +30,13 @@ class Progress:
 
     def _show(self) -> None:
         seconds = time.monotonic() - self._started
-        self._line.show(
-            self._done,
-            f"{self._done}/{self._total} partitions, {self._samples} samples, "
-            f"{self._bytes / 1e6:.0f} MB, {seconds:.0f} s",
-        )
+        parts = [f"{self._done}/{self._total} partitions", f"{self._samples} samples"]
+        if self._done:
+            parts.append(f"{self._samples / max(seconds, 0.001):.0f} samples/s")
+        parts += [f"{self._bytes / 1e6:.0f} MB", f"{seconds:.0f} s"]
+        if self._done:
+            parts.append(f"{seconds / self._done * (self._total - self._done):.0f} s left")
+        self._line.show(self._done, ", ".join(parts))
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._line.end(is_kept=True)

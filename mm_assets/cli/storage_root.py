@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from mm_assets.cli.arguments import location
+
 if TYPE_CHECKING:
     from mm_assets.settings import Settings
 
@@ -13,6 +15,7 @@ def add_storage_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag to a command."""
     parser.add_argument(
         "--storage",
+        type=location,
         help="storage root of the graph, a folder or URL (default: MM_STORAGE, else demo/storage)",
     )
 

@@ -18,6 +18,7 @@ from mm_assets.event_log.rows import EventRow, is_batched
 _EXECUTIONS = AssetCheckExecutionsTable.c
 # Partitions in one query: SQLite refuses statements with too many variables.
 _MAX_VARIABLES = 500
+_ATTEMPTS = 10  # of several processes that add the same partitions
 
 
 class BatchedEventLog(SqlEventLogStorage):
@@ -69,6 +70,21 @@ class BatchedEventLog(SqlEventLogStorage):
                 return False
             self._tables.add(table_name)
         return True
+
+    def add_dynamic_partitions(self, partitions_def_name: str, partition_keys: Sequence[str]) -> None:
+        """Add keys that are not there yet.
+
+        The stock class looks which are there, then adds the others: what another process has added in between
+        is seen when it looks again.
+        """
+        for attempt in range(_ATTEMPTS, 0, -1):
+            try:
+                super().add_dynamic_partitions(partitions_def_name, partition_keys)
+            except db.exc.IntegrityError:
+                if attempt == 1:
+                    raise
+            else:
+                return
 
     def has_secondary_index(self, name: str) -> bool:
         """Return whether a migration has been completed; it is never undone."""

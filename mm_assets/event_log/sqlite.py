@@ -1,4 +1,6 @@
-"""SQLite event log that keeps its engines and writes many events in one transaction."""
+"""Storages in SQLite whose databases are made in one transaction; an event log that keeps its engines and
+writes many events in one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +8,17 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import sqlalchemy as db
 from dagster import Field, Noneable, StringSource
+from dagster._core.instance.types import MayHaveInstanceWeakref
 from dagster._core.storage.event_log import SqlEventLogStorageTable
 from dagster._core.storage.event_log.schema import AssetCheckExecutionsTable, AssetKeyTable
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import INDEX_SHARD_NAME, SqliteEventLogStorage
+from dagster._core.storage.runs import SqliteRunStorage
+from dagster._core.storage.schedules import SqliteScheduleStorage
 from dagster._core.storage.sqlite import SQLITE_BUSY_TIMEOUT_SECONDS
 from dagster._serdes import ConfigurableClassData
 from sqlalchemy import Connection, Engine
@@ -22,7 +27,51 @@ from sqlalchemy.pool import NullPool, QueuePool
 from mm_assets.event_log.batched import BatchedEventLog
 from mm_assets.event_log.engines import Engines
 from mm_assets.event_log.rows import EventRow
-from mm_assets.event_log.run_database import make_run_database, revision_of
+from mm_assets.event_log.tables import (
+    EVENTS,
+    EVENTS_OF_RUN,
+    RUNS,
+    SCHEDULES,
+    Tables,
+    make_sqlite_tables,
+    make_tables,
+    revision_of,
+)
+
+
+class _MadeInHome(MayHaveInstanceWeakref[dg.DagsterInstance]):
+    """Mixin for a stock class of SQLite that makes its database when it knows the instance, at one go.
+
+    Subclasses name the folder of the database in `DAGSTER_HOME`, the database and its tables.
+    """
+
+    _place: ClassVar[tuple[str, str, Tables]]
+
+    def register_instance(self, instance: dg.DagsterInstance) -> None:
+        """Begin to work in the folder of this instance."""
+        folder, name, tables = self._place
+        self._conn_string = make_sqlite_tables(os.path.join(instance.root_directory, folder), name, tables)
+        super().register_instance(instance)
+
+    @classmethod
+    def config_type(cls) -> Any:
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: object) -> Any:
+        return cls("", inst_data)  # type: ignore[call-arg]
+
+
+class AtomicSqliteRunStorage(_MadeInHome, SqliteRunStorage):
+    """Dagster's SQLite run storage: the same database, made in one transaction."""
+
+    _place = ("history", "runs", RUNS)
+
+
+class AtomicSqliteScheduleStorage(_MadeInHome, SqliteScheduleStorage):
+    """Dagster's SQLite schedule storage: the same database, made in one transaction."""
+
+    _place = ("schedules", "schedules", SCHEDULES)
 
 
 class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
@@ -48,12 +97,11 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
     def _begin(self, base_dir: str) -> None:
         self._start_batching()
         self._is_ready = True
+        # As the stock class is about to know it, which makes the index where there is none.
+        self._base_dir = os.path.abspath(base_dir)
+        os.makedirs(self._base_dir, exist_ok=True)
+        make_tables(self._engines.get(INDEX_SHARD_NAME), EVENTS)
         SqliteEventLogStorage.__init__(self, base_dir, self._inst_data)
-
-    def _initdb(self, engine: Engine, for_index_shard: bool = False) -> None:
-        if not db.event.contains(engine, "connect", _prepare):  # the stock class has made this engine
-            db.event.listen(engine, "connect", _prepare)
-        super()._initdb(engine, for_index_shard)
 
     def register_instance(self, instance: dg.DagsterInstance) -> None:
         """Begin to work in the folder of this instance, if none was configured."""
@@ -101,14 +149,14 @@ class BatchedSqliteEventLogStorage(BatchedEventLog, SqliteEventLogStorage):
             yield connection
 
     def _init(self, shard: str, engine: Engine) -> None:
+        if shard == INDEX_SHARD_NAME:
+            make_tables(engine, EVENTS)
+            return
         revision = None
-        if shard != INDEX_SHARD_NAME and os.path.exists(self.path_for_shard(INDEX_SHARD_NAME)):
+        if os.path.exists(self.path_for_shard(INDEX_SHARD_NAME)):
             with self._engines.get(INDEX_SHARD_NAME).connect() as connection:
                 revision = revision_of(connection)
-        if revision is None:
-            self._initdb(engine)
-        else:
-            make_run_database(engine, revision)
+        make_tables(engine, EVENTS_OF_RUN, revision)
 
     def _has_asset_key_col_on_connection(self, conn: Connection, column_name: str) -> bool:
         if column_name not in self._asset_columns:

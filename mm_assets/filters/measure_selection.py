@@ -69,6 +69,8 @@ def selected_measures(names: Iterable[str]) -> MeasureSelection:
     for name in sorted(wanted.difference(known.names)):
         near = get_close_matches(name, known.names, n=1)
         hint = f"the nearest is {near[0]}" if near else f"there are {', '.join(known.names)}"
+        if name in _TAKEN:
+            hint = "it is there in any case: leave it out"
         raise FilterSettingError("scores", f"there is no score {name!r} to be measured; {hint}")
     selected = MeasureSelection(
         tuple(measure.configured() for measure in known.images if measure.name in wanted),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from mm_assets.formats.error_places import located
+from mm_assets.formats.format_table import output_of
 from mm_assets.formats.partitions import Partition
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
@@ -25,6 +26,11 @@ class Conversion:
     partition: Partition
     writer: InterleavedWriter
     steps: tuple[Step, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """What it reads first: warnings and errors name that."""
+        return output_of(self.partition.files[0])
 
     def run(self, before_publish: Callable[[PartitionReport], None] | None = None) -> PartitionReport:
         """Read, transform, write and publish the partition.

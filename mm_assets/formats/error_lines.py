@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from mm_assets.formats.error_places import place_of, temporary_place
 from mm_assets.formats.store_errors import StoreError, is_of_store, store_error_message
+from mm_assets.formats.stores import without_secrets
 from mm_assets.interleaved.extras import explained
 
 # Errors that data or the system cause. Of any other class the name is shown too: it is a bug of ours.
@@ -45,7 +46,11 @@ _OWN_TEMPORARY = re.compile(r"/?\.[^/]*\.tmp$")
 
 
 def error_line(error: BaseException) -> str:
-    """Return an error as one line without traceback; unexpected classes of errors are named."""
+    """Return an error as one line without traceback or secrets of URLs; unexpected classes are named."""
+    return without_secrets(_line_of(error))
+
+
+def _line_of(error: BaseException) -> str:
     if isinstance(error, ImportError):
         error = explained(error)
     if isinstance(error, StoreError):
@@ -99,7 +104,8 @@ def readable_store_errors() -> Iterator[None]:
     except Exception as error:
         if not is_of_store(error):
             raise
-        raise StoreError(error_line(error)) from error
+        holds_secret = without_secrets(str(error)) != str(error)  # Dagster stores the cause, too
+        raise StoreError(error_line(error)) from (None if holds_secret else error)
 
 
 def _of_system(error: BaseException, message: str) -> str:

@@ -39,6 +39,7 @@ class FileSurvey:
         frame_counts: (TIFF member, frames, references) of those whose numbers differ.
         unreferenced: members that are no image of a sample.
         skipped: members that are no regular files.
+        left_out: members that macOS or tar had added, which are no data.
         tallies: kinds of values of the fields whose samples declare no types.
         declared: passthrough schemas of the samples that declare types.
         declared_ints: ranges of the integers in the 64-bit columns of those.
@@ -54,6 +55,7 @@ class FileSurvey:
     frame_counts: tuple[tuple[str, int, int], ...] = ()
     unreferenced: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     tallies: Mapping[str, FieldTally] = field(default_factory=dict)
     declared: tuple[pa.Schema, ...] = ()
     declared_ints: Mapping[str, FieldTally] = field(default_factory=dict)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from mm_assets.formats.keys import partition_filename
 
@@ -162,6 +163,17 @@ def format_of(name: str) -> Format:
     if name not in _BY_NAME:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {name!r}")
     return _BY_NAME[name]
+
+
+def nearest_format(word: str) -> str | None:
+    """Return the format that a user who typed something else may mean; None if none is alike."""
+    words = {
+        spelling.strip("./_").lower(): entry.name
+        for entry in FORMAT_TABLE
+        for spelling in (*entry.suffixes, entry.title, *entry.name.split("_"))
+    }
+    near = get_close_matches(word.lower(), words, n=1, cutoff=0.4)
+    return words[near[0]] if near else None
 
 
 def format_by_suffix(name: str) -> Format | None:

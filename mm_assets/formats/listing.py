@@ -15,10 +15,11 @@ from fsspec.utils import glob_translate
 from mm_assets.formats.absent_paths import absent
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_places import located
-from mm_assets.formats.format_table import TABLE_SUFFIXES
+from mm_assets.formats.format_table import TABLE_SUFFIXES, format_by_suffix
 from mm_assets.formats.local_tree import LocalTree, is_metadata_folder
+from mm_assets.formats.raw_files import RAW_SUFFIXES, is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
-from mm_assets.formats.stores import canonical_url
+from mm_assets.formats.stores import canonical_url, clean_url
 from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
 from mm_assets.interleaved.notices import warn_user
 
@@ -26,22 +27,26 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _GLOB = re.compile(r"[*?\[]")
 _ANY_DEPTH = "/**"
+_HIVE_FOLDER = re.compile(r"(.*/[A-Za-z_]\w*=[^/]*)/")
 
 
 @dataclass
 class Expansion:
     """Files, and a line for each thing that looks like data but is not read.
 
-    ``passed_over`` names tars packed in unsupported ways and folders that are not searched.
+    ``passed_over`` names tars packed in unsupported ways and folders that are not searched. ``convertible``
+    are the data of formats other than those asked for, where raw shards are: these could be made of them.
     """
 
     files: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
+    convertible: list[str] = field(default_factory=list)
 
     def add(self, other: Expansion) -> None:
         """Append another expansion."""
         self.files += other.files
         self.passed_over += other.passed_over
+        self.convertible += other.convertible
 
     def require(self, reason: str = "") -> Expansion:
         """Return the expansion itself.
@@ -50,14 +55,15 @@ class Expansion:
             FileNotFoundError: it has no files; the message has ``reason`` and what was passed over.
         """
         if not self.files:
-            raise FileNotFoundError("; ".join(filter(None, [reason, *self.passed_over])))
+            lines = [reason, *self.passed_over, *convertible_line(self.convertible)]
+            raise FileNotFoundError("; ".join(filter(None, lines)))
         return self
 
 
 def expand_paths(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | None = None) -> list[str]:
-    """Return the files of `expand`, with a warning for each thing passed over."""
+    """Return the files of `expand`, with a warning for each thing passed over and for `hive_line`."""
     found = expand(paths, suffixes, options)
-    for line in found.passed_over:
+    for line in (*found.passed_over, *hive_line(found.files)):
         warn_user(line)
     return found.files
 
@@ -75,10 +81,11 @@ def expand(paths: Paths, suffixes: tuple[str, ...], options: StorageOptions | No
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found = Expansion()
-    for item in given:
-        with located(os.fspath(item)):
-            found.add(_expand_one(os.fspath(item), suffixes, options))
-    return Expansion(list(dict.fromkeys(found.files)), list(dict.fromkeys(found.passed_over)))
+    for item in [clean_url(os.fspath(path)) for path in given]:
+        with located(item):
+            found.add(_expand_one(item, suffixes, options))
+    lists = (found.files, found.passed_over, found.convertible)
+    return Expansion(*(list(dict.fromkeys(names)) for names in lists))
 
 
 def names_in(folder: str, options: StorageOptions | None = None) -> list[str]:
@@ -117,6 +124,23 @@ def pdf_line(folder: str, names: Iterable[str]) -> list[str]:
     """Return one line on the PDFs among ``names``, which have to be named as such; none without."""
     pdfs = [name for name in names if name.lower().endswith(".pdf")]
     return [f"{folder}: PDFs are named as pdf={folder}"] if pdfs else []
+
+
+def hive_line(files: Iterable[str]) -> list[str]:
+    """Return one line if folders of Parquet files are named as columns; none without."""
+    parquet = (file for file in files if is_parquet(file))
+    found = next(filter(None, map(_HIVE_FOLDER.match, parquet)), None)
+    if found is None:
+        return []
+    return [f"{found[1]}: such names of folders become no columns; ids that are made begin with them"]
+
+
+def convertible_line(names: Sequence[str]) -> list[str]:
+    """Return one line on data that are no raw shards, but could be made some; none without."""
+    if not names:
+        return []
+    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+    return [f"{which}: not read: make raw shards of it first, with mm-assets convert SRC DST --to parquet"]
 
 
 def pairs_of_url(scheme: str, token: str, typed: str) -> list[tuple[str, str]]:
@@ -178,7 +202,8 @@ def _existing(item: str, suffixes: tuple[str, ...], options: StorageOptions | No
     if fs.isdir(path):
         names = [name for name in fs.find(path) if not _is_hidden(name, path)]
         names = [_address(fs, name) for name in names]
-        return Expansion(_chosen(names, suffixes), _unread(item, names, suffixes)).require(nothing)
+        lists = (_chosen(names, suffixes), _unread(item, names, suffixes), _convertible(names, suffixes))
+        return Expansion(*lists).require(nothing)
     return None
 
 
@@ -198,7 +223,8 @@ def _in_folder(folder: str, suffixes: tuple[str, ...]) -> Expansion:
     passed_over = [*_unread(folder, tree.files, suffixes), *tree.passed_over]
     if not files:
         passed_over += pdf_line(folder, tree.files)
-    return Expansion(sorted(files + called_like_files), passed_over)
+    convertible = _convertible([*tree.files, *tree.folders], suffixes)
+    return Expansion(sorted(files + called_like_files), passed_over, convertible)
 
 
 def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | None) -> Expansion:
@@ -219,7 +245,7 @@ def _matched(pattern: str, suffixes: tuple[str, ...], options: StorageOptions | 
                 else Expansion([name], inside.passed_over)
             )
     with_suffix = [name for name in found.files if name.lower().endswith(suffixes)]
-    return Expansion(with_suffix or found.files, found.passed_over)
+    return Expansion(with_suffix or found.files, found.passed_over, found.convertible)
 
 
 def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], list[str]]:
@@ -230,6 +256,8 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
     if is_remote(pattern):
         fs, path = filesystem(pattern, options)
         names = fs.glob(path) if _GLOB.search(path) else [path] if fs.isfile(path) else []
+        if not os.path.basename(path).startswith("."):  # as in a local folder
+            names = [name for name in names if not os.path.basename(name).startswith(".")]
         return sorted(_address(fs, name) for name in names), []
     path = _absolute(pattern)
     if not _GLOB.search(path):
@@ -248,7 +276,7 @@ def _matches(pattern: str, options: StorageOptions | None) -> tuple[list[str], l
 
 
 def _address(fs: AbstractFileSystem, path: str) -> str:
-    return canonical_url(fs.unstrip_protocol(path))
+    return clean_url(canonical_url(fs.unstrip_protocol(path)))
 
 
 def _chosen(names: Iterable[str], suffixes: tuple[str, ...]) -> list[str]:
@@ -259,6 +287,14 @@ def _unread(place: str, names: Iterable[str], suffixes: tuple[str, ...]) -> list
     names = list(names)
     packed = packed_line(place, names) if set(TAR_SUFFIXES) <= set(suffixes) else []
     return packed + (unread_caches(names) if suffixes == ("/_metadata.json",) else [])
+
+
+def _convertible(names: Sequence[str], suffixes: tuple[str, ...]) -> list[str]:
+    if suffixes != RAW_SUFFIXES:
+        return []
+    found = ((name, format_by_suffix(name)) for name in names)
+    others = (entry.output(name) for name, entry in found if entry and not name.lower().endswith(suffixes))
+    return sorted(set(others))
 
 
 def _absolute(path: str) -> str:

@@ -22,7 +22,7 @@ from mm_assets.formats.images.probe import sniff
 from mm_assets.formats.images.tiff import split_frame
 from mm_assets.formats.storage import StorageOptions, is_remote, join, local_path
 from mm_assets.formats.store_errors import is_store_failure
-from mm_assets.formats.stores import canonical_url
+from mm_assets.formats.stores import canonical_url, clean_url, without_secrets
 from mm_assets.interleaved.batch import InterleavedBatch
 from mm_assets.interleaved.faults import FETCH_FAILED, Fault, lost_frame
 from mm_assets.interleaved.policies import with_errors
@@ -95,12 +95,14 @@ def materialize_table(
     for row, text in zip(rows_to_fetch, refs, strict=True):
         try:
             ref = locator_of(text)
-            path = _resolve(str(ref["path"]), roots)
+            # Of data that are not trusted, no login is taken.
+            name = clean_url(str(ref["path"])) if roots is None else without_secrets(str(ref["path"]))
+            path = _resolve(name, roots)
         except (TypeError, ValueError) as error:
             errors[row] = error.fault if isinstance(error, FetchError) else Fault(FETCH_FAILED, str(error))
             continue
         locator = _Locator(ref["member"], ref["byte_offset"], ref["byte_size"])
-        by_path[path, str(ref["path"])][locator].append((row, ref["frame_index"]))
+        by_path[path, name][locator].append((row, ref["frame_index"]))
     for (path, name), requests in by_path.items():
         try:
             with open_fetcher(path, name, storage_options) as fetcher:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from mm_assets.formats.error_places import located
 from mm_assets.formats.storage import filesystem, is_remote, local_path
@@ -34,6 +36,21 @@ def refuse_unwritable(folder: str) -> None:
         begin_upload = getattr(fs, "refuse_unwritable", None)
         if begin_upload is not None:
             begin_upload(path)
+
+
+@contextmanager
+def no_empty_folders(folder: str) -> Iterator[None]:
+    """Remove, in the end, a folder that was made in the block, and those above it, if nothing is in it."""
+    made = [] if is_remote(folder) else [os.path.abspath(local_path(folder))]
+    while made and not os.path.lexists(above := os.path.dirname(made[-1])):
+        made.append(above)
+    made = [path for path in made if not os.path.lexists(path)]
+    try:
+        yield
+    finally:
+        for path in made:
+            with suppress(OSError):  # it holds something, or was never made
+                os.rmdir(path)
 
 
 def _refuse_unwritable_path(path: str) -> None:

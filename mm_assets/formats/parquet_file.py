@@ -173,8 +173,8 @@ def refuse_bad_footer(source: Any, metadata: pq.FileMetaData) -> None:
             break
 
 
-def checked(read: Callable[[], T], name: str) -> T:
-    """Return what ``read`` returns.
+def checked(read: Callable[[], T], name: str, file: pq.ParquetFile | None = None) -> T:
+    """Return what ``read``, of a file, returns.
 
     Raises:
         ShardError: pyarrow cannot read the data; the message names the file.
@@ -184,7 +184,30 @@ def checked(read: Callable[[], T], name: str) -> T:
     except _DAMAGE as error:
         if is_of_store(error):
             raise
-        raise ShardError(f"{name}: damaged Parquet data: {error}") from error
+        reason = error if file is None else unreadable_dictionary(file, error) or error
+        raise ShardError(f"{name}: damaged Parquet data: {reason}") from error
+
+
+def unreadable_dictionary(file: pq.ParquetFile, error: Exception) -> str | None:
+    """Return which rows and column are meant if pyarrow refuses text that is not UTF-8; else None.
+
+    It reads any other column of text unchecked.
+    """
+    if "UTF8" not in str(error):
+        return None
+    for name in [field.name for field in file.schema_arrow if "dictionary" in str(field.type)]:
+        first = 0
+        for group in range(file.num_row_groups):
+            rows = file.metadata.row_group(group).num_rows
+            try:
+                for _ in file.iter_batches(
+                    ROWS_AT_ONCE, row_groups=[group], columns=[name], use_threads=False
+                ):
+                    pass
+            except pa.ArrowInvalid:
+                return f"rows {first} to {first + rows - 1}, column {name!r}: text that is not UTF-8"
+            first += rows
+    return None
 
 
 def read_batches(
@@ -197,7 +220,7 @@ def read_batches(
     """
     batches = file.iter_batches(rows, row_groups=[group], columns=columns, **arguments)
     found = 0
-    while (batch := checked(lambda: next(batches, None), name)) is not None:
+    while (batch := checked(lambda: next(batches, None), name, file)) is not None:
         found += batch.num_rows
         yield batch
     if found != (expected := file.metadata.row_group(group).num_rows):
@@ -213,7 +236,7 @@ def column_chunks(
         ShardError: as `checked`.
     """
     if not is_remote(uri):
-        return checked(lambda: file.read([column], use_threads=False), name).column(0).chunks
+        return checked(lambda: file.read([column], use_threads=False), name, file).column(0).chunks
     # Fetches the ranges of the column at once, without the images between them.
     fs, path = filesystem(uri, options)
     with open_parquet_file(path, fs=fs, columns=[column], engine="pyarrow") as parts:

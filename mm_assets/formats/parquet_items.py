@@ -11,11 +11,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import cut_by_bytes
+from mm_assets.formats.document_parquet.unpacking import WrittenOut
 from mm_assets.formats.grouping import SampleSpans, grouped
-from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, column_chunks, read_batches, rows_within
+from mm_assets.formats.parquet_file import (
+    ROWS_AT_ONCE,
+    checked,
+    column_chunks,
+    open_parquet,
+    read_batches,
+    rows_within,
+)
 from mm_assets.formats.parquet_types import original_schema, restore
 from mm_assets.formats.reader import FileSource
-from mm_assets.formats.storage import StorageOptions
+from mm_assets.formats.storage import StorageOptions, size_of
 from mm_assets.interleaved.digest import BLOBS
 
 PER_READ = (
@@ -85,32 +93,55 @@ class ParquetSource(FileSource):
 
     @cached_property
     def _spans(self) -> SampleSpans | None:
-        return SampleSpans.of(column_chunks(self.uri, self._file, self._name, "sample_id", self._options))
+        groups = range(self._file.num_row_groups)
+        if all(self._written_out().rows(group, ["sample_id"]) is None for group in groups):
+            ids = column_chunks(self.uri, self._file, self._name, "sample_id", self._options)
+        else:
+            ids = [chunk for table in self._slices(["sample_id"], None) for chunk in table.column(0).chunks]
+        return SampleSpans.of(ids)
+
+    def _written_out(self) -> WrittenOut:
+        size = size_of(self.uri, self._options)
+        return WrittenOut(self._file, size, self._name, self._reopened)
+
+    def _reopened(self, dictionaries: list[str]) -> pq.ParquetFile:
+        opening = {"metadata": self._file.metadata, "read_dictionary": dictionaries}
+        return open_parquet(self.uri, self._name, self._options, opening)
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
-        metadata = self._file.metadata
-        for group in range(metadata.num_row_groups):
-            row_group = metadata.row_group(group)
-            if max_bytes is None or row_group.total_byte_size <= max_bytes // 2:
-                yield self._checked(
-                    partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs)
-                )
-                continue
-            blobs = sum(row_group.column(at).total_uncompressed_size for at in self._blob_columns)
-            if (
-                blobs
-                and BLOBS in columns
-                and row_group.num_rows <= ROWS_AT_ONCE
-                and row_group.total_byte_size - blobs <= max_bytes // 8
-            ):
-                yield from self._images_separately(
-                    group, [name for name in columns if name != BLOBS], blobs // row_group.num_rows, max_bytes
-                )
-                continue
-            for batch in self._batches(
-                group, columns, row_group.total_byte_size // max(row_group.num_rows, 1), max_bytes
-            ):
-                yield pa.Table.from_batches([batch])
+        written = self._written_out()
+        for group in range(self._file.num_row_groups):
+            for table in self._group(group, columns, max_bytes, written.rows(group, columns)):
+                written.count(table)
+                yield table
+
+    def _group(
+        self, group: int, columns: list[str], max_bytes: int | None, most_rows: int | None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows of a row group, at most ``most_rows`` at a time."""
+        row_group = self._file.metadata.row_group(group)
+        mean = row_group.total_byte_size // max(row_group.num_rows, 1)
+        if most_rows is None and (max_bytes is None or row_group.total_byte_size <= max_bytes // 2):
+            yield self._checked(
+                partial(self._file.read_row_group, group, columns=columns, **self._read_kwargs)
+            )
+            return
+        budget = max_bytes or 8 * row_group.total_byte_size
+        blobs = sum(row_group.column(at).total_uncompressed_size for at in self._blob_columns)
+        if (
+            most_rows is None
+            and blobs
+            and BLOBS in columns
+            and row_group.num_rows <= ROWS_AT_ONCE
+            and row_group.total_byte_size - blobs <= budget // 8
+        ):
+            yield from self._images_separately(
+                group, [name for name in columns if name != BLOBS], blobs // row_group.num_rows, budget
+            )
+            return
+        rows = min(rows_within(budget // 8, mean), most_rows or ROWS_AT_ONCE)
+        for batch in read_batches(self._file, group, columns, rows, self._name, **self._read_kwargs):
+            yield pa.Table.from_batches([batch])
 
     def _images_separately(
         self, group: int, others: list[str], mean: int, max_bytes: int
@@ -120,7 +151,8 @@ class ParquetSource(FileSource):
         field = self._file.schema_arrow.field(BLOBS)
         pieces: list[pa.Array] = []
         start = rows = filled = 0
-        for batch in self._batches(group, [BLOBS], mean, max_bytes):
+        rows_at_once = rows_within(max_bytes // 8, mean)
+        for batch in read_batches(self._file, group, [BLOBS], rows_at_once, self._name, **self._read_kwargs):
             pieces.append(batch.column(BLOBS))
             rows += batch.num_rows
             filled += pieces[-1].nbytes
@@ -128,13 +160,8 @@ class ParquetSource(FileSource):
                 yield table.slice(start, rows).append_column(field, pa.chunked_array(pieces))
                 start, rows, filled, pieces = start + rows, 0, 0, []
 
-    def _batches(self, group: int, columns: list[str], mean: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-        return read_batches(
-            self._file, group, columns, rows_within(max_bytes // 8, mean), self._name, **self._read_kwargs
-        )
-
     def _checked(self, read: Callable[[], pa.Table]) -> pa.Table:
-        return checked(read, self._name)
+        return checked(read, self._name, self._file)
 
     def close(self) -> None:
         self._file.close(force=True)  # a remote file was opened here, not by pyarrow

@@ -13,16 +13,16 @@ from mm_assets.formats.column_integers import ColumnIntegers
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
 from mm_assets.formats.parquet_items import ParquetSource
 from mm_assets.formats.parquet_rows import row_name
-from mm_assets.formats.parquet_text import broken_rows, with_bytes
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
-from mm_assets.interleaved.buffers import take_rows
+from mm_assets.interleaved.buffers import is_bytes, take_rows
 from mm_assets.interleaved.digest import BLOBS
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.faults import BAD_LAYOUT, BAD_SAMPLE_ID, DUPLICATE_ID, NOT_UTF8
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.samples import sample_offsets, sort_items
 from mm_assets.interleaved.schema import (
+    INTERLEAVED_SCHEMA,
     METADATA_POSITION,
     REQUIRED_COLUMNS,
     RESERVED_COLUMNS,
@@ -30,6 +30,7 @@ from mm_assets.interleaved.schema import (
     refuse_misfits,
 )
 from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.interleaved.text_validity import broken_rows, with_bytes
 
 _READ_AT_ONCE = 8 << 20  # bytes
 _ERROR = "materialize_error"
@@ -88,7 +89,7 @@ class QuarantiningParquetSource(ParquetSource):
     def _inspect(self, table: pa.Table, first: int) -> None:
         """Find the samples in some rows; ``first`` is the number of the first row in reading order."""
         self._integers.observe(table)
-        broken = broken_rows(table)
+        broken = broken_rows(_with_text(table))
         is_orderly = not broken and _disorder(table) is None
         runs = sample_offsets(table).tolist()
         pending = list(zip(runs, runs[1:], strict=False))[::-1]
@@ -170,6 +171,18 @@ class QuarantiningParquetSource(ParquetSource):
 
     def _row_name(self, row: int) -> str:
         return row_name(row if self._numbers is None else int(self._numbers[row]))
+
+
+def _with_text(table: pa.Table) -> pa.Table:
+    """Return the rows with bytes in reserved columns of text as text, without any check."""
+    for index, field in enumerate(table.schema):
+        canonical = (
+            field.name in RESERVED_COLUMNS and INTERLEAVED_SCHEMA.field(field.name).type == pa.string()
+        )
+        if canonical and is_bytes(field.type):
+            type_ = pa.large_string() if pa.types.is_large_binary(field.type) else pa.string()
+            table = table.set_column(index, field.name, table.column(index).cast(type_, safe=False))
+    return table
 
 
 def _check_required_types(schema: pa.Schema, path: str) -> None:

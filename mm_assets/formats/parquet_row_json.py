@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.parquet_file import open_parquet, read_batches, rows_within
-from mm_assets.formats.parquet_text import with_bytes
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.json_values import dumps
+from mm_assets.interleaved.text_validity import with_bytes
 
 _READ_AT_ONCE = 4 << 20  # bytes
 

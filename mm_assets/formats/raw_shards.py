@@ -14,7 +14,7 @@ from functools import cached_property
 from mm_assets.formats.brace_lists import expand_braces
 from mm_assets.formats.error_lines import error_line, is_utf8, not_utf8
 from mm_assets.formats.file_stamps import MISSING, local_stamp, remote_stamps
-from mm_assets.formats.listing import expand
+from mm_assets.formats.listing import convertible_line, expand, hive_line
 from mm_assets.formats.made_shards import made_address
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.raw_files import RAW_SUFFIXES, passed_over_line, tars_first
@@ -29,7 +29,7 @@ from mm_assets.formats.storage import (
     size_of,
 )
 from mm_assets.formats.store_errors import is_of_store
-from mm_assets.formats.stores import canonical_url
+from mm_assets.formats.stores import canonical_url, clean_url, without_secrets
 from mm_assets.formats.webdataset.layout import MADE_WHEN_OPENED
 from mm_assets.interleaved.errors import MmAssetsError
 
@@ -91,12 +91,21 @@ def files_of(uri: str) -> tuple[str, ...]:
 class Listing(dict[str, RawShard]):
     """Raw shards by partition key.
 
-    ``unmatched`` has a line for each folder or pattern without shards, and for files in them that are none.
+    ``unmatched`` has a line for each folder or pattern without shards, and for tars in them that are none:
+    raw shards that are not listed may be there. ``notes`` are other lines for the user.
     """
 
-    def __init__(self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = ()) -> None:
+    def __init__(
+        self, shards: Mapping[str, RawShard], unmatched: Sequence[str] = (), notes: Sequence[str] = ()
+    ) -> None:
         super().__init__(shards)
         self.unmatched = tuple(unmatched)
+        self.notes = tuple(notes)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """All lines."""
+        return (*self.unmatched, *self.notes)
 
 
 class RawLocations:
@@ -129,7 +138,8 @@ class RawLocations:
             items = shlex.split(text)
         except ValueError as error:
             hint = "write \\' for a quotation mark, and \\\\ for a backslash, that is part of a name"
-            raise ValueError(f"raw shards {text!r:.200}: {error}; {hint}") from error
+            raise ValueError(f"raw shards {without_secrets(text)!r:.200}: {error}; {hint}") from error
+        items = list(map(clean_url, items))
         self._made = made_address(items, missing_keys)
         if self._made is not None:
             items = [self._made.url]
@@ -169,7 +179,7 @@ class RawLocations:
             for file in named
             if (stamps[file] == MISSING if is_remote(file) else not os.path.exists(file))
         ]
-        files, excluded, unmatched = self._files(is_named)
+        files, excluded, unmatched, convertible = self._files(is_named)
         unmatched += self._made.passed_over() if self._made is not None else []
         included = [file for file in files if file not in excluded]
         if not set(included).difference(absent):
@@ -184,7 +194,8 @@ class RawLocations:
         stamps |= remote_stamps(
             [file for file in included if is_remote(file) and file not in stamps], self._options
         )
-        return Listing(self._planned(included, shards_per_partition, stamps), unmatched)
+        notes = [*hive_line(included), *convertible_line(convertible)]
+        return Listing(self._planned(included, shards_per_partition, stamps), unmatched, notes)
 
     def _planned(
         self, files: Sequence[str], shards_per_partition: int, stamps: Mapping[str, str]
@@ -226,12 +237,13 @@ class RawLocations:
             return [item]
         return [item] if exists(item, self._options) else expand_braces(item)
 
-    def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], set[str], list[str]]:
+    def _files(self, is_named: Mapping[str, bool]) -> tuple[list[str], set[str], list[str], list[str]]:
         """Return all files in the order of the locations, those of them that are no raw shards, but outputs,
-        and a line for each location with unread files."""
+        a line for each location with unread files, and data of other formats."""
         files: list[str] = []
         excluded: set[str] = set()
         unmatched: list[str] = []
+        convertible: list[str] = []
         for location in is_named:
             if is_named[location]:
                 files.append(location)
@@ -245,6 +257,7 @@ class RawLocations:
                 unmatched.append(error_line(error))
                 continue
             unmatched += found.passed_over
+            convertible += [name for name in found.convertible if not self._is_excluded(name)]
             shards = [file for file in found.files if file.lower().endswith(RAW_SUFFIXES)]
             if not shards:
                 unmatched.append(
@@ -256,7 +269,7 @@ class RawLocations:
             if passed_over:
                 unmatched.append(passed_over_line(location, passed_over))
         unmatched += [not_utf8(file) for file in files if not is_utf8(file)]
-        return list(dict.fromkeys(file for file in files if is_utf8(file))), excluded, unmatched
+        return list(dict.fromkeys(file for file in files if is_utf8(file))), excluded, unmatched, convertible
 
     def _absent_line(self, file: str) -> str:
         try:

@@ -17,8 +17,9 @@ from mm_assets.formats.error_places import located
 from mm_assets.formats.listing import Paths, expand_paths
 from mm_assets.formats.materialize import bytes_to_fetch, materialize_table
 from mm_assets.formats.partitions import Partition, plan_partitions, root_of_locations
-from mm_assets.formats.storage import StorageOptions, local_path
+from mm_assets.formats.storage import StorageOptions, local_path, whole_url
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.counted import first_and_more
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.notices import warn_user
@@ -33,6 +34,7 @@ from mm_assets.interleaved.schema import (
     resolve_schema,
 )
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.text_validity import refuse_broken_text
 from mm_assets.interleaved.unify import unify_schemas
 
 __all__ = ["InterleavedReader"]
@@ -129,6 +131,17 @@ class InterleavedReader(ABC):
         self.storage_options = storage_options
         self._kept: dict[Partition, FileSource] = {}  # at most one: opened for its schema, but not read yet
 
+    def __repr__(self) -> str:
+        given = {
+            "fields": self.fields,
+            "max_batch_bytes": self.max_batch_bytes,
+            "materialize": self.materialize,
+        }
+        options = "".join(
+            f", {name}={value!r}" for name, value in given.items() if value not in (None, False)
+        )
+        return f"<{type(self).__name__} of {first_and_more(self.file_paths)}{options}>"
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": {}}
 
@@ -180,7 +193,7 @@ class InterleavedReader(ABC):
                 source.close()
         schema = self._partition_schema(schemas, partition.files)
         stream = BatchStream(
-            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items
+            partition.name, schema, lambda: self._batches(partition, stream), partition.files, items, True
         )
         stream.losses += losses
         return stream
@@ -216,7 +229,9 @@ class InterleavedReader(ABC):
         for source in self._sources(partition):
             with located(source.uri):
                 for table in source.tables(_wanted(target, source), self.max_batch_bytes or _PROJECTED_BYTES):
-                    yield align_table(table, target)
+                    aligned = align_table(table, target)
+                    refuse_broken_text(aligned, source.uri)
+                    yield aligned
             notes[source.uri] = source.notes
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
@@ -244,7 +259,9 @@ class InterleavedReader(ABC):
             table = sort_items(table)
             aligned = align_table(table, schema)
         except ValueError as error:
+            refuse_broken_text(table, file)
             raise ShardError(f"{file}: {error}") from error
+        refuse_broken_text(aligned, file)
         parts = [aligned]
         to_fetch = bytes_to_fetch(aligned) if self.materialize else np.zeros(table.num_rows, np.int64)
         # Tables are within the limit as they come from the source.
@@ -278,7 +295,7 @@ class InterleavedReader(ABC):
 def _plain(paths: Paths) -> tuple[str, ...]:
     """Return locations as text, local files without ``file://``."""
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return tuple(local_path(os.fspath(path)) for path in given)
+    return tuple(local_path(whole_url(os.fspath(path))) for path in given)
 
 
 def _wanted(schema: pa.Schema, source: FileSource) -> list[str]:

@@ -70,10 +70,10 @@ def detect_format(source: str, options: StorageOptions | None = None) -> str:
 def other_formats(folder: str, kind: str, options: StorageOptions | None = None) -> list[str]:
     """Return the formats of data in a folder or below a URL prefix other than ``kind``, sorted.
 
-    The list is empty for a folder that does not exist.
+    The list is empty for a folder that does not exist, and for a table: its records are files, too.
     """
     fs, path = filesystem(folder, options)
-    if not fs.isdir(path):
+    if not fs.isdir(path) or (format_of(kind).is_table and format_of(kind).has(path)):
         return []
     names, _ = _without_incidental(names_in(folder, options))
     return sorted(_formats_of(names) - {kind})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.policies import ItemError
@@ -15,9 +16,29 @@ from mm_assets.interleaved.steps import Example
 
 __all__ = ["PartitionReport", "WriteReport"]
 
+LEFT_OUT_MEMBERS = "left_out_members"  # in the notes on a tar: names of those that macOS or tar had added
+_NAMED = 3  # members, or shards, in a line
 
-@dataclass(frozen=True)
-class PartitionReport:
+
+class _OfCounts:
+    """A representation of one line, however many items are listed."""
+
+    def __repr__(self) -> str:
+        report: Any = self
+        name = report.path if isinstance(self, WriteReport) else repr(report.partition)
+        partitions = [len(report.partitions)] if isinstance(self, WriteReport) else []
+        counts = [
+            *(counted(number, "partition") for number in partitions),
+            *(counted(getattr(report, f"{unit}s"), unit) for unit in ("sample", "image", "text")),
+            f"{report.nbytes / 1e6:.1f} MB",
+            counted(len(report.losses), "loss", "losses"),
+            counted(len(report.errors), "error"),
+        ]
+        return f"<{type(self).__name__} {name}: {', '.join(counts)}>"
+
+
+@dataclass(frozen=True, repr=False)
+class PartitionReport(_OfCounts):
     """Report on one partition's output: counts, digests, losses.
 
     Attributes:
@@ -64,6 +85,11 @@ class PartitionReport:
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def is_of_nothing(self) -> bool:
+        """Whether the input holds no samples, so that none were lost either."""
+        return not self.rows and not self.losses
+
+    @property
     def filtered(self) -> tuple[Loss, ...]:
         """Items that filters took out."""
         return tuple(loss for loss in self.losses if loss.outcome == "filtered")
@@ -79,8 +105,8 @@ class PartitionReport:
         return tuple(loss for loss in self.losses if loss.outcome == "quarantined")
 
 
-@dataclass(frozen=True)
-class WriteReport:
+@dataclass(frozen=True, repr=False)
+class WriteReport(_OfCounts):
     """Reports on all partitions of one `InterleavedWriter.write` call; the counts are their sums."""
 
     path: str
@@ -128,6 +154,29 @@ class WriteReport:
     def files(self) -> tuple[str, ...]:
         """URIs of the outputs."""
         return tuple(report.uri for report in self.partitions if report.uri is not None)
+
+
+def left_out_of(notes: Mapping[str, Any]) -> list[str]:
+    """Return the names of members that macOS or tar programs had added to the tars of a report's notes."""
+    return [name for of_file in notes.values() for name in of_file.get(LEFT_OUT_MEMBERS, ())]
+
+
+def left_out_lines(number: int, first: Sequence[str]) -> list[str]:
+    """Return the one line on members that macOS or tar programs had added, and no samples; none without any.
+
+    Args:
+        number: how many there are in all tars.
+        first: names of some.
+    """
+    shown = ", ".join(name if name.isprintable() else ascii(name)[1:-1] for name in first[:_NAMED])
+    what = f"{counted(number, 'member')} left out, added by macOS or tar and no data"
+    return [f"{what}: {shown}{', …' if number > _NAMED else ''}"] if number else []
+
+
+def empty_shards_lines(names: Sequence[str], of: int) -> list[str]:
+    """Return a line on those of ``of`` shards that hold no samples, if there are any."""
+    named = f"{', '.join(names[:_NAMED])}{', …' if names[_NAMED:] else ''}"
+    return [f"no samples in {len(names)} of {counted(of, 'shard')}: {named}"] if names else []
 
 
 class PartitionsRefused(MmAssetsError, ValueError):

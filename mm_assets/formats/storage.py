@@ -24,7 +24,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from mm_assets.formats.error_places import located
 from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.read_ahead import PART_BYTES, ReadAhead
-from mm_assets.formats.stores import S3_SCHEMES, fsspec_arguments
+from mm_assets.formats.stores import S3_SCHEMES, clean_url, fsspec_arguments, opened_url
 from mm_assets.formats.temporary_files import create_locked, is_stale, is_temporary, temporary_name
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.extras import MissingExtra, explained
@@ -32,8 +32,11 @@ from mm_assets.interleaved.extras import MissingExtra, explained
 StorageOptions = dict[str, Any]
 
 _LOCAL = re.compile(r"\A(?:file|local):(?://(?:localhost)?(?=/)|//|(?=/))")
+# What `pathlib.Path` makes of a URL.
+_ONE_SLASH = re.compile(r"\A([A-Za-z][A-Za-z0-9+.-]+:)/(?!/)")
 _KINDS = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
 
+_LOGIN = ("headers", "username", "password")  # may have come in the URL
 _PARTS_AT_ONCE = 4
 _MOST_PARTS = 10_000  # of an upload, by the rules of S3
 
@@ -71,19 +74,29 @@ def filesystem(uri: str, options: StorageOptions | None = None) -> tuple[fsspec.
     Without ``options``, those of the URL's location count, if there are any (`stores`).
 
     Raises:
-        ValueError: the URL's scheme is unknown.
+        ValueError: the URL's scheme is unknown, or it holds a key where a bucket should be.
         MissingExtra: its client is not installed.
     """
+    uri = clean_url(uri)
     try:
-        arguments = options or fsspec_arguments(uri)
         if uri.startswith(S3_SCHEMES):
-            return _s3(uri, arguments)
-        fs, path = fsspec.core.url_to_fs(local_path(uri), **arguments)
+            return _s3(uri, options or fsspec_arguments(uri))
+        fs, path = fsspec.core.url_to_fs(local_path(opened_url(uri)), **_arguments(uri, options))
     except ImportError as error:
         raise MissingExtra(f"{uri}: {explained(error)}") from error
     except ValueError as error:
         raise ValueError(f"{uri}: {error}") from error
     return fs, path
+
+
+def _arguments(uri: str, options: StorageOptions | None) -> StorageOptions:
+    """Return arguments for fsspec, which wants those of a file within a file by scheme."""
+    inner = uri.rpartition("::")[2]
+    of_place = fsspec_arguments(inner)
+    if inner != uri:
+        return options or ({inner.partition("://")[0]: of_place} if of_place else {})
+    login = {name: of_place[name] for name in _LOGIN if name in of_place}
+    return {**login, **options} if options else of_place
 
 
 def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -93,14 +106,29 @@ def _s3(url: str, options: StorageOptions) -> tuple[fsspec.AbstractFileSystem, s
     return S3FileSystem(**arguments), str(S3FileSystem._strip_protocol(url))
 
 
+def whole_url(location: str) -> str:
+    """Return a location as it is.
+
+    Raises:
+        ValueError: it is a URL that has lost a slash, which would be a local folder called ``s3:``.
+    """
+    found = None if _LOCAL.match(location) else _ONE_SLASH.match(location)
+    if found is not None and not os.path.isdir(found[1]):
+        url = _ONE_SLASH.sub(r"\1//", location)
+        raise ValueError(f"{location}: is {url} meant? A Path takes a slash away: give URLs as text")
+    return location
+
+
 def lasting(uri: str, options: StorageOptions | None = None) -> str:
     """Return the location of an output, without ``file://``.
 
     Raises:
-        ValueError: the output would be lost with this process, or be read from a stale copy.
+        ValueError: the output would be lost with this process, be read from a stale copy, or lie in a folder
+            that is called like the scheme of a URL.
     """
     if not is_remote(uri):
-        return local_path(uri)
+        return local_path(whole_url(uri))
+    uri = clean_url(uri)
     if "::" in uri:
         raise ValueError(f"{uri}: an output lies on one file system; name it without the part before '::'")
     fs, _ = filesystem(uri, options)

@@ -2,14 +2,21 @@
 
 They come from the settings file. Locations without any use what the environment says (``AWS_*`` variables,
 profiles, roles), as all clients do.
+
+What a URL itself holds of credentials is taken out of it where it comes in, and put back where it is opened
+(`clean_url`, `opened_url`): all between them, and all that is written, has the URL without.
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
+
+from mm_assets.formats.brace_lists import expand_braces
 
 StoreTable = Mapping[str, Mapping[str, str]]  # location -> option -> value
 
@@ -29,6 +36,28 @@ CREDENTIALS = frozenset(("aws_access_key_id", "aws_secret_access_key", "aws_sess
 
 _URL = re.compile(r"(?!file:|local:)[a-z][a-z0-9+.-]*://[^:*?\[\]{}]+(?::[^:*?\[\]{}]+)*")
 _table: dict[str, dict[str, str]] = {}
+_of_urls: dict[str, dict[str, str]] = {}  # the same, of what URLs held
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]{0,30}://", re.IGNORECASE)
+# A password with a slash in it is recognised by what stands where a port would be.
+_USERINFO = re.compile(
+    r"\b([a-z][a-z0-9+.-]{0,30})://(?!\[)([^/?#\s]*|[^/?#\s:]*:(?!\d*[/?#\s])[^\s'\"<>]*)@", re.IGNORECASE
+)
+_WEB = ("http", "https")
+_NO_LOGIN = ("github", "git")  # before the @ they have a repository
+_BUCKETS = ("s3", "gs", "az")
+_QUERY = re.compile(r"\?([^\s?#'\"<>]+)")
+_SECRET = re.compile(
+    r"(?:x-(?:amz|goog|oss|obs|cos|ms)-[\w-]+|[\w.-]*(?:signature|secret|passw(?:or)?d|credentials?|token"
+    r"|api[_-]?key|access[_-]?key(?:[_-]?id)?)|sig|sign|pwd|auth|jwt|hmac)=",
+    re.IGNORECASE,
+)
+# What stores ask for beside a signature: parts of it, and no part of the file's name.
+_BESIDE_SECRET = re.compile(
+    r"(?:expires|policy|key-pair-id|googleaccessid|s[verpt]|ss|srt|spr|sip|sk(?:oid|tid|[tesv]))=",
+    re.IGNORECASE,
+)
+_SIGNED_URL = "signed_url"
 
 
 def canonical_url(location: str) -> str:
@@ -37,9 +66,71 @@ def canonical_url(location: str) -> str:
     return f"{_SCHEMES.get(scheme, scheme)}{separator}{rest}" if separator else location
 
 
+def without_secrets(text: str) -> str:
+    """Return a URL, or a text with URLs, without users, passwords and signatures."""
+    if "://" not in text:
+        return text
+    return _QUERY.sub(_without_signature, _USERINFO.sub(_without_login, text))
+
+
+def _without_login(match: re.Match[str]) -> str:
+    scheme, login = match[1].lower(), match[2]
+    # Elsewhere a name alone is a container, or a user of the machine.
+    is_secret = scheme in _WEB or (":" in login and scheme not in _NO_LOGIN)
+    is_arn = "/" in login and _SCHEMES.get(scheme, scheme) in _BUCKETS  # and the file's name has an @
+    return f"{match[1]}://" if is_secret and not is_arn else match[0]
+
+
+def _without_signature(match: re.Match[str]) -> str:
+    fields = match[1].split("&")
+    scheme = match.string[: match.start()].rpartition("://")[0][-5:].lower()
+    # The name of a file in a bucket may hold anything.
+    if not scheme.endswith(_WEB) or not any(map(_SECRET.match, fields)):
+        return match[0]
+    kept = [field for field in fields if not (_SECRET.match(field) or _BESIDE_SECRET.match(field))]
+    return f"?{'&'.join(kept)}" if kept else ""
+
+
+def clean_url(location: str) -> str:
+    """Return a location `without_secrets`; this process, and its workers, open it with them all the same.
+
+    Raises:
+        ValueError: the URL names a key where a bucket should be.
+    """
+    clean = location if location.startswith(("file:", "local:")) else without_secrets(location)
+    if clean == location:
+        return location
+    given, url = (
+        text[[match.start() for match in _SCHEME.finditer(text)][-1] :] for text in (location, clean)
+    )
+    scheme, _, rest = url.partition("://")
+    names: dict[str, str] = {}
+    if login := _USERINFO.match(given):
+        given = f"{scheme}://{given[login.end() :]}"
+        if _SCHEMES.get(scheme, scheme) in _BUCKETS:
+            raise ValueError(
+                f"{clean}: a key or a password in the URL of a bucket: put them into the environment, "
+                "or into [stores] of the settings file"
+            )
+        user, _, password = login[2].partition(":")
+        names = {"username": unquote(user), "password": unquote(password)}
+        _of_urls[f"{scheme}://{rest.partition('/')[0]}"] = names
+    if given != url:
+        named = [(url, given), *zip(expand_braces(url), expand_braces(given), strict=True)]
+        for name, signed in named:
+            _of_urls[_normal(name)] = {**names, _SIGNED_URL: signed}
+    return clean
+
+
+def opened_url(url: str) -> str:
+    """Return a clean URL with the signature that it was given with."""
+    head, separator, last = url.rpartition("::")
+    return head + separator + options_of(last).get(_SIGNED_URL, last) if _of_urls or _table else url
+
+
 def is_store(location: str) -> bool:
     """Return whether this is the URL of one place in a store, no pattern, and not within a file (``::``)."""
-    return _URL.fullmatch(location) is not None
+    return _URL.fullmatch(location) is not None and without_secrets(location) == location
 
 
 def repeated_location(locations: Iterable[str]) -> tuple[str, str] | None:
@@ -59,21 +150,26 @@ def use_stores(table: StoreTable) -> None:
 
 def stores() -> StoreTable:
     """Return the options in use, for another process."""
-    return dict(_table)
+    return {**_table, **_of_urls}
 
 
 def options_of(uri: str) -> Mapping[str, str]:
     """Return the options of the longest location that a URL lies in; none for others."""
     url = _normal(uri)
-    found = [location for location in _table if url == location or url.startswith(f"{location}/")]
-    return _table[max(found, key=len)] if found else {}
+    table = stores()
+    found = [location for location in table if url == location or url.startswith(f"{location}/")]
+    return table[max(found, key=len)] if found else {}
 
 
 def fsspec_arguments(uri: str) -> dict[str, Any]:
     """Return the options of a URL as arguments of its file system."""
-    options = options_of(uri)
+    options = {name: value for name, value in options_of(uri).items() if name != _SIGNED_URL}
+    if uri.partition("://")[0].lower() in _WEB and "username" in options:
+        login = f"{options.pop('username')}:{options.pop('password', '')}"
+        header = f"Basic {base64.b64encode(login.encode()).decode()}"
+        return {**options, "headers": {"Authorization": header}}
     if not uri.startswith(S3_SCHEMES):
-        return dict(options)
+        return options
     arguments: dict[str, Any] = {_S3_ARGUMENTS[name]: value for name, value in options.items()}
     if region := arguments.pop("region_name", None):
         arguments["client_kwargs"] = {"region_name": region}

@@ -32,6 +32,7 @@ from mm_assets.interleaved.policies import apply_policy, check_policy, with_erro
 from mm_assets.interleaved.samples import sort_items
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS, align_table, canonical_schema, resolve_schema
 from mm_assets.interleaved.steps import BatchStream
+from mm_assets.interleaved.text_validity import refuse_broken_text
 
 __all__ = ["InterleavedWriter", "PartitionReport", "Sink", "WriteReport"]
 
@@ -111,6 +112,11 @@ class InterleavedWriter(ABC):
         self.roots = tuple(roots) if roots is not None else None
         self.storage_options = storage_options
         self.mode = mode
+
+    def __repr__(self) -> str:
+        mode = f", mode={self.mode!r}" if self.mode else ""
+        policy = f"on_materialize_error={self.on_materialize_error!r}"
+        return f"<{type(self).__name__} into {self.path}, {policy}{mode}>"
 
     @property
     def is_single_file(self) -> bool:
@@ -224,16 +230,20 @@ class InterleavedWriter(ABC):
 
     def _tables(self, stream: BatchStream, schema: pa.Schema, tally: RowTally) -> Iterator[pa.Table]:
         for batch in stream:
-            for table in self._fetched(batch):
+            for table in self._fetched(batch, stream.has_sound_text):
                 table = self._prepare(table, ", ".join(batch.source_files[:3]), tally)
                 if table.num_rows:
                     yield tally.count(table, schema)
 
-    def _fetched(self, batch: InterleavedBatch) -> Iterator[pa.Table]:
+    def _fetched(self, batch: InterleavedBatch, has_sound_text: bool) -> Iterator[pa.Table]:
+        source = ", ".join(batch.source_files[:3])
         try:
             table = align_table(sort_items(batch.data), canonical_schema(batch.data.schema))
         except ValueError as error:
-            raise _located(error, ", ".join(batch.source_files[:3])) from error
+            refuse_broken_text(batch.data, source)
+            raise _located(error, source) from error
+        if not has_sound_text:
+            refuse_broken_text(table, source)
         if not self.materialize:
             yield table
             return

@@ -32,6 +32,9 @@ def prepare_home() -> Path:
     target = home / CONFIGURATION.name
     if not target.exists():
         own = Path(CONFIGURATION.name)
-        shutil.copyfile(own if own.exists() else CONFIGURATION, target)
+        # Another command that starts now, or after this one was killed, must not find half of it.
+        aside = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(own if own.exists() else CONFIGURATION, aside)
+        os.replace(aside, target)
     os.environ["DAGSTER_HOME"] = str(home)
     return home

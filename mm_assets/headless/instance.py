@@ -9,8 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+from sqlalchemy.exc import DBAPIError
 
-from mm_assets.formats.error_places import located
+from mm_assets.event_log.tables import make_stock_tables
+from mm_assets.formats.error_places import located, place_of
 
 _UNSET = re.compile(r'environment variable "(\w+)" which is not set')
 
@@ -21,16 +24,22 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
 
     Raises:
         ValueError: its ``dagster.yaml`` is wrong, a variable in it is not set, or its database cannot be
-            reached. One line.
+            reached or made. One line.
     """
     warnings.simplefilter("ignore", dg.BetaWarning)
+    place = f"DAGSTER_HOME {home}"
     try:
-        with located(f"DAGSTER_HOME {home}"):
-            instance = dg.DagsterInstance.get()
+        with located(place):
+            ref = InstanceRef.from_dir(str(home))
+            # What is half made, or broken by two that were first, is mended for the stock classes, too.
+            make_stock_tables((ref.run_storage_data, ref.event_storage_data, ref.schedule_storage_data))
+            instance = dg.DagsterInstance.from_ref(ref)
     except (OSError, ValueError):
         raise
     except Exception as error:  # storage classes raise what they like
-        raise ValueError(f"{home / 'dagster.yaml'}: {_reason(error)}") from error
+        database = place_of(error)
+        at = home / "dagster.yaml" if database in (None, place) else database
+        raise ValueError(f"{at}: {_reason(error)}") from error
     with instance:
         yield instance
 
@@ -38,6 +47,8 @@ def open_instance(home: Path) -> Iterator[dg.DagsterInstance]:
 def _reason(error: Exception) -> str:
     if unset := sorted(set(_UNSET.findall(str(error)))):
         return f"not set in the environment: {', '.join(unset)}"
+    if isinstance(error, DBAPIError):
+        return f"Dagster's database cannot be made or read: {error.orig}"
     lines = [
         line.strip()
         for cause in (error, error.__cause__ or error.__context__)

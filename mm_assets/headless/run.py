@@ -49,7 +49,7 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
     if not is_dry:
         refuse_unwritable(settings.storage)
     listing = raw.listing()
-    for line in listing.unmatched:
+    for line in listing.warnings:
         print(warning_line(line), file=sys.stderr)
     with _instance() as instance:
         if not is_dry:

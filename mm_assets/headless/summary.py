@@ -12,6 +12,7 @@ import dagster as dg
 from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
 from mm_assets.formats.content_columns import untaken_lines
 from mm_assets.formats.format_table import format_by_suffix
+from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines
 from mm_assets.headless.problems import find_problems
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.events import URI
@@ -74,6 +75,8 @@ class RunSummary:
         self._lost = self._of = 0.0
         self._losses: dict[str, str] = {}  # what each shard lost, in words
         self._untaken: dict[str, Any] = {}  # of each shard, columns that look like what was not taken
+        self._left_out: dict[str, Any] = {}  # of each shard, members that macOS or tar had added
+        self._of_nothing: list[str] = []  # shards that hold no samples
         self._max_loss = max_loss
         # Shards that were published and lost more: one that loses more now fails, but an unchanged one was
         # made when more was allowed.
@@ -132,10 +135,14 @@ class RunSummary:
         line.bytes += _number(values, "bytes")
         if uri := values.get(URI):
             line.places.add(_folder(str(uri)))
+        if left_out := values.get(LEFT_OUT_MEMBERS):
+            self._left_out[materialization.partition or ""] = left_out
         if materialization.asset_key.to_user_string() == CURATED.asset and LOSS_SHARE_OF in values:
             share, of = float(str(values[LOSS_SHARE])), float(str(values[LOSS_SHARE_OF]))
             self._lost += share * of
             self._of += of
+            if not share and not _number(values, "samples"):
+                self._of_nothing.append(materialization.partition or "")
             if share:
                 self._losses[materialization.partition or ""] = _loss(share, values)
             if share > self._max_loss:
@@ -152,7 +159,14 @@ class RunSummary:
         for key, loss in sorted(self._losses.items()):
             if key not in self._told:
                 print(f"shard {key!r}: {loss}")
-        for line in untaken_lines(self._untaken.values(), len(self._untaken)):
+        of = self._lines[CURATED.asset].partitions if self._of_nothing else 0
+        left_out = self._left_out.values()
+        first = [name for found in left_out for name in found["first"]]
+        for line in (
+            *empty_shards_lines(sorted(self._of_nothing), of),
+            *untaken_lines(self._untaken.values(), len(self._untaken)),
+            *left_out_lines(sum(found["count"] for found in left_out), first),
+        ):
             print(line)
         if self._lines:
             _print_table([_HEADER, *(line.row(name) for name, line in self._lines.items())])

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mm_assets.interleaved.counted import counted, first_and_more
 from mm_assets.interleaved.schema import REQUIRED_COLUMNS
 
 __all__ = ["InterleavedBatch"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class InterleavedBatch:
     """One or more whole samples.
 
@@ -31,7 +32,7 @@ class InterleavedBatch:
     source_files: Sequence[str] = ()
     partition: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    measured: Mapping[int, Any] = field(default_factory=dict, compare=False, repr=False)
+    measured: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.data, pa.RecordBatch):
@@ -42,6 +43,10 @@ class InterleavedBatch:
             (self.source_files,) if isinstance(self.source_files, str) else self.source_files
         )
         object.__setattr__(self, "source_files", [str(file) for file in files])
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.num_rows, 'row')}, {counted(self.data.num_columns, 'column')}"
+        return f"<InterleavedBatch of {first_and_more(self.source_files)}: {size}>"
 
     @property
     def num_rows(self) -> int:

@@ -45,7 +45,9 @@ def take_rows(table: pa.Table, rows: npt.ArrayLike) -> pa.Table:
     row_indices = pa.array(indices)
     return pa.Table.from_arrays(
         [
-            _slices(column, runs) if is_bytes(column.type) else column.take(row_indices)
+            _slices(column, runs)
+            if is_bytes(column.type) or pa.types.is_string_view(column.type)  # Arrow's ``take`` has no views
+            else column.take(row_indices)
             for column in table.columns
         ],
         schema=table.schema,

@@ -98,9 +98,10 @@ def fault_of(message: str) -> str:
     return next((kind for kind, words in _FIRST_WORDS.items() if message.startswith(words)), FETCH_FAILED)
 
 
-def missing_member(name: object) -> Fault:
-    """Return the fault of an item whose member does not exist."""
-    return Fault(MISSING_MEMBER, f"missing member {name!r}")
+def missing_member(name: object, alike: str | None = None) -> Fault:
+    """Return the fault of an item whose member does not exist, though one that looks ``alike`` may."""
+    hint = "" if alike is None else f": the tar has {alike!a}, which looks alike, and not {name!a}"
+    return Fault(MISSING_MEMBER, f"missing member {name!r}{hint}")
 
 
 def oversized_member(name: str, size: int, limit: int) -> Fault:

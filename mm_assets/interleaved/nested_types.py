@@ -25,17 +25,34 @@ def with_children(type_: pa.DataType, change: Callable[[pa.Field], pa.Field]) ->
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type with map entries named as Arrow names them, at any depth.
+    """Return the type with map entries named as Arrow does, items of fixed-size lists as Parquet does.
 
-    These names are not part of the data: Parquet returns others than were written, and Arrow files drop them.
+    At any depth. These names are not part of the data: Parquet returns others than were written, Arrow files
+    drop those of maps, and Lance those of fixed-size lists (Arrow takes two with other names for unequal).
     """
     rebuilt = with_children(type_, _plain_field)
+    if pa.types.is_fixed_size_list(rebuilt):
+        return pa.list_(rebuilt.value_field.with_name("element"), rebuilt.list_size)
     if pa.types.is_map(rebuilt):
         return pa.map_(
             rebuilt.key_field.with_name("key"),
             rebuilt.item_field.with_name("value"),
             keys_sorted=rebuilt.keys_sorted,
         )
+    return rebuilt
+
+
+def with_plain_items(type_: pa.DataType) -> pa.DataType:
+    """Return a `plain_type` with the items of all lists named alike.
+
+    `plain_type` keeps the names that Parquet (``element``) and Arrow (``item``) give those of lists without a
+    size, because digests of rows state them.
+    """
+    rebuilt = with_children(plain_type(type_), lambda field: field.with_type(with_plain_items(field.type)))
+    if pa.types.is_list(rebuilt):
+        return pa.list_(rebuilt.value_field.with_name("element"))
+    if pa.types.is_large_list(rebuilt):
+        return pa.large_list(rebuilt.value_field.with_name("element"))
     return rebuilt
 
 

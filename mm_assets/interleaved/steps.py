@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from mm_assets.interleaved.batch import InterleavedBatch
+from mm_assets.interleaved.counted import counted, first_and_more
 from mm_assets.interleaved.digest import ContentDigest
 from mm_assets.interleaved.losses import Loss, with_source_refs
 
@@ -63,7 +64,8 @@ class BatchStream:
     ``items`` is the number of items that the source declares (headers, json, footers), None if it does not
     say. ``losses`` are the items that are not among the batches, and flags of those that are. ``removed`` is
     the digest of the rows that steps took out, ``counts`` sums the counters of steps, ``examples`` has the
-    first `EXAMPLES` of each counter. These are complete once the stream has been read.
+    first `EXAMPLES` of each counter. These are complete once the stream has been read. ``has_sound_text`` is
+    True if text of the batches has been looked at: all is UTF-8.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class BatchStream:
         batches: Callable[[], Iterable[InterleavedBatch]],
         files: tuple[str, ...] = (),
         items: int | None = None,
+        has_sound_text: bool = False,
     ) -> None:
+        self.has_sound_text = has_sound_text
         self.partition = partition
         self.schema = schema
         self.files = files
@@ -87,6 +91,10 @@ class BatchStream:
 
     def __iter__(self) -> Iterator[InterleavedBatch]:
         return iter(self._batches())
+
+    def __repr__(self) -> str:
+        columns = counted(len(self.schema), "column")
+        return f"<BatchStream {self.partition!r} of {first_and_more(self.files)}: {columns}>"
 
     def through(self, steps: Iterable[Step]) -> BatchStream:
         """Return the stream with steps applied; ``losses`` and ``removed`` collect what they take out."""

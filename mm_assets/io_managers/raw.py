@@ -92,11 +92,11 @@ class RawShardIOManager(dg.ConfigurableIOManager):
 
 
 def _warn_of_unmatched(log: dg.DagsterLogManager, listing: Mapping[str, RawShardLike]) -> None:
-    """Warn of locations without shards: an unreachable folder, or a pattern that matches nothing.
+    """Tell the warnings of a listing: of an unreachable folder, a pattern that matches nothing, and so on.
 
     They do not keep other shards from being processed.
     """
-    for line in listing.unmatched if isinstance(listing, Listing) else ():
+    for line in listing.warnings if isinstance(listing, Listing) else ():
         log.warning(line)
 
 

@@ -185,8 +185,7 @@ class RawGate(dg.ConfigurableResource[Any]):
         jobs = []
         for shard in shards:
             known = store.read(shard.key, shard.version, by)
-            # Pairs were not told apart once, and their images have moved.
-            if known is not None and not (known.has_pairs is None and known.may_have_pairs):
+            if known is not None and not known.is_outdated:
                 surveys[shard.key] = known
             else:
                 jobs.append(SurveyJob(shard.key, shard.uri, shard.version, layout, relative_to, self.root))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import dagster as dg
 
+from mm_assets.formats.stores import without_secrets
 from mm_assets.io_managers.check_log import CheckLog
 from mm_assets.io_managers.events import REASON, URI, provenance
 from mm_assets.io_managers.metadata import metadata_values
@@ -115,7 +116,7 @@ class ShardReports:
         error = result.error or "no reason given"
         self.failed[result.key] = error
         line = str(Failure(result.key, self.asset.to_user_string(), error))
-        self._run.log.error(line + (f"\n{result.detail}" if result.detail else ""))
+        self._run.log.error(without_secrets(line + (f"\n{result.detail}" if result.detail else "")))
         self._run.log_event(
             dg.AssetObservation(
                 self.asset,

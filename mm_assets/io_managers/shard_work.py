@@ -18,6 +18,7 @@ from mm_assets.formats.partitions import Partition
 from mm_assets.formats.raw_shards import files_of
 from mm_assets.formats.reader import InterleavedReader
 from mm_assets.formats.registry import writer_for
+from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.storage import NoRegularFile
 from mm_assets.formats.tar.header import TarDamage
 from mm_assets.formats.writer import InterleavedWriter, PartitionReport
@@ -203,7 +204,7 @@ def report_metadata(report: PartitionReport) -> dict[str, Any]:
         metadata["errors"] = {"json": _count(error.outcome for error in report.errors)}
     if report.dropped_columns:
         metadata["columns_left_out"] = {"json": list(report.dropped_columns)}
-    for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members"):
+    for kind in ("unreferenced_members", "unreferenced_frames", "skipped_members", LEFT_OUT_MEMBERS):
         if names := [name for notes in report.notes.values() for name in notes.get(kind, [])]:
             metadata[kind] = {"json": {"count": len(names), "first": names[:20]}}
     return metadata

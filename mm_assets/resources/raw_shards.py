@@ -7,6 +7,8 @@ from pydantic import Field
 
 from mm_assets.formats.error_lines import readable_store_errors
 from mm_assets.formats.raw_shards import Listing, RawLocations
+from mm_assets.settings import Settings
+from mm_assets.settings_file import given_settings
 
 
 class RawShards(dg.ConfigurableResource[Any]):
@@ -38,9 +40,13 @@ class RawShards(dg.ConfigurableResource[Any]):
             StoreError: when a store cannot be reached. Each message is one line.
         """
         with readable_store_errors():
-            return RawLocations(
-                self.locations, excluded=self.excluded, missing_keys=self.missing_keys
-            ).shards(self.files_per_partition)
+            locations = RawLocations(self.locations, excluded=self.excluded, missing_keys=self.missing_keys)
+            try:
+                return locations.shards(self.files_per_partition)
+            except FileNotFoundError as error:
+                if self.locations != Settings.raw_shards or "MM_RAW_SHARDS" in given_settings():
+                    raise
+                raise FileNotFoundError(f"{error}; MM_RAW_SHARDS is not set") from error
 
     def roots(self) -> list[str]:
         """Return the folder and URL prefix of all of them; local locators are relative to the folder."""

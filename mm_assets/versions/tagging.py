@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,7 +18,17 @@ from mm_assets.accounting.canonical.accounted_format import accounted_format
 from mm_assets.accounting.outputs import BY_ASSET, LANCE, OUTPUTS
 from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.arrow_cache.shards import digest_of
-from mm_assets.formats.storage import StagedFile, StorageOptions, exists, join, staged, sweep
+from mm_assets.formats.storage import (
+    StagedFile,
+    StorageOptions,
+    exists,
+    is_remote,
+    join,
+    local_path,
+    remove,
+    staged,
+    sweep,
+)
 from mm_assets.interleaved.errors import DataError
 from mm_assets.versions.capture import FOLDER, CaptureJob, capture, file_states
 from mm_assets.versions.current_state import CurrentState
@@ -80,15 +93,46 @@ class Tagger:
             shared = self._shared_files()
             for entry in shared:
                 self._state.update(repr((entry.path, entry.bytes, entry.digest)).encode())
-            if self._existing is not None:
-                if self._existing.header["state"] == self._state.hexdigest():
-                    file.discard()
-                    return False
-                raise ValueError(
-                    f"{self._root}: tag {self._name!r} exists and marks another state; choose another name"
-                )
-            self._publish(file, shared)
+            with self._alone():
+                names = tag_names(self._root, self._options)  # others may have been made meanwhile
+                if self._name in names:
+                    existing = Manifest(self._root, self._name, self._options)
+                    if existing.header["state"] == self._state.hexdigest():
+                        file.discard()
+                        return False
+                    raise ValueError(
+                        f"{self._root}: tag {self._name!r} exists and marks another state; "
+                        "choose another name"
+                    )
+                check_new_tag_name(self._name, names)
+                self._publish(file, shared)
         return True
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait for others that are about to make a tag; for those on an object store see `_withdraw`."""
+        folder = join(self._root, FOLDER)
+        if is_remote(folder):
+            yield
+            return
+        descriptor = os.open(local_path(folder), os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released when it is closed, or the process killed
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _withdraw(self) -> None:
+        """Take the new tag back if another has come whose name differs by case only.
+
+        On an object store two may be made at the same time: each sees the other, or one of them does.
+        """
+        try:
+            others = [name for name in tag_names(self._root, self._options) if name != self._name]
+            check_new_tag_name(self._name, others)
+        except ValueError:
+            remove(header_uri(self._root, self._name), self._options)
+            raise
 
     def _publish(self, file: StagedFile, shared: list[FileState]) -> None:
         with open(file.path, "rb") as stream:
@@ -108,6 +152,7 @@ class Tagger:
             "states": {"bytes": nbytes, "digest": digest},
         }
         publish_header(self._root, self._name, header, self._options)
+        self._withdraw()
 
     def _states(self) -> Iterator[OutputState]:
         """Yield the captured states, sorted by partition."""

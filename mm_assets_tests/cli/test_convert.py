@@ -13,6 +13,7 @@ from mm_assets_tests.cli.commands import fine, ok, refused, run, run_process, vi
 from mm_assets_tests.cli.documents import PNG, document
 from mm_assets_tests.formats.any_tables import same
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
+from mm_assets_tests.formats.images.test_opening import REFUSED
 from mm_assets_tests.formats.images.tiff_tools import tiff_of
 from mm_assets_tests.formats.raw_tars import equal, make_tar, payloads
 
@@ -142,6 +143,21 @@ def test_policies(tmp_path: Path, policy: str) -> None:
     assert len(lost) == {"warn": 3, "drop_row": 2, "drop_sample": 0}[policy]
 
 
+@pytest.mark.parametrize("scores", [(), ("--min-sharpness", 0)])
+def test_an_image_that_no_client_opens(tmp_path: Path, scores: tuple[object, ...]) -> None:
+    """Its fate does not hang on the scores that are asked for."""
+    picture = REFUSED["png zTXt bomb"]
+    make_tar(
+        tmp_path / "raw" / "x.tar",
+        [*document("good"), ("bad.json", {"images": ["bad.png"], "texts": []}), ("bad.png", picture)],
+    )
+    arguments = ("--on-materialize-error", "drop_sample", *scores)
+    said = ok("convert", tmp_path / "raw", tmp_path / "out", "--to", "webdataset", *arguments)
+    assert "items with errors, sample dropped: 1" in said
+    assert "undecodable_image 1" in said
+    assert {row["sample_id"] for row in read("webdataset", tmp_path / "out").to_pylist()} == {"good"}
+
+
 def test_sources_that_are_not_there(tmp_path: Path, raw: Path) -> None:
     gone, empty, out = tmp_path / "gone.tar", tmp_path / "empty", tmp_path / "out"
     empty.mkdir()
@@ -190,6 +206,20 @@ def test_outputs_inside_the_input(tmp_path: Path, raw: Path) -> None:
     assert snapshot(raw) == before
     (tmp_path / "link").symlink_to(raw)
     assert "inside the input" in refused("convert", raw, tmp_path / "link" / "out", "--to", "parquet")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_refused_output_leaves_no_folder(tmp_path: Path, to: str) -> None:
+    """Only what the command has made: a folder that was there stays."""
+    bad = {"texts": [None], "images": ["i.png"]}
+    make_tar(tmp_path / "image.tar", [("s.json", bad), ("i.png", b"none")])
+    make_tar(tmp_path / "lossy.tar", [("a.foo", b""), ("b.foo", b"")])
+    for name in ("image", "lossy"):
+        refused("convert", tmp_path / f"{name}.tar", tmp_path / "new" / "out", "--to", to)
+        assert visible(tmp_path) == ["image.tar", "lossy.tar"]
+    (tmp_path / "there").mkdir()
+    refused("convert", tmp_path / "image.tar", tmp_path / "there", "--to", to)
+    assert list((tmp_path / "there").iterdir()) == []
 
 
 @pytest.mark.parametrize("to", FORMATS)

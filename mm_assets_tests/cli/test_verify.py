@@ -246,6 +246,31 @@ def test_raw_shards_and_what_was_made_of_them(tmp_path: Path, capsys: pytest.Cap
     assert all("row is missing in B" in line for line in lines[:-1]) and len(lines) == 21
 
 
+def _parquet_of_documents(path: Path) -> None:
+    pq.write_table(pa.table({"texts": pa.array([], pa.list_(pa.string()))}), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("rows.parquet", lambda path: pq.write_table(table_of([]), path)),
+        ("documents.parquet", _parquet_of_documents),
+        ("members.tar", lambda path: make_tar(path, [])),
+        ("lines.jsonl", lambda path: path.touch()),
+    ],
+)
+def test_input_of_zero_rows(name: str, make: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is told, and what was made of it equals it, though no client reads an empty tar: none is written."""
+    make(tmp_path / name)
+    for kind in FORMATS:
+        assert main(["convert", str(tmp_path / name), str(tmp_path / kind), "--to", kind]) == 0
+        assert f"\n  no samples in 1 of 1 shard: {tmp_path / name}\n" in capsys.readouterr().out
+        assert verify(tmp_path / name, tmp_path / kind) == 0
+        assert capsys.readouterr().out.endswith(f" 0 rows, 0 images, digest {'0' * 32}\nequal\n")
+    write("parquet", tmp_path / "more", [InterleavedBatch(table_of(TWO, FIELDS), (), "p")])
+    assert len(differences(capsys, tmp_path / "more", tmp_path / "webdataset")) == len(TWO)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

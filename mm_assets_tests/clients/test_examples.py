@@ -313,16 +313,51 @@ def test_arrow_cache_by_id(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "folder", "line"),
+    [
+        (
+            "webdataset_loader",
+            "webdataset",
+            r"rank 99 of 100 has none of the \d tars: start no more ranks than .*",
+        ),
+        ("arrow_cache_loader", "arrow_cache", "rank 99 of 100 has none of the 58 samples: start fewer ranks"),
+        ("paired_loader", "", r".*DataError: rank 99 of 100 has no shard: .* none of the 5 shards\. .*"),
+    ],
+)
+def test_a_rank_without_data_is_refused(
+    name: str, folder: str, line: str, outputs: Path, modalities: tuple[Path, list[Sample]]
+) -> None:
+    place = outputs / folder if folder else modalities[0]
+    command = [str(clients_bin("python")), str(ROOT / "examples" / f"{name}.py"), str(place)]
+    env = {"PYTHONPATH": str(ROOT), "RANK": "99", "WORLD_SIZE": "100"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=300)
+    assert done.returncode == 1
+    assert re.fullmatch(line, done.stderr.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+@pytest.mark.parametrize(
     ("name", "folder"),
     [
         ("webdataset_loader", "webdataset"),
         ("lance_loader", "lance/items.lance"),
         ("arrow_cache_loader", "arrow_cache"),
+        ("paired_loader", ""),
     ],
 )
-def test_the_scripts_run_by_path(name: str, folder: str, outputs: Path, truth: list[Sample]) -> None:
-    """As their users start them: in a spawned worker, what they define is in another module than here."""
-    printed = run(
-        [clients_bin("python"), ROOT / "examples" / f"{name}.py", outputs / folder], PYTHONPATH=str(ROOT)
-    )
-    assert f"{len(truth)} samples, " in printed.splitlines()[-1]
+def test_the_scripts_run_by_path_and_url(
+    name: str,
+    folder: str,
+    prefix: str,
+    outputs: Path,
+    truth: list[Sample],
+    modalities: tuple[Path, list[Sample]],
+) -> None:
+    """As their users start them: in a spawned worker, what they define is in another module than here.
+
+    `pathlib.Path` would take a slash away from a URL.
+    """
+    place, samples = (outputs / folder, truth) if folder else modalities
+    script = ROOT / "examples" / f"{name}.py"
+    printed = run([clients_bin("python"), script, f"{prefix}{place}"], PYTHONPATH=str(ROOT))
+    assert f"{len(samples)} samples, " in printed.splitlines()[-1]

@@ -200,7 +200,6 @@ def test_no_event_that_tells_of_a_run_or_an_error_waits() -> None:
         (SqlEventLogStorage, "_has_asset_key_col_on_connection", ["conn", "column_name"]),
         (SqlEventLogStorage, "has_secondary_index", ["name"]),
         (SqliteEventLogStorage, "_connect", ["shard"]),
-        (SqliteEventLogStorage, "_initdb", ["engine", "for_index_shard"]),
         (SqliteEventLogStorage, "path_for_shard", ["run_id"]),
     ],
 )

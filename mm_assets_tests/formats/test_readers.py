@@ -10,8 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.formats import InterleavedArrowDataset, MultiModalWebDataset
 from mm_assets.formats.batching import row_bytes
-from mm_assets.formats.registry import reader_for
+from mm_assets.formats.paired.report import GroupReport, Names
+from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import (
     INTERLEAVED_SCHEMA,
     InterleavedLanceReader,
@@ -391,3 +393,33 @@ def test_a_row_group_of_large_images_comes_in_batches(tmp_path: Path, rows_a_pag
     assert max(row_bytes(batch.data).sum() for batch in batches) <= 500_000
     assert len(batches) == 5
     assert pa.concat_tables([batch.data for batch in batches]).equals(table)
+
+
+def test_representations_are_one_line_however_much_there_is(tmp_path: Path) -> None:
+    rows = [item(f"s{number}", 0, "image") for number in range(500)]  # images that are lost
+    rows += [item("t", 0, text_content="x")]
+    extras = [pa.field(f"column {number}", pa.string()) for number in range(100)]
+    report = write("parquet", tmp_path / "out", [batch_of(rows, extras)], on_materialize_error="drop_row")
+    (partition,) = report.partitions
+    counts = "1 sample, 0 images, 1 text, 0.0 MB, 500 losses, 500 errors"
+    reader = reader_for("parquet", [str(tmp_path / "out"), str(tmp_path / "out")], max_batch_bytes=100)
+    (first, *_) = batches = list(reader)
+    write("arrow_cache", tmp_path / "caches", batches)
+    group = GroupReport({"a": "a.tar"}, 900, 900, missing={"b": Names(900, ["k"] * 900)})
+    pairs = MultiModalWebDataset({"a": ["a.tar", "b.tar"], "b": ["a.tar", "b.tar"]}, shardshuffle=False)
+    told = {
+        f"<WriteReport {tmp_path}/out: 1 partition, {counts}>": report,
+        f"<PartitionReport {partition.partition!r}: {counts}>": partition,
+        f"<InterleavedBatch of {partition.uri}: 1 row, 108 columns>": first,
+        f"<InterleavedParquetReader of {tmp_path}/out and 1 more, max_batch_bytes=100>": reader,
+        f"<InterleavedParquetWriter into {tmp_path}/new, on_materialize_error='error'>": writer_for(
+            "parquet", str(tmp_path / "new")
+        ),
+        f"<InterleavedArrowDataset of {tmp_path}/caches/{partition.partition}: 1 row>": (
+            InterleavedArrowDataset(tmp_path / "caches")
+        ),
+        "<MultiModalWebDataset of 2 shards: a, b>": pairs,
+        f"<GroupReport {group}>": group,
+    }
+    assert {text: repr(thing) for text, thing in told.items()} == {text: text for text in told}
+    assert all("\n" not in text and len(text) < 400 for text in told)

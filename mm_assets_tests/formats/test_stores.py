@@ -1,5 +1,6 @@
 """Each location of an object store has its own options, in this process and in workers."""
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,12 +9,15 @@ import pytest
 from mm_assets.formats.storage import filesystem
 from mm_assets.formats.stores import (
     canonical_url,
+    clean_url,
     fsspec_arguments,
     is_store,
     lance_arguments,
+    opened_url,
     options_of,
     stores,
     use_stores,
+    without_secrets,
 )
 from mm_assets.workers import WorkerPool
 
@@ -164,3 +168,95 @@ def test_workers_have_them(may_fork: bool) -> None:
     with WorkerPool(1, may_fork=may_fork) as pool:
         assert list(pool.map(_profile_of, ["s3://a/x"])) == [("s3://a/x", "curation")]
     assert stores() == {"s3://a": {"profile_name": "curation"}}
+
+
+SIGNED = "https://h.test/c/a.tar?sv=2022-11-02&se=2026-01-01&sr=c&sp=r&sig=aB%2F1"
+
+
+@pytest.mark.parametrize(
+    ("given", "clean", "opened", "login"),
+    [
+        ("http://me:p%40ss@a.test:80/x.tar", "http://a.test:80/x.tar", None, "me:p@ss"),
+        ("http://me:p@ss@b.test/x.tar", "http://b.test/x.tar", None, "me:p@ss"),
+        ("http://me:p/ss@c.test/x.tar", "http://c.test/x.tar", None, "me:p/ss"),
+        ("https://ghp_1@d.test/x.tar", "https://d.test/x.tar", None, "ghp_1:"),
+        ("pdf=http://me:pw@e.test/x", "pdf=http://e.test/x", None, "me:pw"),
+        (SIGNED, "https://h.test/c/a.tar", SIGNED, None),
+        (f"simplecache::{SIGNED}", "simplecache::https://h.test/c/a.tar", f"simplecache::{SIGNED}", None),
+        *(
+            (f"http://f.test/{name}.tar?{query}", f"http://f.test/{name}.tar", None, None)
+            for name, query in {
+                "aws": "X-Amz-Credential=K%2F1&X-Amz-Expires=60&X-Amz-Security-Token=t&X-Amz-Signature=s",
+                "aws2": "AWSAccessKeyId=K&Signature=s&Expires=1",
+                "google": "X-Goog-Algorithm=a&X-Goog-Signature=s",
+                "cloudfront": "Policy=p&Signature=s&Key-Pair-Id=K",
+                "token": "token=s",
+            }.items()
+        ),
+        ("http://g.test/get?token=S&file=a.tar", "http://g.test/get?file=a.tar", None, None),
+        *(
+            (url, url, url, None)
+            for url in (
+                "http://g.test/x.tar?version=2&page=1",
+                "http://g.test:80/x@1.0/y.tar",
+                "http://[::1]:80/x@y.tar",
+                "az://container@account.test/x",
+                "github://org:repository@main/x",
+                "s3://arn:aws:s3:us-east-1:1:accesspoint/my@x",
+                "s3://bucket/x?token=1",
+                "sftp://me@host/x",
+                "/data/a:b@c/x.tar",
+                "file:///data/http://a:b@c/x?sig=1",
+            )
+        ),
+    ],
+)
+def test_what_a_url_holds_of_credentials(
+    given: str, clean: str, opened: str | None, login: str | None
+) -> None:
+    """It is out of the URL from where that comes in, and back where it is opened."""
+    assert clean_url(given) == clean_url(clean) == clean
+    assert opened_url(clean) == (opened or (clean if login else given))
+    if login is not None:
+        header = fsspec_arguments(clean[clean.index("http") :])["headers"]["Authorization"]
+        assert base64.b64decode(header.removeprefix("Basic ")).decode() == login
+
+
+def test_brace_list_of_signed_urls() -> None:
+    assert clean_url("http://b.test/{0..1}.tar?sig=7") == "http://b.test/{0..1}.tar"
+    assert opened_url("http://b.test/1.tar") == "http://b.test/1.tar?sig=7"
+
+
+def test_workers_get_what_urls_held() -> None:
+    clean_url("http://me:pw@w.test/x.tar")
+    given = stores()
+    assert given["http://w.test"] == {"username": "me", "password": "pw"}
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/x", "gs://KEY:SECRET@bucket/x"])
+def test_key_in_the_url_of_a_bucket_is_refused(url: str) -> None:
+    scheme = url.partition("://")[0]
+    with pytest.raises(
+        ValueError, match=rf"^{scheme}://bucket/x: a key or a password in the URL of a bucket"
+    ):
+        filesystem(url)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a 'http://me:pw@h/x' and s3://K:S@b/y", "a 'http://h/x' and s3://b/y"),
+        (f"403, url='{SIGNED}'", "403, url='https://h.test/c/a.tar'"),
+        ('["http://h/x?sig=1","http://h/y?a=1&sig=2"]', '["http://h/x","http://h/y?a=1"]'),
+        ("mail me@h or see http://h/?q=token", "mail me@h or see http://h/?q=token"),
+        ("a" * 100_000 + "://" + ":" * 100_000, "a" * 100_000 + "://" + ":" * 100_000),
+    ],
+)
+def test_texts_are_told_without_what_urls_hold(text: str, expected: str) -> None:
+    assert without_secrets(text) == expected
+
+
+def test_login_of_a_web_server_in_the_settings_file() -> None:
+    use_stores({"https://h.test/data": {"username": "me", "password": "pw"}})
+    assert fsspec_arguments("https://h.test/data/x.tar") == {"headers": {"Authorization": "Basic bWU6cHc="}}
+    assert fsspec_arguments("https://h.test/x.tar") == {}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mm_assets.formats import InterleavedArrowDataset
 from mm_assets.formats.registry import writer_for
 from mm_assets.formats.storage import sweep
 from mm_assets.interleaved import (
@@ -229,3 +230,20 @@ def test_bytes_of_no_known_format_travel_in_the_json(tmp_path: Path) -> None:
     )
     InterleavedWebdatasetWriter(tmp_path).write(source)
     same(read("webdataset", tmp_path), source.data)
+
+
+@pytest.mark.parametrize(
+    "make", [InterleavedParquetWriter, InterleavedParquetReader, InterleavedArrowDataset]
+)
+def test_a_url_that_a_path_took_a_slash_from_is_no_folder(
+    make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An output would go into a folder called ``s3:``, and nobody be told."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError, match="s3:/bucket/data: is s3://bucket/data meant\\? A Path takes a slash away"
+    ):
+        make(Path("s3://bucket/data"))
+    (tmp_path / "s3:").mkdir()
+    if make is InterleavedParquetWriter:
+        assert InterleavedParquetWriter(Path("s3://bucket/data")).path == "s3:/bucket/data"

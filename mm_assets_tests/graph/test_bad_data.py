@@ -13,6 +13,7 @@ import pytest
 from mm_assets.definitions import build_definitions
 from mm_assets.demo.shards import make_shards
 from mm_assets.formats.registry import reader_for
+from mm_assets_tests.formats.images.test_opening import REFUSED
 from mm_assets_tests.graph.deployment import Deployment, failed_checks, materialized, write_tar
 
 Deploy = Callable[..., Deployment]
@@ -43,11 +44,16 @@ def test_under_the_strict_policy_a_repeated_id_fails_the_later_shard(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("policy", "lands", "images"),
-    [("error", False, 0), ("warn", True, 2), ("drop_row", True, 1), ("drop_sample", True, 1)],
+    ("policy", "lands", "images", "unreadable"),
+    [
+        ("error", False, 0, REFUSED["png zTXt bomb"]),
+        ("warn", True, 2, REFUSED["bmp of 2 bits"]),
+        ("drop_row", True, 1, b"no picture at all"),
+        ("drop_sample", True, 1, REFUSED["png frame outside"]),
+    ],
 )
 def test_unreadable_image_is_an_error_row(
-    tmp_path: Path, deploy: Deploy, policy: str, lands: bool, images: int
+    tmp_path: Path, deploy: Deploy, policy: str, lands: bool, images: int, unreadable: bytes
 ) -> None:
     make_shards(tmp_path / "spare", members=1, pdf=0, samples=4)
     with tarfile.open(tmp_path / "spare" / "web-00000.tar") as tar:
@@ -55,7 +61,7 @@ def test_unreadable_image_is_an_error_row(
             tar.extractfile(m).read() for m in tar.getmembers() if m.name.endswith((".jpg", ".png"))
         )  # type: ignore[union-attr]
     good = {"g.json": _document("good", ["g.0.png"]), "g.0.png": picture}
-    bad = {"b.json": _document("bad", ["b.0.png"]), "b.0.png": b"no picture at all"}
+    bad = {"b.json": _document("bad", ["b.0.png"]), "b.0.png": unreadable}
     write_tar(tmp_path / "raw" / "mixed.tar", good | bad)
     deployment = deploy(MM_ON_MATERIALIZE_ERROR=policy, MM_MIN_ASPECT_RATIO="0", MM_MAX_ASPECT_RATIO="100")
     result = deployment.run()
@@ -70,7 +76,7 @@ def test_unreadable_image_is_an_error_row(
     assert len(kept) == images
     assert {row["binary_content"] for row in kept if row["sample_id"] == "good"} == {picture}
     if policy == "warn":
-        assert [row["binary_content"] for row in kept if row["materialize_error"]] == [b"no picture at all"]
+        assert [row["binary_content"] for row in kept if row["materialize_error"]] == [unreadable]
     assert ("bad" in {row["sample_id"] for row in rows}) is (policy != "drop_sample")
 
 

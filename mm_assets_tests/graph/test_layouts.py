@@ -27,6 +27,7 @@ from mm_assets_tests.formats.parquet_of_others import (
     interleaved,
 )
 from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.graph.commands import ok
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, failed_shard_checks, materialized
 
 Deploy = Callable[..., Deployment]
@@ -364,6 +365,29 @@ def test_text_that_is_not_taken_is_a_check(tmp_path: Path, deploy: Deploy) -> No
         f"no text was taken; columns that look like text: {', '.join(names)}; see docs/raw_shards.md"
     )
     assert_proven(tmp_path / "storage", 2)
+
+
+def test_tars_of_a_mac(tmp_path: Path, deploy: Deploy) -> None:
+    """What macOS has added is no document and no loss: it is in the shard's metadata, and in one line."""
+    residue = b"\0\5\x16\7" + bytes(60)
+    for shard in "ab":
+        fields = {"sample_id": shard, "texts": ["t"], "images": [None, "0.png"]}
+        members = [("0.png", PICTURES[0]), ("0.json", fields)]
+        packed = [pair for name, data in members for pair in ((f"._{name}", residue), (name, data))]
+        make_tar(tmp_path / "raw" / f"{shard}.tar", [*packed, ("__MACOSX/._x.json", residue)])
+    deployment = deploy(MM_MAX_LOSS="0")
+    told = ok(deployment, "run", DAGSTER_HOME=str(tmp_path / "home"))
+    line = "6 members left out, added by macOS or tar and no data: ._0.png, ._0.json, __MACOSX/._x.json, …"
+    assert [words for words in told.splitlines() if "left out" in words] == [line]
+    assert "members and items lost: 0%; checks failed: 0" in told
+    storage = tmp_path / "storage"
+    assert contents(storage, "a") == {"a": [(0, "t"), (1, PICTURES[0])]}
+    assert not list((storage / "quarantine").glob("*.parquet"))
+    assert_proven(storage, 2)
+    result = deployment.run()
+    made = materialized(result)["curated_parquet"]["a"].metadata["left_out_members"].value
+    assert made == {"count": 3, "first": ["._0.png", "._0.json", "__MACOSX/._x.json"]}
+    assert not failed_shard_checks(result)
 
 
 def with_survey_of_earlier_code(storage: Path, shard: str) -> None:

@@ -126,6 +126,23 @@ def test_a_removed_shard_leaves_every_output_and_the_others_stay(fresh: Deployme
     assert _samples(fresh.storage) == {"a1", "a2", "c1", "d1"}
 
 
+@pytest.mark.parametrize(
+    "linked", ["arrow_cache/b%2Ex%20y", "arrow_cache", "curated", "webdataset", "lance/items.lance"]
+)
+def test_a_linked_folder_loses_the_shard_in_one_go(fresh: Deployment, linked: str, tmp_path: Path) -> None:
+    """Its content lies elsewhere, and is removed there."""
+    elsewhere = tmp_path / "elsewhere"
+    Path(fresh.storage, linked).rename(elsewhere)
+    Path(fresh.storage, linked).symlink_to(elsewhere)
+    Path(fresh.raw, "b.x y.tar").unlink()
+    assert ok(fresh, "retire").splitlines()[0] == "retiring b.x y"
+    assert elsewhere.exists() == ("%" not in linked) == Path(fresh.storage, linked).is_symlink()
+    assert list(elsewhere.rglob("*b%2Ex*")) == []
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert _samples(fresh.storage) == {"a1", "a2", "c1", "d1"}
+    assert ok(fresh, "retire") == "no raw shard is gone: nothing to retire\n"
+
+
 def test_a_renamed_shard_gets_its_samples_once_the_old_name_is_retired(fresh: Deployment) -> None:
     os.rename(Path(fresh.raw, "a.tar"), Path(fresh.raw, "renamed.tar"))
     assert run(fresh, "retire").returncode == 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
@@ -20,8 +21,11 @@ from PIL import Image
 
 from mm_assets import InterleavedLanceReader
 from mm_assets.accounting.sealed_json import seal, unseal
+from mm_assets.versions import tagging
 from mm_assets.versions.manifest import Manifest, tag_names
 from mm_assets.versions.output_state import OutputState
+from mm_assets.versions.tagging import Tagger
+from mm_assets.workers import WorkerPool
 from mm_assets_tests.cli import commands
 from mm_assets_tests.graph.commands import ok, run
 from mm_assets_tests.graph.deployment import ASSETS, Deployment, materialized, write_tar
@@ -410,6 +414,37 @@ def test_names_that_differ_by_case_only_are_refused(tagged: Deployment, name: st
         f"{name!r} differs by case only from {other}: choose another name"
     )
     assert set(Path(tagged.storage).parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["t1", "T1"])
+def test_two_tags_that_are_made_at_the_same_time(one: Deployment, name: str) -> None:
+    """The first one made counts: the other is refused, unless it is the same."""
+    with WorkerPool(1, may_fork=True) as pool:
+        taggers = [Tagger(one.storage, each, pool) for each in ("t1", name)]
+        assert taggers[0].run()
+        if name == "t1":
+            assert not taggers[1].run()
+        else:
+            with pytest.raises(ValueError, match="^'T1' differs by case only from 't1', which there is"):
+                taggers[1].run()
+    assert tag_names(one.storage) == ["one", "t1"]
+    assert set(lance.dataset(f"{one.storage}/lance/items.lance").tags.list()) == {"one", "t1"}
+    assert _diff(one, "t1") == (set(), ["no difference"])
+
+
+def test_a_tag_gives_way_to_one_that_came_between(one: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store nobody can wait for others."""
+    publish = tagging.publish_header
+
+    def publish_two(root: str, name: str, *more: Any) -> None:
+        publish(root, "T1", *more)
+        publish(root, name, *more)
+
+    monkeypatch.setattr(tagging, "publish_header", publish_two)
+    told = "^'t1' differs by case only from 'T1', which there is"
+    with WorkerPool(1, may_fork=True) as pool, pytest.raises(ValueError, match=told):
+        Tagger(one.storage, "t1", pool).run()
+    assert tag_names(one.storage) == ["T1", "one"]
 
 
 def test_a_changed_manifest_is_refused(one: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""What a run prints on a terminal: never more than its width, and nothing that stays."""
+"""What runs and conversions print on a terminal: never more than its width, and no line breaks another."""
 
 import fcntl
 import os
@@ -16,18 +16,16 @@ from mm_assets_tests.cli.commands import environment
 from mm_assets_tests.formats.raw_tars import make_tar
 
 
-@pytest.mark.parametrize("columns", [120, 40])
-def test_the_progress_line(columns: int, tmp_path: Path) -> None:
+def on_terminal(folder: Path, *arguments: str, columns: int) -> tuple[str, str]:
+    """What a command prints on a terminal that is its stderr, and on stdout; it reads two shards, ``raw``."""
     for name in "ab":
-        make_tar(tmp_path / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
+        make_tar(folder / "raw" / f"{name}.tar", [(f"{name}.json", {"texts": ["x"], "images": [None]})])
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    settings = environment(
-        MM_RAW_SHARDS=str(tmp_path / "raw"), MM_STORAGE=str(tmp_path / "out"), MM_WORKERS="1"
-    )
-    command = [sys.executable, "-m", "mm_assets.cli", "run", "--assets", "curated_parquet,image_scores"]
+    settings = environment(MM_RAW_SHARDS=str(folder / "raw"), MM_STORAGE=str(folder / "out"), MM_WORKERS="1")
+    command = [sys.executable, "-m", "mm_assets.cli", *arguments]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=settings, stdout=subprocess.PIPE, stderr=terminal, text=True
+        command, cwd=folder, env=settings, stdout=subprocess.PIPE, stderr=terminal, text=True
     ) as process:
         os.close(terminal)
         shown = b""
@@ -40,11 +38,32 @@ def test_the_progress_line(columns: int, tmp_path: Path) -> None:
         printed = process.stdout.read()
     os.close(controller)
     assert process.returncode == 0, printed
-    lines = shown.decode().split("\r")
+    return shown.decode(), printed
+
+
+def test_warnings_of_workers_break_no_progress_line(tmp_path: Path) -> None:
+    arguments = ("convert", "raw", "out", "--to", "parquet", "--fields", "gone", "--workers", "2")
+    shown, printed = on_terminal(tmp_path, *arguments, columns=200)
+    assert printed.startswith("out: 2 partitions, 2 samples")
+    *lines, last = shown.split("\r\n")
+    told = [line.rpartition("\r\x1b[K")[2] for line in lines[:-1]]
+    assert sorted(told) == [
+        f"mm-assets: warning: {tmp_path}/raw/{name}.tar: fields not found, filled with null: gone"
+        for name in "ab"
+    ]
+    drawn = [text.removesuffix("\x1b[K") for text in lines[-1].split("\r") if "[" in text]
+    done = r"\[#{24}\] 2/2 partitions, 2 samples, \d+ samples/s, 0 MB, \d+ s, 0 s left"
+    assert re.fullmatch(done, drawn[-1]) and last == ""
+
+
+@pytest.mark.parametrize("columns", [120, 40])
+def test_the_progress_line(columns: int, tmp_path: Path) -> None:
+    shown, printed = on_terminal(tmp_path, "run", "--assets", "curated_parquet,image_scores", columns=columns)
+    lines = shown.split("\r")
     assert lines[-1] == "\x1b[K", "nothing stays"
     texts = [line.removesuffix("\x1b[K") for line in lines if line not in ("", "\x1b[K")]
     assert max(map(len, texts)) < columns
-    assert "\n" not in shown.decode()
+    assert "\n" not in shown
     if columns == 120:
         pattern = r"\[#+-*\] (\w+) (\d)/2(?:, \d+ samples/s)?, \d+ s, \d+ s left"
         found = [re.fullmatch(pattern, text) for text in texts]

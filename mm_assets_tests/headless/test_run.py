@@ -53,16 +53,17 @@ def test_partitions_of_shards_that_are_gone(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
-    """One is absent, a folder is gone, an image is absent, a list is too long: the rest lands, and no line is
-    Python's own.
+    """One is absent, one has no samples, a folder is gone, an image is absent, a list is too long: the rest
+    lands, and no line is Python's own.
     """
     raw = tmp_path / "raw"
     document = {"texts": ["x", None], "images": [None, "none.png"], "widths": [1, 2, 3]}
     make_tar(raw / "a.tar", [("s.json", document)])
     make_tar(raw / "b.tar", [("t.json", {"texts": ["y"], "images": [None]})])
+    make_tar(raw / "d.tar", [])
     done = demo(
         tmp_path,
-        f"{raw}/{{a,b,c}}.tar {raw}/gone",
+        f"{raw}/{{a,b,c,d}}.tar {raw}/gone",
         MM_ON_MATERIALIZE_ERROR="warn",
         MM_PER_IMAGE_FIELDS="widths",
     )
@@ -70,7 +71,8 @@ def test_what_is_wrong_with_raw_shards_is_told_in_lines(tmp_path: Path) -> None:
     told = done.stdout.splitlines()
     assert told[1] == f"shard 'c' of curated_parquet: {raw}/c.tar: no such file or folder"
     assert told[2].startswith("shard 'a': raw_shards.integrity: 1 unresolved")
-    assert told[3].startswith("asset ")
+    assert told[3] == "no samples in 1 of 3 shards: d"
+    assert told[4].startswith("asset ")
     assert sum("c.tar" in line or "'c'" in line for line in told[1:]) == 1
     assert sorted(path.name for path in (tmp_path / "storage" / "webdataset").glob("*.tar")) == [
         "a.tar",

@@ -24,31 +24,45 @@ _MISFITS = (ValueError, TypeError, AttributeError, ArithmeticError, LookupError,
 
 
 def document_parts(documents: Iterable[Document], where: str) -> Iterator[RowPart]:
-    """Yield the rows of documents, some megabytes at a time; documents of one table declare the same types.
+    """Yield the rows of documents, some megabytes at a time; no document of a table contradicts its types.
 
     A value that does not have its declared type keeps its own, in a table of its row.
     """
     group: list[Document] = []
+    columns: dict[str, pa.Field] = {}
     filled = 0
     for document in documents:
-        if group and (filled > _BYTES_AT_ONCE or document.schema != group[0].schema):
-            yield from _parts(group, where)
-            group, filled = [], 0
+        if not group or document.schema != group[-1].schema:
+            own = _declared(document, where)
+            if group and not all(
+                own[name].equals(columns[name], True) for name in own.keys() & columns.keys()
+            ):
+                yield from _parts(group, columns, where)
+                group, columns, filled = [], {}, 0
+            columns = {**columns, **own} if own.keys() - columns.keys() else columns
+        if filled > _BYTES_AT_ONCE:
+            yield from _parts(group, columns, where)
+            group, columns, filled = [], _declared(document, where), 0
         group.append(document)
         filled += document.nbytes
     if group:
-        yield from _parts(group, where)
+        yield from _parts(group, columns, where)
 
 
-def _parts(group: list[Document], where: str) -> Iterator[RowPart]:
-    rows = [(document.sample_id, item) for document in group for item in document.items]
+def _declared(document: Document, where: str) -> dict[str, pa.Field]:
     try:
-        declared = declared_columns(group[0].schema)
+        return {column.name: column for column in declared_columns(document.schema)}
     except (ValueError, TypeError, OSError) as error:
         raise ShardError(
-            f"{where}: sample {group[0].sample_id!r}: its json states no column types: {error}"
+            f"{where}: sample {document.sample_id!r}: its json states no column types: {error}"
         ) from error
-    yield from _fitting(rows, declared, where)
+
+
+def _parts(group: list[Document], columns: dict[str, pa.Field], where: str) -> Iterator[RowPart]:
+    rows = [(document.sample_id, item) for document in group for item in document.items]
+    is_same = len({document.schema for document in group}) == 1
+    fields = [column if is_same else column.with_nullable(True) for column in columns.values()]
+    yield from _fitting(rows, pa.schema(fields), where)
 
 
 def _fitting(rows: list[tuple[str, Item]], declared: pa.Schema, where: str) -> Iterator[RowPart]:

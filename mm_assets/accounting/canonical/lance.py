@@ -33,6 +33,7 @@ def lance_parts(
     """
     import lance
 
+    from mm_assets.formats.lance.damage import unreadable_text
     from mm_assets.formats.lance.location import Location
     from mm_assets.formats.lance.reader import lance_options
     from mm_assets.formats.lance.unanswered import until_answered
@@ -46,10 +47,13 @@ def lance_parts(
         schema = _original(pa.Table.from_batches([], dataset.schema)).schema
         yield RowPart(pa.Table.from_batches([], schema))
         fragments, ids = _rows_of(dataset, location, partition)
-        for start in range(0, len(ids), _IDS_PER_QUERY):
-            yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
-        for fragment in fragments:
-            yield from _fragment(dataset, fragment, schema, uri)
+        try:
+            for start in range(0, len(ids), _IDS_PER_QUERY):
+                yield from _matching(dataset, ids.slice(start, _IDS_PER_QUERY).to_pylist())
+            for fragment in fragments:
+                yield from _fragment(dataset, fragment, schema, uri)
+        except (pa.ArrowException, OSError) as error:
+            raise ShardError(unreadable_text(fragments or dataset.get_fragments(), error) or error) from error
 
 
 @contextmanager

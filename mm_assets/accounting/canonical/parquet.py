@@ -10,10 +10,12 @@ import pyarrow.parquet as pq
 
 from mm_assets.accounting.canonical.parts import RowPart, blob_index, naming_file
 from mm_assets.formats.document_parquet.layout import is_interleaved
-from mm_assets.formats.parquet_file import open_checked
+from mm_assets.formats.document_parquet.unpacking import WrittenOut
+from mm_assets.formats.parquet_file import open_checked, unreadable_dictionary
 from mm_assets.formats.parquet_types import original_schema, restore
-from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file
+from mm_assets.formats.storage import StorageOptions, is_remote, open_binary, regular_file, size_of
 from mm_assets.interleaved.digest import BLOBS
+from mm_assets.interleaved.errors import ShardError
 
 _BYTES_AT_ONCE = 8 << 20
 # Fits the processor's cache between decoding and digest; also about one page of our files.
@@ -49,26 +51,42 @@ def parquet_parts(
             return
         with naming_file(uri):
             yield RowPart(pa.Table.from_batches([], schema))
-            for group in range(file.num_row_groups):
-                yield from _row_group(file, group, schema, uri)
+            written = WrittenOut(
+                file,
+                size_of(uri, options),
+                uri,
+                lambda names: open_checked(source, metadata=file.metadata, read_dictionary=names),
+            )
+            try:
+                for group in range(file.num_row_groups):
+                    yield from _row_group(file, group, schema, uri, written)
+            except pa.ArrowInvalid as error:
+                raise ShardError(unreadable_dictionary(file, error) or error) from error
 
 
-def _row_group(file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str) -> Iterator[RowPart]:
+def _row_group(
+    file: pq.ParquetFile, group: int, schema: pa.Schema, uri: str, written: WrittenOut
+) -> Iterator[RowPart]:
     row_group = file.metadata.row_group(group)
     columns = [row_group.column(i) for i in range(row_group.num_columns)]
     blob_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == BLOBS)
     index = blob_index(schema)
+    most_rows = written.rows(group, schema.names)
     if (
         index < 0
+        or most_rows is not None
         or row_group.num_rows > _ROWS_AT_ONCE
         or row_group.total_byte_size - blob_bytes > _BYTES_AT_ONCE
     ):
         rows = _rows_in(_BYTES_AT_ONCE, row_group.total_byte_size, row_group.num_rows)
+        rows = min(rows, most_rows or rows)
         for batch in file.iter_batches(rows, row_groups=[group], use_threads=False):
+            written.count(batch)
             yield RowPart(restore(pa.Table.from_batches([batch]), schema))
         return
     others = schema.remove(index)
     table = restore(file.read_row_group(group, columns=others.names, use_threads=False), others)
+    written.count(table)
     rows = _rows_in(_BLOB_BYTES_AT_ONCE, blob_bytes, row_group.num_rows)
     # Our pages have 16 rows, and a batch with rows of two pages is copied once more.
     rows = 1 << (rows.bit_length() - 1)

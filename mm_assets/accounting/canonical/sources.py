@@ -8,9 +8,10 @@ from typing import Any
 from mm_assets.accounting.canonical.source import CanonicalSource
 from mm_assets.formats.format_table import format_of
 from mm_assets.formats.listing import expand_paths
+from mm_assets.formats.local_tree import ORIGINS_BESIDE
 from mm_assets.formats.partitions import partition_name, root_of_locations
 from mm_assets.formats.registry import SUFFIXES, detect_format, reader_for
-from mm_assets.formats.storage import absolute, is_remote
+from mm_assets.formats.storage import absolute, exists, is_remote, join
 
 
 def canonical_sources(
@@ -23,10 +24,18 @@ def canonical_sources(
         layout_of: returns for a format and source how files of other tools are read. Their locators and
             partitions are named as in ``mm-assets convert``.
 
+    An output into which only inputs without samples were converted has none: no empty tar is written, but the
+    inputs are noted.
+
     Raises as `detect_format` does.
     """
     source = absolute(source)
-    kind = detect_format(source)
+    try:
+        kind = detect_format(source)
+    except FileNotFoundError:
+        if exists(join(source, ORIGINS_BESIDE)):
+            return []
+        raise
     entry = format_of(kind)
     if entry.is_table:
         return [

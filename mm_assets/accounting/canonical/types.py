@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from mm_assets.accounting.canonical.parts import BLOB_FIELD, RowPart
 from mm_assets.interleaved import json_codec
+from mm_assets.interleaved.buffers import is_bytes
 from mm_assets.interleaved.errors import ShardError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema import (
@@ -18,13 +19,15 @@ from mm_assets.interleaved.schema import (
     align_table,
     canonical_schema,
 )
+from mm_assets.interleaved.text_validity import refuse_broken_text
 
 
 def normalized(part: RowPart, location: str) -> RowPart:
     """Return rows with reserved columns in their canonical types, where lossless, without dictionaries.
 
     Raises:
-        ShardError: the rows are no items: a required column is missing or has nulls, or a name occurs twice.
+        ShardError: text is not UTF-8, or the rows are no items: a required column is missing or has nulls,
+            or a name occurs twice.
     """
     table, names = part.table, part.schema.names
     if len(set(names)) != len(names):
@@ -42,11 +45,19 @@ def normalized(part: RowPart, location: str) -> RowPart:
         target = canonical.field(field.name)
         if field.type != target.type:
             try:
-                table = table.set_column(index, target, table.column(index).cast(target.type))
+                table = table.set_column(
+                    index, target, table.column(index).cast(target.type, safe=not _is_text(field, target))
+                )
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                 continue  # the comparison reports the type as a difference
+    refuse_broken_text(table, location)
     is_large = part.field.type == BLOB_FIELD.type  # otherwise only the offsets differ, not the bytes
     return replace(part, table=table, field=part.field if is_large else BLOB_FIELD)
+
+
+def _is_text(field: pa.Field, target: pa.Field) -> bool:
+    """Return whether bytes become text, which is looked at afterwards."""
+    return is_bytes(field.type) and target.type == pa.string()
 
 
 def retyped(table: pa.Table, schema: pa.Schema) -> pa.Table:

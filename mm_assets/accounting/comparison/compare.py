@@ -58,7 +58,8 @@ def compare(
 ) -> Comparison:
     """Compare the items of two datasets.
 
-    The order of items does not count, nor does a column without values. Items are the same if their columns
+    The order of items does not count, nor does a column without values, nor what a format calls the items of
+    lists. Items are the same if their columns
     are, each in its own type. If a side's types were not chosen for its own rows
     (`CanonicalSource.states_types`), items are also the same if they agree in the column types of their whole
     datasets: a shard's integers may be floats in the Lance table of all shards. Data compared with one
@@ -76,6 +77,7 @@ def compare(
     Raises as `CanonicalSource.tables` does.
     """
     first, second = _datasets(left, right)
+    lost = list(lost)
     normalized = not all(source.states_types() for source in (*first.sources, *second.sources))
     known_lost = Counter(row_key(*item) for item in lost if None not in item)  # type: ignore[arg-type]
     if not known_lost and (
@@ -83,6 +85,8 @@ def compare(
         or (normalized and first.stats.digest == second.stats.digest)
     ):
         return Comparison(first.stats, second.stats)
+    if not first.plain_items and not (first.has_plain_items and second.has_plain_items):
+        return compare(*_with_plain_items(first, second), lost, names)
     indexes = first.index(), second.index()
     rows = [found.tolist() for found in indexes[0].without_partner(indexes[1], normalized)]
     by_key = _by_key(indexes, rows, known_lost)
@@ -114,6 +118,14 @@ def _datasets(left: CanonicalSource | Dataset, right: CanonicalSource | Dataset)
             if source.is_part_of_table:
                 other.typed_as = mine
     return first, second
+
+
+def _with_plain_items(first: Dataset, second: Dataset) -> tuple[Dataset, Dataset]:
+    pair = Dataset(first.sources, plain_items=True), Dataset(second.sources, plain_items=True)
+    for dataset, plain, other in ((first, *pair), (second, *pair[::-1])):
+        if dataset.typed_as is not None:
+            plain.typed_as = other
+    return pair
 
 
 def _by_key(

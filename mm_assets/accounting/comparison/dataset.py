@@ -15,6 +15,7 @@ from mm_assets.accounting.canonical.types import changes, retyped
 from mm_assets.accounting.comparison.row_index import RowIndex
 from mm_assets.interleaved.digest import ContentDigest, row_digests
 from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.nested_types import with_plain_items
 from mm_assets.interleaved.unify import unify_schemas
 
 
@@ -22,12 +23,13 @@ class Dataset:
     """Rows in one source or several; read on first use, and again for each further question.
 
     ``typed_as`` is another dataset with the same columns in types that further rows widened: `stats` unifies
-    the types with its own.
+    the types with its own. With ``plain_items`` the items of lists are named alike, whatever they are called.
     """
 
-    def __init__(self, sources: Sequence[CanonicalSource]) -> None:
+    def __init__(self, sources: Sequence[CanonicalSource], plain_items: bool = False) -> None:
         self.sources = tuple(sources)
         self.typed_as: Dataset | None = None
+        self.plain_items = plain_items
 
     @cached_property
     def stats_as_stored(self) -> Derived:
@@ -68,6 +70,12 @@ class Dataset:
             else:
                 return replace(self.stats_as_stored, digest=digest.hexdigest(), schema=schema)
 
+    @property
+    def has_plain_items(self) -> bool:
+        """True if the items of all lists are named as with ``plain_items``."""
+        types = [field.type for tally in self._tallies for schema in tally.schemas for field in schema]
+        return all(str(type_) == str(with_plain_items(type_)) for type_ in types)
+
     def index(self) -> RowIndex:
         """Return keys and digests of all rows, in the order of `tables`."""
         index = RowIndex()
@@ -84,14 +92,17 @@ class Dataset:
     def tables(self) -> Iterator[pa.Table]:
         """Yield all rows, source by source."""
         for source in self.sources:
-            yield from source.tables()
+            yield from self._tables_of(source)
+
+    def _tables_of(self, source: CanonicalSource) -> Iterator[pa.Table]:
+        return map(_with_plain_items, source.tables()) if self.plain_items else source.tables()
 
     @cached_property
     def _tallies(self) -> list[DigestTally]:
         tallies = []
         for source in self.sources:
             tally = DigestTally()
-            for table in source.tables():
+            for table in self._tables_of(source):
                 tally.observe(table)
             tallies.append(tally)
         return tallies
@@ -103,13 +114,17 @@ class Dataset:
         if not any(changes(known, schema) for known in tally.schemas):
             return tally.digest
         digest = ContentDigest()
-        for table in source.tables():
+        for table in self._tables_of(source):
             try:
                 normalized = retyped(table, schema)
             except ValueError:
                 return next(field.name for field in schema if not _fits(table, field))
             digest.observe(normalized)
         return digest
+
+
+def _with_plain_items(table: pa.Table) -> pa.Table:
+    return table.cast(pa.schema([field.with_type(with_plain_items(field.type)) for field in table.schema]))
 
 
 def _fits(table: pa.Table, field: pa.Field) -> bool:

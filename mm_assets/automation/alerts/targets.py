@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from mm_assets.automation.alerts.messages import Message
 from mm_assets.interleaved.extras import explained
@@ -17,10 +20,14 @@ from mm_assets.settings_file import given_settings
 
 if TYPE_CHECKING:
     from apprise import NotifyBase
+    from requests import PreparedRequest, Response
 
 # Kinds of targets whose URL has the name of a server where others have a token.
 _WITH_SERVER = ("json", "xml", "form", "mailto")
 _SHOWN_REASON = 160  # characters
+ANSWERING = 15.0  # seconds that a target has for one message
+# What is read of the answer of a web server at most, from the end of its headers on.
+_ANSWER_BYTES, _ANSWER_SECONDS = 64 << 10, 5.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,21 @@ class Target:
         return f"target {self.number} ({schema.lower()}://{server}…)"
 
     def send(self, message: Message) -> str | None:
-        """Send a message; return None when it was delivered, else the reason in one line."""
+        """Send a message; return None when it was delivered, else the reason in one line.
+
+        A target that comes to no end counts as one that failed; the message may reach it all the same.
+        """
+        answers: list[str | None] = []
+
+        def take() -> None:
+            answers.append(self._answer(message))
+
+        thread = threading.Thread(target=take, daemon=True)
+        thread.start()
+        thread.join(ANSWERING)
+        return answers[0] if answers else f"no answer in {ANSWERING:.0f} s"
+
+    def _answer(self, message: Message) -> str | None:
         with _notes() as lines:
             try:
                 service = self._service()
@@ -69,6 +90,7 @@ class Target:
     def _service(self) -> NotifyBase | None:
         from apprise import Apprise, OverflowMode
 
+        _bound_answers()
         service = Apprise.instantiate(self.url, suppress_exceptions=True)
         if service is not None and "overflow=" not in self.url:
             service.overflow_mode = OverflowMode.SPLIT  # else a service refuses what is too long for it
@@ -112,6 +134,40 @@ class Target:
 def targets(urls: Sequence[str]) -> list[Target]:
     """Return the targets of these Apprise URLs."""
     return [Target(number, url) for number, url in enumerate(urls, 1)]
+
+
+@cache
+def _bound_answers() -> None:
+    """Have `requests` read the start of an answer only, where it is Apprise that asks.
+
+    Apprise calls ``requests.post`` and its like, which read all of an answer, and has no other way in.
+    """
+    import requests.sessions
+    from requests.adapters import HTTPAdapter
+
+    class BoundedAdapter(HTTPAdapter):
+        def send(self, request: PreparedRequest, stream: bool = False, *more: Any, **named: Any) -> Response:
+            if _lines.get() is None:
+                return super().send(request, stream, *more, **named)
+            response = super().send(request, True, *more, **named)
+            response._content = _start_of(response)
+            response.close()
+            return response
+
+    requests.sessions.HTTPAdapter = BoundedAdapter  # type: ignore[attr-defined, misc]
+
+
+def _start_of(response: Response) -> bytes:
+    from urllib3.exceptions import HTTPError
+
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    start = b""
+    with suppress(OSError, HTTPError):  # the status has come, and decides
+        while len(start) < _ANSWER_BYTES and time.monotonic() < deadline:
+            if not (part := response.raw.read1(_ANSWER_BYTES, decode_content=True)):
+                break
+            start += part
+    return start
 
 
 @contextmanager

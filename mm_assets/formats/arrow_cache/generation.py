@@ -148,13 +148,17 @@ def withdraw_cache(cache_dir: Path) -> None:
     """Remove a cache, if there is one. Readers keep what they have mapped.
 
     It is hidden by one rename first, so that no reader sees a part of it; after a crash `sweep_folders`
-    removes the rest.
+    removes the rest. A link goes after the folder that it leads to.
     """
-    if cache_dir.is_dir():
-        hidden = building_folder(cache_dir.parent / temporary_name(cache_dir.name))
-        os.rename(cache_dir, hidden)
-        sync(cache_dir.parent)
+    folder = Path(os.path.realpath(cache_dir))
+    if folder.is_dir():
+        hidden = building_folder(folder.parent / temporary_name(folder.name))
+        os.rename(folder, hidden)
+        sync(folder.parent)
         shutil.rmtree(hidden)
+    if cache_dir.is_symlink():
+        cache_dir.unlink()
+        sync(cache_dir.parent)
 
 
 def of_generation(meta: ShardedCacheMeta, generation: str) -> ShardedCacheMeta:

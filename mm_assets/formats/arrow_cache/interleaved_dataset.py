@@ -18,6 +18,7 @@ import xxhash
 
 from mm_assets.formats.arrow_cache.metadata import METADATA_FILE, local_path_of
 from mm_assets.formats.arrow_cache.reader import ArrowCache
+from mm_assets.interleaved.counted import counted, first_and_more
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.samples import sample_offsets
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA
@@ -71,6 +72,11 @@ class InterleavedArrowDataset:
         self._offsets: list[npt.NDArray[np.int64]] | None = None
         self._first: list[int] = []  # the number of each cache's first sample
         self._by_hash: tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]] | None = None
+
+    def __repr__(self) -> str:
+        rows = counted(sum(cache.meta.num_rows for cache in self._caches), "row")
+        caches = first_and_more([cache.meta.cache_dir for cache in self._caches])
+        return f"<InterleavedArrowDataset of {caches}: {rows}>"
 
     def __len__(self) -> int:
         self._number_samples()

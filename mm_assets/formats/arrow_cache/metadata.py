@@ -16,7 +16,8 @@ import pyarrow as pa
 from mm_assets.formats.arrow_cache import verified
 from mm_assets.formats.arrow_cache.features import Features, as_features, features_of
 from mm_assets.formats.arrow_cache.shards import CacheShard, OpenShard
-from mm_assets.formats.storage import is_remote, local_path, regular_file
+from mm_assets.formats.storage import is_remote, local_path, regular_file, whole_url
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
@@ -33,7 +34,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32}")
 _Result = TypeVar("_Result")
 
 
-@dataclass
+@dataclass(repr=False)
 class ShardedCacheMeta:
     """A cache, with its shards in the order of its rows.
 
@@ -51,6 +52,10 @@ class ShardedCacheMeta:
     shard_digests: list[str] = field(default_factory=list)
     features: Features = field(default_factory=Features)
     schema: pa.Schema | None = None
+
+    def __repr__(self) -> str:
+        size = f"{counted(self.num_rows, 'row')} in {counted(self.num_shards, 'shard')}"
+        return f"<ShardedCacheMeta of {self.cache_dir}: {size}>"
 
     @property
     def shard_paths(self) -> list[Path]:
@@ -70,7 +75,7 @@ def local_path_of(location: str | os.PathLike[str]) -> Path:
     Raises:
         ValueError: It is a URL of anything but local files.
     """
-    if is_remote(os.fspath(location)):
+    if is_remote(whole_url(os.fspath(location))):
         raise ValueError(f"{location}: only local files can be mapped; copy the caches to a disk first")
     return Path(local_path(os.fspath(location)))
 

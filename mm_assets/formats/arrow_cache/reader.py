@@ -62,6 +62,9 @@ class ArrowCache:
     def features(self) -> Features:
         return self.meta.features
 
+    def __repr__(self) -> str:
+        return repr(self.meta).replace("ShardedCacheMeta", "ArrowCache", 1)
+
     def __len__(self) -> int:
         return self.meta.num_rows
 

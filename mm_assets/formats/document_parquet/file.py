@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mm_assets.formats.document_parquet.layout import BYTES, DocumentLayout, ItemColumn, document_layout
-from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, refuse_blown_up
+from mm_assets.formats.document_parquet.unpacking import Reopen, RowSizes, WrittenOut, refuse_blown_up
 from mm_assets.formats.parquet_file import read_batches, rows_within
 from mm_assets.formats.parquet_types import cast, schema_with_enums
 from mm_assets.formats.webdataset.layout import MAX_FIELDS, RawLayout
@@ -74,6 +74,7 @@ class DocumentFile:
                 "set MM_IMAGES_FIELD to read them"
             )
         self._sizes = RowSizes(file.metadata, name, reopen)
+        self._reopen = reopen
 
     @property
     def names(self) -> list[str]:
@@ -113,10 +114,12 @@ class DocumentFile:
             at: most_images for at in leaf_indices if most_images is not None and self._leaves[at] == blobs
         }
         first = 0
+        written = WrittenOut(self._file, self.nbytes, self.name, self._reopen)
         for group in range(self._file.metadata.num_row_groups):
             mean, largest = self._sizes.of(group, leaf_indices, most_values)
             rows = min(rows_within(nbytes, mean), rows_within(_MAX_OVERSHOOT * nbytes, largest))
             for batch in read_batches(self._file, group, columns, rows, self.name, **self._read_kwargs):
+                written.count(batch)
                 batch = batch.select(list(names))  # Parquet also takes "x.y" for a field of "x"
                 for field in self._texts:
                     if (index := batch.schema.get_field_index(field.name)) >= 0:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,6 @@ from mm_assets.formats.column_integers import ColumnIntegers
 from mm_assets.formats.document_parquet.file import DocumentFile
 from mm_assets.formats.document_parquet.items import Items, Numbers, items_of, lengths_beyond
 from mm_assets.formats.parquet_rows import row_name
-from mm_assets.formats.parquet_text import broken_rows
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.webdataset.declared_types import width
 from mm_assets.formats.webdataset.layout import MAX_POSITION
@@ -30,6 +30,7 @@ from mm_assets.interleaved.faults import (
 from mm_assets.interleaved.losses import Loss
 from mm_assets.interleaved.schema import METADATA_POSITION, SchemaMismatch, loose_columns, refuse_misfits
 from mm_assets.interleaved.source_ref import build_source_ref
+from mm_assets.interleaved.text_validity import broken_rows
 
 # Memory that the rows of one document may take with all columns: this much, or in proportion to its size.
 _MAX_ROOM = 64 << 20
@@ -44,7 +45,10 @@ def no_bytes(name: str | None) -> Fault:
     """
     if name is None:
         return Fault(DANGLING_REFERENCE, "dangling reference: neither bytes nor a name")
-    words = f"dangling reference {name!r:.200}: a name without bytes, and names are not fetched"
+    hint = "a name without bytes, and names are not fetched"
+    if name.startswith(("http://", "https://")):
+        hint = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
+    words = f"dangling reference {name!r:.200}: {hint}"
     return Fault(DANGLING_REFERENCE, words)
 
 
@@ -92,7 +96,7 @@ class DocumentScan:
         broken = broken_rows(batch)
         faults = {row: (NOT_UTF8, f"column {name!r}: not UTF-8") for row, name in broken.items()}
         at = np.array([row for row in range(batch.num_rows) if row not in broken], np.int64)
-        readable = batch if not broken else batch.take(pa.array(at))
+        readable = batch if not broken else _without(batch, broken)
         stated = dict(zip(at.tolist(), self._stated_ids(readable), strict=True))
         items = {
             column.name: items_of(column, readable.column(column.name))
@@ -257,3 +261,9 @@ def _misfits(batch: pa.RecordBatch, first: int) -> dict[int, str]:
         halves = (batch.take(pa.array(range(half))), batch.take(pa.array(range(half, batch.num_rows))))
         return _misfits(halves[0], first) | _misfits(halves[1], first + half)
     return {}
+
+
+def _without(batch: pa.RecordBatch, rows: Collection[int]) -> pa.RecordBatch:
+    """Return the other rows; Arrow's ``take`` has no views."""
+    edges = [-1, *sorted(rows), batch.num_rows]
+    return pa.concat_batches([batch.slice(low + 1, high - low - 1) for low, high in pairwise(edges)])

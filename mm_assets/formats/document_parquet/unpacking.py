@@ -6,19 +6,21 @@ memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mm_assets.formats.batching import Sizes, row_bytes
-from mm_assets.formats.parquet_file import ROWS_AT_ONCE, read_batches
+from mm_assets.formats.parquet_file import ROWS_AT_ONCE, checked, read_batches
 from mm_assets.formats.tar.spool import unpacked_limit
 from mm_assets.interleaved.errors import ShardError
 
 MAX_ROW_BYTES = 1 << 30  # a row is held in memory as a whole
 _MAX_PACKED = 64 << 20  # bytes of a column in a row group; its dictionary is only inspected below that
+_HELD = 64 << 20  # bytes of rows that may be in memory at a time
 _VALUE = 8  # bytes that any value takes in memory, nulls included
 
 Reopen = Callable[[list[str]], pq.ParquetFile]  # opens the file with these columns read as dictionaries
@@ -40,6 +42,88 @@ def refuse_blown_up(metadata: pq.FileMetaData, size: int) -> None:
             raise ValueError(f"row group {number}: a row of {mean} bytes, at most {MAX_ROW_BYTES}")
     if total > unpacked_limit(size):
         raise ValueError(f"it unpacks to {total} bytes, more than {unpacked_limit(size)}")
+
+
+class WrittenOut:
+    """Guard on the bytes that one pass over a file writes out of its dictionaries, one for each pass.
+
+    Args:
+        file: the open file.
+        size: its bytes.
+        name: the file in messages.
+        reopen: opens it again.
+    """
+
+    def __init__(self, file: pq.ParquetFile, size: int, name: str, reopen: Reopen) -> None:
+        self._file, self._name, self._reopen = file, name, reopen
+        self._limit = unpacked_limit(size)
+        self._total = 0
+        self._sizes = RowSizes(file.metadata, name, reopen)
+        leaves = range(len(file.schema))
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        self._leaves = [
+            leaf for leaf in leaves if any(_has_dictionary(group.column(leaf)) for group in groups)
+        ]
+        self._columns = {file.schema.column(leaf).path.partition(".")[0] for leaf in self._leaves}
+        self._columns |= {field.name for field in file.schema_arrow if pa.types.is_dictionary(field.type)}
+
+    def rows(self, group: int, columns: Collection[str]) -> int | None:
+        """Return how many rows of a row group to read at a time; None if any number takes little memory.
+
+        Raises:
+            ShardError: a row, or a column, is too large.
+        """
+        worst = 0
+        for leaf in self._leaves:
+            chunk, column = self._file.metadata.row_group(group).column(leaf), self._file.schema.column(leaf)
+            if column.path.partition(".")[0] not in columns or not _has_dictionary(chunk):
+                continue
+            if chunk.total_uncompressed_size > self._limit:
+                self._refuse(column.path, chunk.total_uncompressed_size)
+            if chunk.num_values * chunk.total_uncompressed_size <= _HELD:
+                continue
+            if column.max_repetition_level == 0:
+                worst += self._longest(group, column.path)
+            else:
+                worst += self._sizes.of(group, [leaf], {})[1]
+        return max(_HELD // worst, 1) if worst else None
+
+    def count(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Count rows that have been read.
+
+        Raises:
+            ShardError: there are more bytes now than the file's size warrants.
+        """
+        for name in self._columns.intersection(rows.schema.names):
+            column = rows.column(name)
+            is_dictionary = pa.types.is_dictionary(column.type)
+            self._total += int(row_bytes(pa.table({name: column})).sum()) if is_dictionary else column.nbytes
+            if self._total > self._limit:
+                self._refuse(name, self._total)
+
+    def _longest(self, group: int, path: str) -> int:
+        """Return the bytes of the longest dictionary value of a flat column; only its first page is read."""
+        file = self._reopen([path])
+        try:
+            batches = file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False)
+            column = checked(lambda: next(batches), self._name, file).column(0)
+            while pa.types.is_struct(column.type):
+                (column,) = column.flatten()
+            values = column.dictionary if pa.types.is_dictionary(column.type) else column
+            return pc.max(pc.binary_length(values)).as_py() or 0
+        finally:
+            file.close(force=True)
+
+    def _refuse(self, column: str, nbytes: int) -> None:
+        raise ShardError(
+            f"{self._name}: column {column!r} unpacks to {nbytes} bytes or more, at most {self._limit}; "
+            "write the file without dictionaries if you trust it"
+        )
+
+
+def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
+    is_coded = any("DICTIONARY" in encoding for encoding in chunk.encodings)
+    return chunk.physical_type in ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY") and is_coded
 
 
 class RowSizes:

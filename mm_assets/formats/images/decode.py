@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import DecompressionBomb, ImageError
@@ -119,7 +121,7 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
         DecompressionBomb: It would be too expensive to decode.
         ImageError: The sides of a tile are not numbers.
     """
-    image = _opened(raw, kind)
+    image = pillow_image(raw, kind)
     # Checked again: Pillow enlarges the screen of a GIF to its first frame.
     refuse_bomb(*image.size, max_pixels, sum(1 for _ in _SCAN.finditer(raw)) if kind == "jpg" else 1)
     if kind == "tiff":
@@ -127,7 +129,13 @@ def opened(raw: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile:
     return image
 
 
-def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
+def pillow_image(raw: bytes | memoryview, kind: str) -> ImageFile:
+    """Return an image as `PIL.Image.open` does, but for its limit of pixels; raise whatever Pillow raises."""
+    return _pillow_readers()[kind](memory_file(raw), "")
+
+
+@cache
+def _pillow_readers() -> dict[str, Callable[[Any, str], ImageFile]]:
     from PIL import (
         BmpImagePlugin,
         GifImagePlugin,
@@ -137,15 +145,26 @@ def _opened(raw: bytes | memoryview, kind: str) -> ImageFile:
         WebPImagePlugin,
     )
 
-    readers: dict[str, Callable[[Any, str], ImageFile]] = {
+    _silence_libtiff()
+    return {
         "jpg": JpegImagePlugin.JpegImageFile,
+        "mpo": JpegImagePlugin.jpeg_factory,
         "png": PngImagePlugin.PngImageFile,
         "webp": WebPImagePlugin.WebPImageFile,
         "gif": GifImagePlugin.GifImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
         "tiff": TiffImagePlugin.TiffImageFile,
     }
-    return readers[kind](memory_file(raw), "")
+
+
+def _silence_libtiff() -> None:
+    """Keep Pillow's libtiff from printing lines to stderr that name no file: what fails is raised as well."""
+    from PIL import _imaging
+
+    libtiff = ctypes.CDLL(_imaging.__file__)  # symbols are looked up in what it is linked with, too
+    for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
+        if hasattr(libtiff, name):  # not where libtiff is linked into Pillow without its names
+            getattr(libtiff, name)(None)
 
 
 def _without_zeros(data: bytes | memoryview) -> int:

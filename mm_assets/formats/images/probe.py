@@ -130,6 +130,8 @@ def _probe_with_pillow(data: _Buffer) -> ImageInfo:
             continue
         kind = _PILLOW_FORMATS.get(name)
         if kind is None:
+            if name == "CUR" and head[4:6] == bytes(2):  # TGA begins alike; CUR has a count here
+                name = "TGA"
             raise ImageError(f"{name} images are not supported, only {', '.join(CONTENT_TYPES)}")
         try:
             with factory(io.BytesIO(data), "") as image:

@@ -29,6 +29,7 @@ from mm_assets.formats.lance.storage_types import (
 )
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_values import is_json, json_field
+from mm_assets.interleaved.nested_types import plain_type
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, align_table, order_columns
 from mm_assets.interleaved.unify import unify_schemas
 
@@ -111,7 +112,9 @@ def target_schema(current: pa.Schema | None, sets: Iterable[FragmentSet]) -> pa.
 def same_values(first: pa.Field, second: pa.Field) -> bool:
     """Return whether the stored values of two fields mean the same."""
     mark = [(field.metadata or {}).get(ARROW_TYPE) for field in (first, second)]
-    return first.type.equals(second.type) and is_json(first) == is_json(second) and mark[0] == mark[1]
+    # Lance gives the items of fixed-size lists a name of its own.
+    is_same_type = plain_type(first.type).equals(plain_type(second.type))
+    return is_same_type and is_json(first) == is_json(second) and mark[0] == mark[1]
 
 
 def evolve(dataset: lance.LanceDataset, target: pa.Schema) -> lance.LanceDataset:
@@ -263,4 +266,5 @@ def _kind(field: pa.Field) -> str:
 
 def differs(current: pa.Schema, target: pa.Schema) -> bool:
     """Return whether `evolve` has anything to do. Schema-level metadata does not count."""
-    return not current.remove_metadata().equals(target, check_metadata=True)
+    plain = [[field.with_type(plain_type(field.type)) for field in schema] for schema in (current, target)]
+    return not pa.schema(plain[0]).equals(pa.schema(plain[1], metadata=target.metadata), check_metadata=True)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mm_assets.formats.batching import cut_by_bytes
 from mm_assets.formats.grouping import SampleSpans, grouped
-from mm_assets.formats.lance.damage import naming_table, opened
+from mm_assets.formats.lance.damage import naming_table, opened, unreadable_text
 from mm_assets.formats.lance.location import storage_options_from_env
 from mm_assets.formats.lance.storage_types import from_storage, from_storage_schema, with_original_names
 from mm_assets.formats.lance.table import LanceTable
@@ -125,7 +125,8 @@ class LanceSource(FileSource):
         except StoreError:
             raise
         except OSError as error:
-            raise ShardError(str(error)) from error
+            found = unreadable_text(self._fragments, error)
+            raise ShardError(f"{self.uri}: {found}" if found else str(error)) from error
 
     def _slices(self, columns: list[str], max_bytes: int | None) -> Iterator[pa.Table]:
         stored = [self._stored_names[name] for name in columns]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mm_assets.interleaved import json_codec
 from mm_assets.interleaved.errors import MmAssetsError
-from mm_assets.interleaved.nested_types import with_children
+from mm_assets.interleaved.nested_types import plain_type, with_children
 
 ARROW_TYPE = (
     b"mm_assets:arrow_type"  # field metadata: base64 of an IPC schema with one field of the original type
@@ -125,7 +125,7 @@ def _from_storage_field(field: pa.Field) -> pa.Field:
     metadata = dict(field.metadata or {})
     packed = metadata.pop(ARROW_TYPE, None)
     if packed is None:
-        return field
+        return field.with_type(plain_type(field.type))
     original = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(packed))).field(0).type
     return field.with_type(original).with_metadata(metadata or None)
 
@@ -153,6 +153,8 @@ def _storage_type(type_: pa.DataType, name: str, *, top: bool = False) -> pa.Dat
         )  # none with sorted keys
     if _is_fixed_size_list(type_):
         return pa.list_(_child(type_.value_field, name))  # Lance writes these, and cannot read them back
+    if pa.types.is_fixed_size_list(type_):  # Lance forgets that the items are never null
+        return pa.list_(_child(type_.value_field, name).with_nullable(True), type_.list_size)
     return _same_unless_changed(type_, with_children(type_, lambda field: _child(field, name)))
 
 

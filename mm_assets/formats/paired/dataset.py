@@ -14,11 +14,13 @@ from webdataset.filters import shuffle as shuffled
 from webdataset.handlers import reraise_exception
 from webdataset.pipeline import DataPipeline
 from webdataset.shardlists import single_node_only, split_by_worker
+from webdataset.utils import pytorch_worker_info
 
 from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedTarExpander, Rename, Select
 from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
+from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.errors import DataError
 
 __all__ = ["MultiModalWebDataset"]
@@ -53,7 +55,8 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         shardshuffle: Number of shards in the shuffle buffer, or False.
         detshuffle: Shuffle by ``seed`` and the number of the pass. Without it, ``seed`` gives every pass the
             same order.
-        nodesplitter: Stage that splits shards between nodes.
+        nodesplitter: Stage that splits shards between nodes. If it leaves this one (this rank) none, a pass
+            raises `DataError`: under DistributedDataParallel the others would wait for it for ever.
         workersplitter: Stage that splits shards between workers.
         select_files: See `PairedTarExpander`.
         rename_files: See `PairedTarExpander`.
@@ -94,6 +97,7 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         self.append(self.shards)
         if nodesplitter is not None:
             self.append(nodesplitter)
+            self.append(_RankCheck(len(self.shards)))
         if workersplitter is not None:
             self.append(workersplitter)
         if shardshuffle:
@@ -103,6 +107,9 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         self.append(self.expander)
         if empty_check:
             self.append(_EmptyCheck(self.expander))
+
+    def __repr__(self) -> str:
+        return repr(self.shards).replace("PairedShardList", type(self).__name__, 1)
 
     @property
     def reports(self) -> list[GroupReport]:
@@ -127,6 +134,30 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class _RankCheck:
+    """A pipeline stage that raises `DataError` if no shard of this rank passes.
+
+    Args:
+        shards: How many there are for all ranks.
+    """
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+
+    def __call__(self, src: Iterable[ShardGroup]) -> Iterator[ShardGroup]:
+        is_empty = True
+        for group in src:
+            is_empty = False
+            yield group
+        if is_empty:
+            rank, ranks, *_ = pytorch_worker_info()
+            raise DataError(
+                f"rank {rank} of {ranks} has no shard: nodesplitter gave it none of the "
+                f"{counted(self._shards, 'shard')}. Start no more ranks than there are shards, "
+                "or make more, smaller shards."
+            )
 
 
 class _EmptyCheck:

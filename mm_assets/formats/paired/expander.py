@@ -77,7 +77,7 @@ class PairedTarExpander:
             try:
                 with self._joined(report) as joined:
                     keys = self._keys_to_yield(joined)
-                    if report.missing or report.unkeyed:
+                    if report.missing or report.unkeyed or report.left_out:
                         self._log(report)
                     for sample in joined.read(keys):
                         report.samples += 1
@@ -127,6 +127,9 @@ class PairedTarExpander:
             report.missing = {name: Names(len(keys), keys) for name, keys in joined.missing.items() if keys}
             report.unkeyed = {
                 name: Names(len(tar.unkeyed), tar.unkeyed) for name, tar in tars.items() if tar.unkeyed
+            }
+            report.left_out = {
+                name: Names(len(tar.left_out), tar.left_out) for name, tar in tars.items() if tar.left_out
             }
             yield joined
 

@@ -5,27 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Names:
     """Names of keys or files: ``count`` in all; ``first`` has all of them, or as many as can be kept."""
 
     count: int
     first: list[str]
 
+    def __repr__(self) -> str:
+        return f"<{self.count} names: {self}>"
+
     def __str__(self) -> str:
         shown = self.first[:5]
         return f"{', '.join(map(repr, shown))}{', …' if len(shown) < self.count else ''}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class GroupReport:
     """Report on one shard group.
 
     ``keys`` counts the distinct keys of all modalities, ``incomplete`` those that at least one modality lacks
     (the policy ``skip`` drops them), ``samples`` those yielded. ``missing`` has the keys that a modality
     lacks and another has. ``unkeyed`` has the files of a modality whose names have no key and extension;
-    webdataset does not read these either. Modalities without any are left out of both. ``error`` is the error
-    that ended the group, else None.
+    webdataset does not read these either. ``left_out`` has those that macOS or tar had added. Modalities
+    without any are left out of all three. ``error`` is the error that ended the group, else None.
     """
 
     urls: dict[str, str]
@@ -34,15 +37,19 @@ class GroupReport:
     samples: int = 0
     missing: dict[str, Names] = field(default_factory=dict)
     unkeyed: dict[str, Names] = field(default_factory=dict)
+    left_out: dict[str, Names] = field(default_factory=dict)
     error: str | None = None
 
     def keep(self, room: int) -> int:
         """Keep at most ``room`` names and return the number kept."""
         kept = 0
-        for names in (*self.missing.values(), *self.unkeyed.values()):
+        for names in (*self.missing.values(), *self.unkeyed.values(), *self.left_out.values()):
             del names.first[room - kept :]
             kept += len(names.first)
         return kept
+
+    def __repr__(self) -> str:
+        return f"<GroupReport {self}>"
 
     def __str__(self) -> str:
         parts = (
@@ -56,6 +63,10 @@ class GroupReport:
         parts += [
             f"files without key and extension in {name}: {files.count} ({files})"
             for name, files in self.unkeyed.items()
+        ]
+        parts += [
+            f"added by macOS or tar to {name}, and left out: {files.count} ({files})"
+            for name, files in self.left_out.items()
         ]
         if self.error is not None:
             parts.append(f"ended after {self.samples} samples by {self.error}")

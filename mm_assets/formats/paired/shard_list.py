@@ -12,6 +12,7 @@ from webdataset.pytorch import IterableDataset
 from webdataset.shardlists import envsubst
 
 from mm_assets.formats.brace_lists import expand_braces
+from mm_assets.interleaved.counted import counted
 
 __all__ = ["PairedShardList"]
 
@@ -55,6 +56,9 @@ class PairedShardList(IterableDataset):
         self.seed = seed
         self.groups = [dict(zip(urls, group, strict=True)) for group in zip(*urls.values(), strict=True)]
         _warn_of_names(self.groups)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {counted(len(self.groups), 'shard')}: {', '.join(self.groups[0])}>"
 
     def __len__(self) -> int:
         """Number of shard groups."""

@@ -29,7 +29,7 @@ class Payload(NamedTuple):
 class ModalityTarIndex:
     """The payload of each key and extension, keys in the order of their first members.
 
-    ``unkeyed`` has the files that belong to no sample.
+    ``unkeyed`` has the files that belong to no sample, ``left_out`` those that macOS or tar had added.
     """
 
     fd: int
@@ -37,6 +37,7 @@ class ModalityTarIndex:
     payloads: dict[str, dict[str, Payload]]
     extensions: frozenset[str]
     unkeyed: list[str]
+    left_out: list[str]
 
 
 def index_samples(
@@ -82,4 +83,4 @@ def index_samples(
             raise DataError(f"{url}: duplicate file name in tar file: key {key!r} has {extension!r} twice")
         files[extension] = Payload(member.offset, member.size)
     unkeyed += (f"{skipped.name} ({skipped.reason})" for skipped in index.skipped)
-    return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed)
+    return ModalityTarIndex(fd, url, payloads, frozenset(extensions), unkeyed, list(index.left_out))

@@ -60,7 +60,8 @@ def picture_of(image: PdfImage, document: bytes) -> Picture | Fault:
     except DecompressionBomb as error:
         return Fault(DECOMPRESSION_BOMB, f"decompression bomb: {error}")
     except (pypdfium2.PdfiumError, ImageError, UnicodeError) as error:
-        return unreadable_image(error)
+        place_in_memory = f" {image!r}"  # the same file shall give the same bytes
+        return unreadable_image(ImageError(str(error).replace(place_in_memory, "")))
 
 
 def _plain_jpeg(image: PdfImage, document: bytes) -> Picture | None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from mm_assets.formats.images.errors import ImageError
 from mm_assets.formats.pdf.document import open_page
+from mm_assets.formats.pdf.drawn_images import DrawnImages
 from mm_assets.formats.pdf.errors import UnreadablePdf
 from mm_assets.formats.pdf.images import Crops, images_on, picture_of
 from mm_assets.formats.pdf.item import Item, Picture
 from mm_assets.formats.pdf.layout import Piece, blocks_of
 from mm_assets.formats.pdf.page_text import pieces_of
-from mm_assets.interleaved.faults import Fault
+from mm_assets.interleaved.faults import Fault, unreadable_image
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument
@@ -41,6 +43,8 @@ def page_sizes(document: PdfDocument, step: Step) -> list[list[float]]:
 def items_by_layout(document: PdfDocument, data: bytes, most: int, step: Step) -> Iterator[Item]:
     """Yield the items of all pages, ordered by the geometry of each page.
 
+    An image that a page draws and pdfium does not find is a fault behind all others of the page.
+
     Args:
         document: the open document.
         data: its bytes.
@@ -50,19 +54,23 @@ def items_by_layout(document: PdfDocument, data: bytes, most: int, step: Step) -
     Raises:
         UnreadablePdf: a page cannot be opened, or there are too many items.
     """
-    left = most
+    left, drawn = most, DrawnImages(data)
     for page_number in range(1, len(document) + 1):
         step(page_number)
         with open_page(document, page_number) as (page, frame):
             texts = pieces_of(page, frame)
             images = list(images_on(page, frame, left + 1))
-            left -= len(texts) + len(images)
+            lost = drawn.lost(page_number, len(document), len(images))
+            left -= len(texts) + len(images) + len(lost)
             if left < 0:
                 raise UnreadablePdf(f"more than {most} lines and images")
             pieces = texts + [Piece(box, None, number) for number, (_, box) in enumerate(images)]
-            for number, block in enumerate(blocks_of(pieces, frame.size[0]), 1):
+            blocks = blocks_of(pieces, frame.size[0])
+            for number, block in enumerate(blocks, 1):
                 content = block.text if block.text is not None else picture_of(images[block.number][0], data)
                 yield Item(page_number, number, frame.shares(block.box), content)
+            for number, fault in enumerate(lost, len(blocks) + 1):
+                yield Item(page_number, number, [0.0, 0.0, 1.0, 1.0], unreadable_image(ImageError(fault)))
 
 
 def pictures_in(

@@ -15,7 +15,7 @@ from mm_assets.formats.pdf.sample import Scratch, members_of
 from mm_assets.formats.pdf.source import OpenSource, PdfInput, PdfSource, open_source
 from mm_assets.formats.tar.scan import Member
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.merged_tar import refusal, write_damage, write_unpaired
+from mm_assets.formats.webdataset.merged_tar import refusal, write_unpaired, write_unread
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
@@ -79,7 +79,7 @@ def _write(tar: TarWriter, pdf: PdfInput, stem: str, scratch: Scratch, reader: P
 def _write_others(tar: TarWriter, name: str, opened: OpenSource) -> None:
     if opened.index is None:
         return
-    write_damage(tar, name, opened.index)
+    write_unread(tar, name, opened.index)
     for member in opened.others:
         _write_other(tar, name, member)
     for skipped in opened.index.skipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -32,6 +33,19 @@ class Ambiguous(NamedTuple):
     name: str
     members: tuple[Member, ...]
 
+
+# What macOS and tar programs leave among the files, by name and by first bytes: a file that merely has
+# such a name is the user's.
+_RESIDUE = re.compile(
+    r"(?:.*/)?(?:(?P<apple_double>\._[^/]*|\.AppleDouble/.*)|(?P<finder>\.DS_Store)"
+    r"|(?P<extended_header>PaxHeaders?(?:\.\d+)?/.*))",
+    re.DOTALL,
+)
+_RESIDUE_BYTES = {
+    "apple_double": re.compile(rb"\0\x05\x16\x07"),
+    "finder": re.compile(rb"\0\0\0\x01Bud1"),
+    "extended_header": re.compile(rb"\d+ [A-Za-z][\w.:-]*="),
+}
 
 _KINDS = {
     "3": "a character device",
@@ -78,7 +92,8 @@ class TarIndex:
     """The members of a tar in archive order, and what was skipped or damaged.
 
     ``end`` is the byte offset at which the zero blocks begin. Every byte belongs to a member or its headers,
-    to an end block, or to one of the ``damaged_ranges``, which are in archive order.
+    to an end block, or to one of the ``damaged_ranges``, which are in archive order. ``left_out`` has the
+    names of members that are there, and are none of the user's files: see `residue_bytes`.
     """
 
     name: str
@@ -87,6 +102,7 @@ class TarIndex:
     skipped: list[Skipped]
     end: int
     damaged_ranges: tuple[DamagedRange, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def find(self, name: str) -> Member | Fault | None:
         """Return the member of a name, None if there is none.
@@ -101,6 +117,16 @@ class TarIndex:
         if found.broken:
             return Fault(DANGLING_REFERENCE, f"dangling reference: member {name!r}: {found.broken}")
         return found
+
+
+def residue_bytes(name: str) -> re.Pattern[bytes] | None:
+    """Return how a member begins that macOS or a tar program has left; None if its name tells that none has.
+
+    Such are AppleDouble files (``._NAME``, also in ``__MACOSX``), the ``.DS_Store`` of Finder, and extended
+    headers that were unpacked as files (``PaxHeader/NAME``).
+    """
+    found = _RESIDUE.fullmatch(name)
+    return None if found is None else _RESIDUE_BYTES[str(found.lastgroup)]
 
 
 def follow_links(members: list[Member], names: dict[str, Member | Ambiguous]) -> list[Member]:

@@ -26,7 +26,7 @@ from mm_assets.formats.tar.index import DamagedRange as DamagedRange
 from mm_assets.formats.tar.index import Member as Member
 from mm_assets.formats.tar.index import Skipped as Skipped
 from mm_assets.formats.tar.index import TarIndex as TarIndex
-from mm_assets.formats.tar.index import by_name, follow_links
+from mm_assets.formats.tar.index import by_name, follow_links, residue_bytes
 from mm_assets.formats.tar.recovery import Recovery
 from mm_assets.interleaved.errors import DataError
 
@@ -48,7 +48,8 @@ def scan(fd: int, name: str) -> TarIndex:
     """Index the tar behind a local file descriptor.
 
     Reads 512 bytes per member with ``pread``, and no payload; the file position is neither used nor moved.
-    Folders are left out. A leading ``./`` is stripped from names. A name that is not UTF-8 gets backslash
+    Folders are left out, and what macOS and tar programs have added (``left_out`` of the index). A leading
+    ``./`` is stripped from names. A name that is not UTF-8 gets backslash
     escapes, and its member is marked ``broken``.
 
     Args:
@@ -62,7 +63,7 @@ def scan(fd: int, name: str) -> TarIndex:
     """
     walk = _Walk(fd, name)
     walk.run(0)
-    return _index(walk, name, ())
+    return _index(walk, fd, name, ())
 
 
 def scan_tolerant(fd: int, name: str) -> TarIndex:
@@ -82,16 +83,27 @@ def scan_tolerant(fd: int, name: str) -> TarIndex:
             is_last = error.is_cut or len(damaged_ranges) + 1 == MAX_DAMAGED_RANGES
             at = walk.file_size if is_last else recovery.behind(error, walk.at, walk.extended)
             damaged_ranges.append(DamagedRange(walk.end, at, error.with_traceback(None)))
-    return _index(walk, name, tuple(damaged_ranges))
+    return _index(walk, fd, name, tuple(damaged_ranges))
 
 
-def _index(walk: _Walk, name: str, damaged_ranges: tuple[DamagedRange, ...]) -> TarIndex:
+def _index(walk: _Walk, fd: int, name: str, damaged_ranges: tuple[DamagedRange, ...]) -> TarIndex:
     members = walk.members
     names = by_name(members)
     if walk.has_links:
         members = follow_links(members, names)
         names = by_name(members)
-    return TarIndex(name, members, names, walk.skipped, walk.end, damaged_ranges)
+    left_out = {
+        id(member)
+        for member in members
+        if (content := residue_bytes(member.name)) is not None
+        and member.offset >= 0
+        and content.match(os.pread(fd, min(member.size, BLOCK), member.offset))
+    }
+    if not left_out:
+        return TarIndex(name, members, names, walk.skipped, walk.end, damaged_ranges)
+    kept = [member for member in members if id(member) not in left_out]
+    left_out_names = tuple(member.name for member in members if id(member) in left_out)
+    return TarIndex(name, kept, by_name(kept), walk.skipped, walk.end, damaged_ranges, left_out_names)
 
 
 class _Walk:

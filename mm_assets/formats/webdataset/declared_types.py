@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 
 from mm_assets.formats.lance.storage_types import ARROW_TYPE, to_storage_schema
 from mm_assets.formats.parquet_types import stored_schema
-from mm_assets.formats.webdataset.layout import MAX_FIELDS
+from mm_assets.formats.webdataset.layout import MAX_FIELDS, MAX_ROOM
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.schema import RESERVED_COLUMNS, canonical_schema, refuse_misfits
-from mm_assets.interleaved.schema_text import schema_from_text
+from mm_assets.interleaved.schema_text import schema_from_text, schema_to_text
 
 SLOT = 16  # bytes of a value while its column is built: a Python reference, and a number or an offset
 _WIDEST = 1 << 20  # bytes of one row of nulls: the rows of all other samples of the shard take as many
@@ -71,19 +71,26 @@ class DeclaredTypes:
 
         None if no writer would.
         """
-        for field in canonical_schema(self.schema):
-            if field.name in RESERVED_COLUMNS:
-                continue
-            try:
-                for inner in _with_inner(field):
-                    _refuse_odd(inner)
-                single_column = pa.schema([field])
-                to_storage_schema(single_column)
-                with pq.ParquetWriter(pa.BufferOutputStream(), stored_schema(single_column, "")):
-                    pass
-            except (ValueError, TypeError, OSError, pa.ArrowException) as error:
-                return f"column {field.name!r}: {field.type!s:.200} cannot be written: {error}"
-        return None
+        columns = (field for field in canonical_schema(self.schema) if field.name not in RESERVED_COLUMNS)
+        return next(
+            filter(None, (_unwritable(schema_to_text(pa.schema([field]))) for field in columns)), None
+        )
+
+
+@lru_cache(maxsize=4096)  # samples of one tar may state other columns each
+def _unwritable(text: str) -> str | None:
+    """Return why the one column of a schema cannot be written, None if it can."""
+    schema = schema_from_text(text)
+    (field,) = schema
+    try:
+        for inner in _with_inner(field):
+            _refuse_odd(inner)
+        to_storage_schema(schema)
+        with pq.ParquetWriter(pa.BufferOutputStream(), stored_schema(schema, "")):
+            pass
+    except (ValueError, TypeError, OSError, pa.ArrowException) as error:
+        return f"column {field.name!r}: {field.type!s:.200} cannot be written: {error}"
+    return None
 
 
 @lru_cache(maxsize=64)
@@ -121,6 +128,14 @@ def read_declared(text: str) -> DeclaredTypes:
         any(not inner.nullable for field in schema for inner in _with_inner(field)),
         any("timestamp[s" in str(field.type) for field in schema),
     )
+
+
+def is_readable(text: str, rows: int) -> bool:
+    """Return whether a sample of so many rows, most without values, may declare these types."""
+    try:
+        return rows * read_declared(text).row_bytes <= MAX_ROOM
+    except ValueError:
+        return False
 
 
 def width(type_: pa.DataType) -> int:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from mm_assets.formats.images.probe import CONTENT_TYPES, sniff
 from mm_assets.formats.keys import sample_key
+from mm_assets.formats.webdataset.declared_types import is_readable, width
 from mm_assets.formats.webdataset.layout import (
     BOOKKEEPING,
     IMAGE_MEMBERS,
     IMAGES,
+    MAX_NAMED,
     MAX_POSITION,
+    MAX_ROOM,
     METADATA_TYPE,
     ROW_ERRORS,
     ROW_EXTRA,
@@ -66,11 +70,21 @@ class _Json:
 
 
 class SampleEncoder:
-    """Encoder of tables of one schema (canonical reserved columns first)."""
+    """Encoder of the samples of one tar, from tables of one schema (canonical reserved columns first).
+
+    Each json states the types of all columns, and each entry names all, if there are no more than
+    `MAX_NAMED`. Of more, the first json states all types, so that a column without values keeps its own;
+    further jsons state those of the columns that their sample has, and entries name those that they have.
+    Else the tar would grow with the product of samples and columns.
+    """
 
     def __init__(self, schema: pa.Schema) -> None:
         self.extras = pa.schema([f for f in schema if f.name not in RESERVED_COLUMNS])
-        self._declared = schema_to_text(self.extras)
+        self._named = self.extras.names if len(self.extras) <= MAX_NAMED else []
+        self._order = {name: index for index, name in enumerate(self.extras.names)}
+        self._widths = {column.name: width(column.type) for column in self.extras}
+        self._types_of = lru_cache(maxsize=64)(self._types)
+        self._is_first = True
 
     def encode(self, table: pa.Table) -> Iterator[EncodedSample]:
         """Yield the samples of a table of whole samples. Payload views stay valid as long as the table lives.
@@ -82,10 +96,14 @@ class SampleEncoder:
         columns = {
             n: table.column(n).to_pylist() if n in present else [None] * table.num_rows for n in _PLAIN
         }
-        extras = [json_codec.encode(table.column(f.name), f) for f in self.extras]
-        columns["extra"] = [
-            dict(zip(self.extras.names, row, strict=True)) for row in zip(*extras, strict=True)
-        ] or [{} for _ in range(table.num_rows)]
+        extras: list[dict[str, Any]] = [dict.fromkeys(self._named) for _ in range(table.num_rows)]
+        for column in self.extras:
+            if table.column(column.name).null_count < table.num_rows:
+                values = json_codec.encode(table.column(column.name), column)
+                for extra, value in zip(extras, values, strict=True):
+                    if value is not None:
+                        extra[column.name] = value
+        columns["extra"] = extras
         columns["view"] = [None] * table.num_rows
         if "binary_content" in present:
             columns["view"] = [
@@ -123,7 +141,7 @@ class SampleEncoder:
             else:
                 json.metadata_extra = row["extra"]
                 self._add_bookkeeping(json, row, METADATA_TYPE, True)
-        members.append((f"{key}.json", self._json_bytes(sample_id, json)))
+        members.append((f"{key}.json", self._json_bytes(sample_id, json, self._stated(rows["extra"]))))
         return EncodedSample(members, pairs)
 
     def _add_bookkeeping(
@@ -152,7 +170,26 @@ class SampleEncoder:
         elif patch:
             json.patches[modality][str(position)] = patch
 
-    def _json_bytes(self, sample_id: str, json: _Json) -> bytes:
+    def _stated(self, extras: Sequence[dict[str, Any]]) -> str:
+        """Return the types that a sample's json states, as text."""
+        names = sorted({name for extra in extras for name in extra}, key=self._order.__getitem__)
+        if self._named:
+            return self._types_of(tuple(self._named))
+        if self._is_first:
+            self._is_first = False
+            types = self._types_of(tuple(self._order))
+            if is_readable(types, len(extras)):
+                return types
+        if len(extras) * sum(self._widths[name] for name in names) > MAX_ROOM:
+            # Readers take so many values only from a json of that size.
+            for extra in extras:
+                extra.update({name: extra.get(name) for name in names})
+        return self._types_of(tuple(names))
+
+    def _types(self, names: tuple[str, ...]) -> str:
+        return schema_to_text(pa.schema([self.extras.field(name) for name in names]))
+
+    def _json_bytes(self, sample_id: str, json: _Json, types: str) -> bytes:
         payload = {
             SAMPLE_ID: sample_id,
             TEXTS: json.texts,
@@ -160,7 +197,7 @@ class SampleEncoder:
             IMAGE_MEMBERS: json.image_members,
             ROW_EXTRA: {"text": json.text_extra, "image": json.image_extra, "metadata": json.metadata_extra},
             ROW_ERRORS: json.errors,
-            BOOKKEEPING: {"schema": self._declared, "refs": list(json.refs), "rows": json.patches},
+            BOOKKEEPING: {"schema": types, "refs": list(json.refs), "rows": json.patches},
         }
         return dumps(payload).encode()
 

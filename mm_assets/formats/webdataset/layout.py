@@ -18,6 +18,7 @@ BOOKKEEPING = "_mm_assets"
 REFUSED = "refused"
 # Suffix in a tar that is made when it is opened: stands for an original member that is no part of a sample.
 UNPAIRED = "unpaired"
+LEFT_OUT = "leftout"  # likewise, for one that macOS or a tar program had added
 # Passthrough column with the content of the source record that rows cannot express.
 SOURCE = "_source"
 
@@ -32,6 +33,9 @@ MAX_JSON_BYTES = 256 << 20  # of a json member, for the same reason
 # A list in the json is as long as the largest position. Without a limit a single malicious number would
 # exhaust memory.
 MAX_POSITION = 1_000_000
+MAX_NAMED = 32  # columns of a tar that each entry names; of more, it names those in which it has a value
+# Memory that the columns of one sample may take while built: this much, or in proportion to its json.
+MAX_ROOM = 64 << 20
 MAX_FIELDS = 10_000  # passthrough columns of one sample with all nested fields, for the same reason
 
 DEFAULT_IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "tif", "tiff", "webp", "bmp", "gif")

@@ -7,7 +7,7 @@ from typing import Any
 from mm_assets.formats.keys import sample_key
 from mm_assets.formats.tar.index import TarIndex
 from mm_assets.formats.tar.writer import TarWriter
-from mm_assets.formats.webdataset.layout import BOOKKEEPING, REFUSED, ROW_EXTRA, SAMPLE_ID, UNPAIRED
+from mm_assets.formats.webdataset.layout import BOOKKEEPING, LEFT_OUT, REFUSED, ROW_EXTRA, SAMPLE_ID, UNPAIRED
 from mm_assets.interleaved.json_values import dumps
 from mm_assets.interleaved.source_ref import build_source_ref
 
@@ -24,8 +24,14 @@ def refusal(sample_id: str, kind: str, reason: str, ref: str) -> dict[str, Any]:
     return {SAMPLE_ID: sample_id, ROW_EXTRA: {}, BOOKKEEPING: {REFUSED: [kind, reason, ref]}}
 
 
-def write_damage(tar: TarWriter, name: str, index: TarIndex) -> None:
-    """Write a refused sample for each damaged range of an original tar, which locators call ``name``."""
+def write_unread(tar: TarWriter, name: str, index: TarIndex) -> None:
+    """Write what was not read of an original tar, which locators call ``name``.
+
+    That is a refused sample for each damaged range, and an entry for each member that was left out.
+    """
+    for number, member in enumerate(index.left_out):
+        report = dumps({"where": f"{name}: {member}"})
+        tar.write_group([(f"{sample_key(f'{number}/{name}')}.{LEFT_OUT}", report.encode())])
     for damaged_range in index.damaged_ranges:
         place = f"{name}: bytes {damaged_range.start} to {damaged_range.end}"
         ref = build_source_ref(name, None, damaged_range.start, damaged_range.end - damaged_range.start)

@@ -6,6 +6,7 @@ A reference resolves exactly or not at all.
 from __future__ import annotations
 
 import posixpath
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def frame_member(key: str, index: TarIndex, default_member: object) -> Member | 
     """
     if default_member is not None:
         named = index.find(str(default_member)) or index.find(_beside(str(default_member), key))
-        return named or missing_member(default_member)
+        return named or _missing(str(default_member), index)
     candidates = [found for s in _TIFF_SPELLINGS if (found := index.find(f"{key}.{s}")) is not None]
     if len(candidates) > 1:
         return Fault(DANGLING_REFERENCE, f"ambiguous: {key!r} has more than one TIFF member")
@@ -101,7 +102,7 @@ def _by_name(token: object, key: str, layout: RawLayout, index: TarIndex) -> Res
         members = ", ".join(map(repr, matches))
         return Fault(DANGLING_REFERENCE, f"ambiguous reference {token!r}: members {members}")
     if not matches and layout.is_image(token):
-        return missing_member(token)
+        return _missing(token, index)
     if not matches:
         words = f"dangling reference {token!r}: no member, and no frame of a TIFF"
         return Fault(DANGLING_REFERENCE, words)
@@ -118,7 +119,14 @@ def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
         found = index.find(name)
         if found is not None:
             return ResolvedContent(found) if isinstance(found, Member) else found
-    return missing_member(names[0])
+    return _missing(names[0], index)
+
+
+def _missing(name: str, index: TarIndex) -> Fault:
+    """Return the fault of a reference without a member, with the member that only looks as if it were it."""
+    letters = unicodedata.normalize("NFC", name)
+    alike = () if name.isascii() else (n for n in index.by_name if unicodedata.normalize("NFC", n) == letters)
+    return missing_member(name, next(iter(alike), None))
 
 
 def _no_name(token: object) -> Fault:

@@ -55,6 +55,9 @@ class Sample:
     nbytes: int = 0
 
 
+_DECLARED_APART = 256  # declarations that are kept apart until they are united
+
+
 class SchemaTally:
     """Tally of the passthrough columns of all samples of a tar.
 
@@ -69,12 +72,16 @@ class SchemaTally:
         self.leaves: dict[str, set[str]] = {}
         self.declared_ints: dict[str, FieldTally] = {}
         self._declared: dict[DeclaredTypes, None] = {}
+        self._united: pa.Schema | None = None  # of declarations seen earlier
         self._has_undeclared = False
 
     def observe(self, sample: Sample) -> None:
         """Add the columns of one sample."""
         if sample.declared is not None:
-            self._declared[sample.declared] = None
+            self._declared.setdefault(sample.declared)
+            if len(self._declared) > _DECLARED_APART:
+                self._united = self._declared_schema()
+                self._declared.clear()
             for name in sample.declared.int64s:
                 ints = self.declared_ints.setdefault(name, FieldTally())
                 for row in sample.rows:
@@ -92,19 +99,19 @@ class SchemaTally:
 
     @property
     def declared(self) -> list[pa.Schema]:
-        """All declared schemas, without dictionaries. Columns that some samples lack are nullable."""
-        schemas = [declared.schema for declared in self._declared]
-        return [
-            reconcile_schema(pa.schema([self._relaxed(field, schemas) for field in schema]))
-            for schema in schemas
-        ]
+        """The union of all declared schemas, without dictionaries; none if no sample declares any.
 
-    def _relaxed(self, field: pa.Field, schemas: list[pa.Schema]) -> pa.Field:
-        if field.nullable or not (
-            self._has_undeclared or any(schema.get_field_index(field.name) < 0 for schema in schemas)
-        ):
-            return field
-        return field.with_nullable(True)
+        Columns that some samples lack are nullable.
+        """
+        schema = self._declared_schema()
+        if schema is None or not self._has_undeclared:
+            return [] if schema is None else [schema]
+        return [pa.schema([field.with_nullable(True) for field in schema])]
+
+    def _declared_schema(self) -> pa.Schema | None:
+        schemas = [reconcile_schema(declared.schema) for declared in self._declared]
+        united = schemas if self._united is None else [self._united, *schemas]
+        return unify_schemas(united) if united else None
 
     def raw_schema(self) -> pa.Schema:
         """Return the inferred types of columns whose samples declare none."""

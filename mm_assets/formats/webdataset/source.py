@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from mm_assets.formats.content_columns import CONTENT, content_columns
 from mm_assets.formats.reader import FileSource
+from mm_assets.formats.reports import LEFT_OUT_MEMBERS
 from mm_assets.formats.sample_ids import SampleIds
 from mm_assets.formats.storage import StorageOptions
 from mm_assets.formats.tar.scan import Member
@@ -80,6 +81,8 @@ class WebdatasetSource(FileSource):
             self.notes["unreferenced_members"] = unreferenced
         if skipped := self._samples.skipped():
             self.notes["skipped_members"] = [member.name for member in skipped]
+        if left_out := self._samples.left_out():
+            self.notes[LEFT_OUT_MEMBERS] = left_out
         if unreferenced_members := self._samples.unreferenced_members():
             self.notes["unreferenced_losses"] = unreferenced_members
         per_item = [*layout.per_text_fields, *layout.per_image_fields]
@@ -131,8 +134,7 @@ class WebdatasetSource(FileSource):
     def _table(self, samples: list[Sample], names: list[str], with_bytes: bool) -> pa.Table:
         target = pa.schema([self.schema.field(name) for name in names])
         tables = []
-        for group in _same_declaration(samples):
-            declared = group[0].declared
+        for group, declared in _alike(samples):
             rows = [row for sample in group for row in sample.rows]
             if with_bytes:
                 builder = BlobBuilder(self._samples.descriptor, self._samples.images_name)
@@ -142,7 +144,7 @@ class WebdatasetSource(FileSource):
                     self._frames[name] = (member, frames, max(references, earlier[2] if earlier else 0))
             else:
                 blobs = pa.array([row.binary for row in rows], pa.large_binary())
-            extras = self._raw_schema if declared is None else declared.schema
+            extras = self._raw_schema if declared is None else declared
             try:
                 tables.append(align_table(build_table(group, blobs, extras, names), target))
             except MISFITS as error:
@@ -181,12 +183,34 @@ def _estimate(sample: Sample, row_bytes: int, with_bytes: bool) -> int:
     return size
 
 
-def _same_declaration(samples: list[Sample]) -> Iterator[list[Sample]]:
+def _alike(samples: list[Sample]) -> Iterator[tuple[list[Sample], pa.Schema | None]]:
+    """Yield samples that make one table, with the columns that they declare, of which none contradict."""
     group: list[Sample] = []
+    columns: dict[str, pa.Field] | None = None
+    common: set[str] = set()
+
+    def declared() -> pa.Schema | None:
+        fields = (columns or {}).values()
+        united = [field if field.name in common else field.with_nullable(True) for field in fields]
+        return None if columns is None else pa.schema(united)
+
+    last = None
     for sample in samples:
-        if group and sample.declared is not group[0].declared:
-            yield group
-            group = []
+        own = None if sample.declared is None else {field.name: field for field in sample.declared.schema}
+        if group and sample.declared is not last:
+            fits = (own is None) == (columns is None) and all(
+                field.equals((columns or {}).get(name, field), check_metadata=True)
+                for name, field in (own or {}).items()
+            )
+            if not fits:
+                yield group, declared()
+                group = []
+        if not group:
+            columns, common = own, set(own or ())
+        elif columns is not None and own is not None and sample.declared is not last:
+            columns.update(own)
+            common &= own.keys()
+        last = sample.declared
         group.append(sample)
     if group:
-        yield group
+        yield group, declared()

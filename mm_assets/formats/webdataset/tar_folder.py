@@ -114,7 +114,9 @@ class TarFolder(FolderFiles):
         Raises:
             TarDamage: Such a tar cannot be read.
         """
-        if not self._is_remote and not os.path.isdir(self._root):
+        if not self._is_remote and not any(
+            os.path.lexists(os.path.join(self._root, name)) for name in (_STATS_FOLDER, _INDEX)
+        ):
             return []
         with self._locked():
             stats = self._apply_pending()

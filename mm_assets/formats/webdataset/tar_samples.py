@@ -25,9 +25,11 @@ from mm_assets.formats.tar.scan import (
 from mm_assets.formats.tar.spool import local_tar, unpacked_limit
 from mm_assets.formats.webdataset.declared_types import SLOT
 from mm_assets.formats.webdataset.layout import (
+    LEFT_OUT,
     MADE_WHEN_OPENED,
     MAX_FIELDS,
     MAX_JSON_BYTES,
+    MAX_ROOM,
     UNPAIRED,
     RawLayout,
     extension,
@@ -55,9 +57,7 @@ from mm_assets.interleaved.source_ref import build_source_ref
 _LONGEST_REASON = 2000  # characters
 _UNREFERENCED = "it is no part of any sample that was read"
 
-# Memory that the columns of one sample may take while built: this much, or in proportion to its json.
-_MAX_ROOM = 64 << 20
-_ROOM_PER_BYTE = 8
+_ROOM_PER_BYTE = 8  # of the json, beyond `MAX_ROOM`
 
 
 class TarSamples:
@@ -165,8 +165,20 @@ class TarSamples:
         return [
             member
             for member in self.index.members
-            if not self._layout.is_json(member.name) and member.name not in referenced
+            if not (
+                self._layout.is_json(member.name)
+                or member.name in referenced
+                or self._stands_for_left_out(member)
+            )
         ]
+
+    def left_out(self) -> list[str]:
+        """Return the names of members that macOS or a tar program had added, in a merged tar with theirs."""
+        merged = [member for member in self.index.members if self._stands_for_left_out(member)]
+        return [*self.index.left_out, *(json.loads(self._bytes_of(member))["where"] for member in merged)]
+
+    def _stands_for_left_out(self, member: Member) -> bool:
+        return self._is_merged and extension(member.name) == LEFT_OUT
 
     def skipped(self) -> list[Skipped]:
         """Return members that are no files, and by their names no samples either."""
@@ -347,12 +359,12 @@ def _refuse_large(sample: Sample, member: Member, place: str) -> None:
     rows, room = len(sample.rows), sample.room
     if sample.declared is None:
         fields = sum(len(row.extras) for row in sample.rows)  # at least as many as there are names
-        if fields > MAX_FIELDS or rows * fields * SLOT > _MAX_ROOM:
+        if fields > MAX_FIELDS or rows * fields * SLOT > MAX_ROOM:
             fields = len({name for row in sample.rows for name in row.extras})
         if fields > MAX_FIELDS:
             raise SampleError(BAD_LAYOUT, f"{place}: {fields} fields, at most {MAX_FIELDS}")
         room = rows * fields * SLOT
-    if room > max(_MAX_ROOM, member.size * _ROOM_PER_BYTE):
+    if room > max(MAX_ROOM, member.size * _ROOM_PER_BYTE):
         raise SampleError(
             BAD_LAYOUT,
             f"{place}: its {rows} rows take {room} bytes with all their columns, a json of {member.size}",

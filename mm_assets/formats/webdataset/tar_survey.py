@@ -61,11 +61,12 @@ def survey_tar(
             frame_counts=tuple(frames.differences),
             unreferenced=tuple(tar.unreferenced_names()),
             skipped=tuple(member.name for member in tar.skipped()),
+            left_out=tuple(tar.left_out()),
             tallies=tally.tallies,
             declared=tuple(tally.declared),
             declared_ints=tally.declared_ints,
             content=content_columns(tally.raw_schema(), tally.leaves),
-            members=len(tar.index.members) + len(tar.index.skipped),
+            members=len(tar.index.members) + len(tar.index.skipped) + len(tar.index.left_out),
             nbytes=tar.nbytes,
         )
 

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.message import Message as Mail
 from email.policy import default
@@ -27,6 +27,9 @@ class Webhook:
     Args:
         answers: statuses of the next answers; 200 when there are no more.
         silence: seconds before an answer.
+        body: parts of the answers, as long as somebody reads; None: an empty one, which is whole.
+        length: what their headers say.
+        sent: bytes of bodies that were sent.
     """
 
     port: int = 0
@@ -34,6 +37,9 @@ class Webhook:
     received: list[dict[str, Any]] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)
     silence: float = 0.0
+    body: Iterator[bytes] | None = None
+    length: int = 8 << 30
+    sent: int = 0
 
     def url(self, secret: str = "hook") -> str:
         return f"json://127.0.0.1:{self.port}/{secret}"
@@ -56,8 +62,12 @@ def webhook(port: int = 0) -> Iterator[Webhook]:
             if status == 200:
                 hook.received.append(message)
             self.send_response(status)
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", "0" if hook.body is None else str(hook.length))
             self.end_headers()
+            with suppress(ConnectionError):
+                for part in hook.body or ():
+                    self.wfile.write(part)
+                    hook.sent += len(part)
 
         def log_message(self, format: str, *args: Any) -> None: ...
 

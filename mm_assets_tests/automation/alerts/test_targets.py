@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Iterator
+from itertools import repeat
 
 import pytest
+import requests
 
 from mm_assets.automation.alerts.messages import Message
 from mm_assets.automation.alerts.targets import Target, targets
@@ -81,6 +85,40 @@ def test_why_a_message_was_not_delivered_names_no_secret(
     assert all(reasons)
     shown = " ".join([*map(str, reasons), *capfd.readouterr()])
     assert not any(secret in shown for secret in SECRETS), shown
+
+
+@pytest.mark.parametrize("status", [200, 403])
+def test_an_answer_without_end_is_read_to_a_bound(hook: Webhook, status: int) -> None:
+    """The status decides."""
+    hook.answers, hook.body = [status], repeat(b"x" * (1 << 20))
+    assert Target(1, hook.url()).send(HELLO) == (None if status == 200 else "it answered 403")
+    assert hook.sent < 64 << 20  # what the sockets hold, not 8 GiB
+
+
+def test_an_answer_that_trickles_is_cut(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_assets.automation.alerts.targets._ANSWER_SECONDS", 0.2)
+    hook.body = trickle()
+    assert Target(1, hook.url()).send(HELLO) is None
+    assert hook.titles == [HELLO.title]
+
+
+def test_headers_that_trickle_are_given_up(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mm_assets.automation.alerts.targets.ANSWERING", 1.0)
+    hook.silence = 2.0
+    assert Target(1, hook.url()).send(HELLO) == "no answer in 1 s"
+
+
+def trickle() -> Iterator[bytes]:
+    while True:
+        yield b"x"
+        time.sleep(0.05)
+
+
+def test_other_requests_of_the_process_read_all(hook: Webhook) -> None:
+    assert Target(1, hook.url()).send(HELLO) is None
+    hook.body, hook.length = iter([b"x" * (1 << 20)]), 1 << 20
+    answer = requests.post(f"http://127.0.0.1:{hook.port}/", json={"title": "ours"}, timeout=30)
+    assert len(answer.content) == 1 << 20
 
 
 def test_a_silent_server_is_given_up(silent: Webhook) -> None:

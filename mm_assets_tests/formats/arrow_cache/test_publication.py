@@ -16,6 +16,7 @@ import pytest
 
 from mm_assets.formats import ArrowCache, ShardedCacheMeta, read_sharded_cache_meta, validate_sharded_cache
 from mm_assets.formats.arrow_cache import verified
+from mm_assets.formats.arrow_cache.generation import withdraw_cache
 from mm_assets.formats.arrow_cache.shards import CacheShard
 from mm_assets_tests.formats.arrow_cache.caches import FEATURES, build, content, examples, require_tidy
 from mm_assets_tests.formats.arrow_cache.killing import (
@@ -212,6 +213,16 @@ def test_an_empty_folder_and_a_link_to_one_become_the_cache(tmp_path: Path) -> N
     assert build(tmp_path / "link").shard_filenames[0] == "shard-00000.arrow"
     assert content(tmp_path / "real") == content(tmp_path / "link") == ("first", 30)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_withdrawn_link_takes_the_cache_with_it(tmp_path: Path, is_there: bool) -> None:
+    """Also one that leads nowhere any more, as an interrupted withdrawal leaves it."""
+    (tmp_path / "link").symlink_to("real")
+    if is_there:
+        build(tmp_path / "real")
+    withdraw_cache(tmp_path / "link")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_others_stay(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from mm_assets_tests.formats.hostile.pictures import (
 )
 from mm_assets_tests.formats.hostile.shards import document, file
 from mm_assets_tests.formats.images.pictures import KINDS
+from mm_assets_tests.formats.images.test_opening import REFUSED
 
 TIFF = "image/tiff"
 NOISE = {kind: photograph(kind) for kind in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")}
@@ -103,6 +104,11 @@ CUT = [
     refused("tiff-strip-outside", with_tag(grey_tiff(1), 0, 273, 0x7FFFFFFF), member="bad.1.tiff"),
 ]
 
+UNOPENED = [
+    refused(name.replace(" ", "-"), REFUSED[name], "unreadable image: Pillow cannot open it: ")
+    for name in ("png zTXt bomb", "png frame outside")
+]
+
 BOMBS = [
     refused("bomb-png-by-header", png_of(50_000, 50_000, 8, b"x"), "decompression bomb: 50000x50000 pixels"),
     refused("bomb-png-that-unpacks", real_png_bomb(), "decompression bomb: 30000x20000 pixels"),
@@ -173,7 +179,12 @@ FRAMES = [
     pages("frames", GREY, {1: Frame(GREY, 0), 2: Frame(GREY, 1), 3: Frame(GREY, 2)}),
     pages("frames-of-jpeg-in-tiff", COLOUR, {1: Frame(COLOUR, 0), 2: Frame(COLOUR, 1), 3: Frame(COLOUR, 2)}),
     pages("frames-of-bigtiff", BIG, {1: Frame(BIG, 0), 2: Frame(BIG, 1)}),
-    pages("frames-of-big-endian-bigtiff", BIG_ENDIAN, {1: Frame(BIG_ENDIAN, 0), 2: Frame(BIG_ENDIAN, 1)}),
+    pages(
+        "frames-of-big-endian-bigtiff",
+        BIG_ENDIAN,
+        {1: Frame(BIG_ENDIAN, 0), 2: Frame(BIG_ENDIAN, 1)},
+        dict.fromkeys((1, 2), "unreadable image: Pillow cannot open it: "),
+    ),
     pages("frame-of-a-one-frame-tiff-is-the-file", LONE, {1: LONE}),
     pages(
         "fewer-frames-than-references",
@@ -280,4 +291,4 @@ FRAMES = [
     ),
 ]
 
-CASES = [*NONE, *CUT, *BOMBS, *PRESERVED, *FRAMES]
+CASES = [*NONE, *CUT, *UNOPENED, *BOMBS, *PRESERVED, *FRAMES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from mm_assets.accounting.canonical import derive
 from mm_assets.cli import main
+from mm_assets.formats.lance.damage import opened
 from mm_assets.formats.lance.table import LanceTable
 from mm_assets.formats.registry import reader_for, writer_for
 from mm_assets.interleaved import InterleavedBatch
@@ -179,3 +181,23 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ):
         assert main(arguments) == 1
         assert re.fullmatch(f"mm-assets: {table}: unreadable Lance data: [^\n]*\n", capsys.readouterr().err)
+
+
+def test_a_panic_of_rust_is_the_error_and_nothing_on_stderr(
+    table: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own text has several lines, and none names the table. What others print meanwhile is kept."""
+    newest = manifests(table)[-1]
+    whole = newest.read_bytes()
+    newest.write_bytes(whole[4:])
+    with pytest.raises(
+        OSError, match=r"items\.lance: unreadable Lance data: PanicException: range end index"
+    ):
+        opened(str(table))
+    assert capfd.readouterr().err == ""
+
+    newest.write_bytes(whole)
+    open_table = lance.dataset
+    monkeypatch.setattr(lance, "dataset", lambda uri: os.write(2, b"a line\n") and open_table(uri))
+    assert opened(str(table)).count_rows()
+    assert capfd.readouterr().err == "a line\n"

@@ -59,7 +59,7 @@ COLUMNS = {
         [[{"a": 1}, None], None, [{"a": 2}, {"a": None}]], pa.list_(pa.struct([("a", pa.int64())]), 2)
     ),
     "fixed list of lists": pa.array([[[1]], None, [[]]], pa.list_(pa.list_(pa.int32()), 1)),
-    "fixed list": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int64(), 2)),
+    "fixed list": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.field("element", pa.int64()), 2)),
     "timestamp": pa.array([1000, None, -1000], pa.timestamp("ns", "Europe/Paris")),
     "date64": pa.array([86400000, None, 0], pa.date64()),
     "time": pa.array([1000, None, 2000], pa.time64("ns")),

@@ -13,6 +13,7 @@ import pytest
 import webdataset as wds
 
 from mm_assets.formats import MultiModalWebDataset, PairedShardList, PairedTarExpander
+from mm_assets.interleaved.errors import DataError
 from mm_assets_tests.formats.paired.shards import (
     keys_of,
     paired,
@@ -205,6 +206,26 @@ def test_a_worker_without_shards_is_an_error_unless_allowed(
     with pytest.raises(ValueError, match="No samples found in dataset: fewer shards than workers"):
         list(paired(shards))
     assert list(paired(shards, empty_check=False)) == []
+
+
+@pytest.mark.parametrize("empty_check", [True, False])
+def test_a_rank_without_shards_is_an_error(
+    empty_check: bool, shards: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under DistributedDataParallel the other ranks would wait for it for ever."""
+    monkeypatch.setenv("RANK", "12")
+    monkeypatch.setenv("WORLD_SIZE", "13")
+    ds = paired(shards, nodesplitter=wds.split_by_node, empty_check=empty_check)
+    with pytest.raises(
+        DataError, match=r"rank 12 of 13 has no shard: .* none of the 12 shards\. Start no more"
+    ):
+        list(ds)
+    monkeypatch.setenv("RANK", "11")
+    assert len(list(ds)) == 3
+    monkeypatch.setenv("WORKER", "1")
+    monkeypatch.setenv("NUM_WORKERS", "2")
+    # It has a shard, which is that of its other worker.
+    assert list(paired(shards, nodesplitter=wds.split_by_node, empty_check=False)) == []
 
 
 def test_an_empty_result_is_an_error_unless_allowed(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -197,6 +199,73 @@ def test_an_image_whose_data_are_not_whole_is_an_error_row(
     error = str(rows[2]["materialize_error"])
     assert error.startswith("unreadable image: ")
     assert says in error
+
+
+IMAGE = b"/Type /XObject /Subtype /Image"
+
+
+def _of_object(data: bytes, old: bytes, new: bytes) -> bytes:
+    """The file with a change of the first image's object; nothing else has another place."""
+    at = data.index(IMAGE)
+    begin, end = data.rindex(b" obj", 0, at) - 4, data.index(b"stream", at) + 6
+    assert len(old) == len(new)
+    assert old in data[begin:end]
+    return data[:begin] + data[begin:end].replace(old, new, 1) + data[end:]
+
+
+def _elsewhere(data: bytes) -> bytes:
+    """The file with another place of the first image's object in the table."""
+    start = data.rindex(b"\n", 0, data.index(b" obj", data.index(IMAGE) - 20))
+    entry = f"{data.rindex(b' 0 obj', 0, data.index(IMAGE)) - 1:010} 00000 n".encode()
+    assert entry in data
+    return data.replace(entry, f"{start - 40:010} 00000 n".encode())
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "header": lambda data: _of_object(data, b" obj", b" xbj"),
+    "dictionary": lambda data: _of_object(data, b"<< /Type", b"<? /Type"),
+    "kind": lambda data: _of_object(data, b"/Subtype /Image", b"/Subtype /Imxge"),
+    "stream": lambda data: _of_object(data, b"stream", b"strxam"),
+    "width": lambda data: _of_object(data, b"/Width", b"/Wxdth"),
+    "table": _elsewhere,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_an_image_whose_object_is_damaged_is_an_error_row(tmp_path: Path, damage: str) -> None:
+    whole = pdf(
+        [
+            Page(text("above", 50, 750), [jpeg_picture(jpeg(9, 9, 9), (50, 500, 60, 40))]),
+            Page(text("next", 50, 750), [jpeg_picture(jpeg(8, 8, 8), (50, 500, 60, 40))]),
+        ]
+    )
+    found = read_one(tmp_path, DAMAGES[damage](whole))
+    assert [row["text_content"] for row in found if row["modality"] == "text"] == ["above", "next"]
+    lost, other = (row for row in found if row["modality"] == "image")
+    assert lost["materialize_error"].startswith("unreadable image: ")
+    if damage == "width":  # pdfium finds it, as it always did
+        assert lost["materialize_error"] == "unreadable image: Failed to get bitmap of image."
+    else:
+        assert "/Im0" in lost["materialize_error"]
+    assert (lost["binary_content"], lost["page"]) == (None, 1)
+    assert (other["materialize_error"], other["page"]) == (None, 2)
+
+
+def test_what_is_not_drawn_or_drawn_twice_is_no_loss(tmp_path: Path) -> None:
+    picture = jpeg_picture(jpeg(9, 9, 9), (50, 500, 60, 40))
+    entries = f"/Type /XObject /Subtype /Image {picture.dictionary}"
+    image = stream(picture.data, entries)
+    mask = stream(b"\xaa" * 8, "/Type /XObject /Subtype /Image /ImageMask true /Width 8 /Height 8")
+    form = "/Type /XObject /Subtype /Form /BBox [0 0 99 99]"
+    of_inner = "/Resources << /XObject << /X 5 0 R >> >>"
+    inner = stream(b"q 50 0 0 50 0 0 cm /I Do Q", f"{form} /Resources << /XObject << /I 4 0 R >> >>")
+    outer = stream(zlib.compress(b"/X Do /X Do"), f"{form} /Filter /FlateDecode {of_inner}")
+    inline = b"q 9 0 0 9 9 9 cm BI /W 1 /H 1 /CS /G /BPC 8 ID \x80 EI Q\n"
+    draws = b"q 60 0 0 40 50 300 cm /I Do Q q 60 0 0 40 50 200 cm /I Do Q q 8 0 0 8 5 5 cm /M Do Q /O Do\n"
+    more = "/Resources << /XObject << /I 4 0 R /O 6 0 R /M 7 0 R /Gone 99 0 R /Unused 4 0 R >> >>"
+    first = Page(draws + inline, first=[image, inner, outer, mask], more=more)
+    found = read_one(tmp_path, pdf([first, Page(b"/Gone Gs q 9 0 0 9 9 9 cm /I Do Q", more=more)]))
+    assert [(row["page"], row["materialize_error"]) for row in found[1:]] == [(1, None)] * 6 + [(2, None)]
 
 
 def test_special_characters_and_hyphens(tmp_path: Path) -> None:

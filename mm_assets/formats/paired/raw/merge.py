@@ -21,7 +21,7 @@ from mm_assets.formats.webdataset.layout import (
     SAMPLE_ID,
     TEXTS,
 )
-from mm_assets.formats.webdataset.merged_tar import refusal, write_damage, write_unpaired
+from mm_assets.formats.webdataset.merged_tar import refusal, write_unpaired, write_unread
 from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.interleaved.errors import DataError
 from mm_assets.interleaved.faults import MISSING_MODALITY
@@ -71,7 +71,7 @@ def merge(parts: Sequence[ModalityTar], target: str | os.PathLike[str], missing_
                 payload = refusal(key, error.kind, reason, error.source_ref or found[0].ref)
             tar.write_group([*members, (f"{stem}.json", dumps(payload).encode())])
         for part in parts:
-            write_damage(tar, part.name, part.index)
+            write_unread(tar, part.name, part.index)
             for member in members_without_key(part):
                 where = f"{part.name}: {member.name}"
                 write_unpaired(tar, f"{part.modality}/{member.name}", where, member.ref, member.reason)

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as db
 from dagster._core.storage.event_log.sqlite.sqlite_event_log import SqliteEventLogStorage
 
-from mm_assets.event_log.run_database import make_run_database
 from mm_assets.event_log.sqlite import BatchedSqliteEventLogStorage
+from mm_assets.event_log.tables import EVENTS_OF_RUN, make_tables
 
 _EARLIER = "6b7fb194ff9c"  # a migration of Dagster before its newest
 
@@ -81,7 +81,7 @@ def test_several_at_once_make_it_once(tmp_path: Path) -> None:
     def make(number: int) -> None:
         engine = db.create_engine(f"sqlite:///{database}", poolclass=db.NullPool)
         begin.wait()
-        make_run_database(engine, f"by {number}")
+        make_tables(engine, EVENTS_OF_RUN, f"by {number}")
 
     with ThreadPoolExecutor(makers) as pool:
         list(pool.map(make, range(makers)))
@@ -103,7 +103,7 @@ def test_it_is_waited_for_while_another_reads_it(tmp_path: Path) -> None:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM other").fetchall()
         with ThreadPoolExecutor(1) as pool:
-            made = pool.submit(make_run_database, engine, "newest")
+            made = pool.submit(make_tables, engine, EVENTS_OF_RUN, "newest")
             assert refused.wait(60)
             assert not made.done()
             reader.execute("COMMIT")
@@ -116,5 +116,5 @@ def test_what_is_in_it_stays(tmp_path: Path) -> None:
     database = tmp_path / "run.db"
     engine = db.create_engine(f"sqlite:///{database}", poolclass=db.NullPool)
     for revision in ("first", "second"):
-        make_run_database(engine, revision)
+        make_tables(engine, EVENTS_OF_RUN, revision)
     assert _schema(database)["at"] == [("first",)]

@@ -1,0 +1,196 @@
+"""What commands advise about data that they cannot take, or take otherwise than users may expect."""
+
+from __future__ import annotations
+
+import io
+import unicodedata
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from mm_assets_tests.cli.commands import run, run_process
+from mm_assets_tests.formats.parquet_of_others import PICTURES, documents, image, interleaved
+from mm_assets_tests.formats.raw_tars import make_tar
+
+NFC, NFD = (unicodedata.normalize(form, "\u00e9.png") for form in ("NFC", "NFD"))
+URL = "https://example.org/a.jpg"
+
+
+def tga() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (24, 24), (1, 2, 3)).save(file, "TGA")
+    return file.getvalue()
+
+
+def document(folder: Path, name: str, *members: tuple[str, bytes]) -> None:
+    make_tar(folder / "a.tar", [("a.json", {"texts": ["x", None], "images": [None, name]}), *members])
+
+
+def hive(folder: Path) -> None:
+    for year in ("2023", "2024"):
+        documents(folder / f"year={year}" / "p.parquet", interleaved([["x", None]], [[None, image(0)]]))
+
+
+def other_fields(folder: Path, suffix: str = "png") -> None:
+    make_tar(folder / "a.tar", [("a.json", {"body": "hello"}), (f"a.1.{suffix}", PICTURES[0])])
+
+
+def extra_members(folder: Path) -> None:
+    make_tar(folder / "a.tar", [("a.json", {"texts": ["x"]}), *((f"{n}.npy", b"n") for n in range(9))])
+
+
+CHECK_FIELDS = "check MM_TEXTS_FIELD, MM_IMAGES_FIELD"
+
+
+@pytest.mark.parametrize(
+    ("make", "inspected", "converted", "says"),
+    [
+        pytest.param(
+            lambda folder: document(folder, NFC, (NFD, PICTURES[0])),
+            0,
+            1,
+            r"missing member 'é.png': the tar has 'e\u0301.png', which looks alike, and not '\xe9.png'",
+            id="NFC names NFD",
+        ),
+        pytest.param(
+            lambda folder: document(folder, "b.png", ("a.png", PICTURES[0])),
+            0,
+            1,
+            "missing member 'b.png'\n",
+            id="a plain name",
+        ),
+        pytest.param(
+            lambda folder: document(folder, "a.tga", ("a.tga", tga())),
+            0,
+            1,
+            "TGA images are not supported",
+            id="TGA",
+        ),
+        pytest.param(
+            lambda folder: documents(
+                folder / "a.parquet",
+                {
+                    "images": (pa.list_(pa.string()), [[URL, None]]),
+                    "texts": (pa.list_(pa.string()), [[None, "x"]]),
+                },
+            ),
+            0,
+            1,
+            f"'{URL}': a URL, and nothing is fetched: download the images first, see docs/raw_shards.md",
+            id="URLs",
+        ),
+        pytest.param(hive, 0, 0, "/year=2023: such names of folders become no columns", id="Hive"),
+        pytest.param(other_fields, 0, 1, CHECK_FIELDS, id="other fields"),
+        pytest.param(
+            extra_members, 0, 1, "raise MM_MAX_LOSS if these members may be left out", id="extra members"
+        ),
+        pytest.param(
+            lambda folder: make_tar(folder / "a.tar", [("a.dat", b"x")]),
+            1,
+            1,
+            "suffixes seen: dat; check MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS",
+            id="no sample",
+        ),
+    ],
+)
+def test_advice_on_data(
+    tmp_path: Path, make: Callable[[Path], object], inspected: int, converted: int, says: str
+) -> None:
+    """`inspect` says what `convert` does, or that it would refuse."""
+    make(tmp_path / "raw")
+    done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
+    assert done.returncode == converted
+    assert says in done.stderr
+    seen = run("inspect", tmp_path / "raw")
+    assert seen.returncode == inspected
+    told = seen.stdout + seen.stderr
+    assert (
+        (says in told)
+        or (converted and "convert would refuse the rows with an error" in told)
+        or (
+            "TGA" in says  # images are not looked at
+        )
+    )
+
+
+def test_advice_that_cannot_help_is_not_given(tmp_path: Path) -> None:
+    extra_members(tmp_path / "raw")
+    done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet")
+    assert "MM_TEXTS_FIELD" not in done.stderr
+    assert "MM_JSON_EXTENSIONS" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "nearest"),
+    [
+        ("tar", "webdataset"),
+        ("wds", "webdataset"),
+        ("arrow", "arrow_cache"),
+        ("json", "jsonl"),
+        ("pq", "parquet"),
+        ("hdf6", None),
+    ],
+)
+def test_formats_that_are_no_names(tmp_path: Path, typed: str, nearest: str | None) -> None:
+    done = run("convert", tmp_path, tmp_path / "out", "--to", typed)
+    assert done.returncode == 2
+    hint = "" if nearest is None else f"; the nearest is {nearest}"
+    names = "parquet, webdataset, lance, arrow_cache, jsonl"
+    assert done.stderr.endswith(f"argument --to: {typed!r}: no such format, only {names}{hint}\n")
+
+
+def plan(folder: Path, **settings: str) -> str:
+    """What ``run --dry-run`` prints to stderr."""
+    settings = {"MM_STORAGE": str(folder / "storage"), **settings}
+    return run_process("run", "--dry-run", env=settings, cwd=folder).stderr
+
+
+def test_advice_on_raw_shards(tmp_path: Path) -> None:
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    line = f"mm-assets: no raw shards: {tmp_path}/demo/raw: no such file; MM_RAW_SHARDS is not set\n"
+    assert plan(tmp_path) == line
+    lines = raw / "a.jsonl"
+    lines.write_text('{"texts": ["x"]}\n')
+    advice = f"{lines}: not read: make raw shards of it first, with mm-assets convert SRC DST --to parquet\n"
+    assert plan(tmp_path, MM_RAW_SHARDS=str(raw)) == (
+        f"mm-assets: no raw shards: {raw}: no .tar/.tar.gz/.tgz/.parquet file in this folder; {advice}"
+    )
+    document(raw, "a.png", ("a.png", PICTURES[0]))
+    assert plan(tmp_path, MM_RAW_SHARDS=str(raw)) == f"mm-assets: warning: {advice}"
+    assert plan(tmp_path, MM_RAW_SHARDS=str(raw / "*.tar")) == ""
+
+
+def test_outputs_beside_raw_shards_are_not_advised_on(tmp_path: Path) -> None:
+    document(tmp_path, "a.png", ("a.png", PICTURES[0]))
+    storage = tmp_path / "storage"
+    assert run("convert", tmp_path / "a.tar", storage / "documents.lance", "--to", "lance").returncode == 0
+    assert plan(tmp_path, MM_RAW_SHARDS=str(tmp_path)) == ""
+
+
+def test_hive_folders_of_raw_shards(tmp_path: Path) -> None:
+    hive(tmp_path / "raw")
+    expected = "such names of folders become no columns; ids that are made begin with them"
+    assert plan(tmp_path, MM_RAW_SHARDS=str(tmp_path / "raw")) == (
+        f"mm-assets: warning: {tmp_path}/raw/year=2023: {expected}\n"
+    )
+
+
+def test_scores_that_are_there_in_any_case(tmp_path: Path) -> None:
+    document(tmp_path / "raw", "a.png", ("a.png", PICTURES[0]))
+    told = plan(tmp_path, MM_RAW_SHARDS=str(tmp_path / "raw"), MM_SCORES="text_digest")
+    assert told.endswith("'text_digest' to be measured; it is there in any case: leave it out\n")
+
+
+def test_damaged_tiffs_do_not_speak_for_themselves(tmp_path: Path) -> None:
+    """libtiff would print "Fax4Decode: Bad code word at line 20 of strip 0"."""
+    file = io.BytesIO()
+    Image.effect_noise((64, 64), 50).convert("1").save(file, "TIFF", compression="group4")
+    damaged = bytearray(file.getvalue())
+    damaged[20:60] = b"\xff" * 40
+    document(tmp_path / "raw", "a.tif", ("a.tif", bytes(damaged)))
+    done = run("convert", tmp_path / "raw", tmp_path / "out", "--to", "parquet", "--workers", "1")
+    assert (done.returncode, done.stderr) == (0, "")
