@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mm_assets.interleaved.errors import MmAssetsError
 from mm_assets.interleaved.json_values import is_json, to_json_text
-from mm_assets.interleaved.nested_types import nulls, plain_type
+from mm_assets.interleaved.nested_types import filled_column, nulls, plain_type
 from mm_assets.interleaved.notices import warn_user
 
 __all__ = [
@@ -154,7 +154,7 @@ def _cast(column: pa.ChunkedArray, source: pa.Field, target: pa.Field) -> pa.Chu
             [chunk.dictionary.take(chunk.indices) for chunk in column.chunks], column.type.value_type
         )
     try:
-        return column.cast(target.type, safe=target.name not in RESERVED_COLUMNS)
+        return filled_column(column).cast(target.type, safe=target.name not in RESERVED_COLUMNS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaMismatch(
             f"column {target.name!r}: {column.type} does not fit {target.type}: {error}"

@@ -14,6 +14,7 @@ SHARED = {
     "mm_assets.formats.error_lines": "an error as one line",
     "mm_assets.formats.storage": "opening local and remote files",
     "mm_assets.formats.listing": "the files of a location",
+    "mm_assets.formats.local_tree": "the folder that only outputs of ours have, for those without any file",
     "mm_assets.formats.partitions": "the name of a file's partition",
     "mm_assets.formats.registry": "the format of a location; files of others, which have no other reader",
     "mm_assets.formats.format_table": "the names and suffixes of formats",

@@ -172,6 +172,7 @@ def test_names_of_fields(tmp_path: Path) -> None:
 
 
 NOT_FETCHED = "a name without bytes, and names are not fetched"
+URL = "a URL, and nothing is fetched: download the images first, see docs/raw_shards.md"
 NAMES = pa.struct([("path", pa.string())])
 NO_BYTES = pa.struct([("bytes", pa.null()), ("path", pa.string())])
 
@@ -181,7 +182,7 @@ NO_BYTES = pa.struct([("bytes", pa.null()), ("path", pa.string())])
     [
         (IMAGE, {"bytes": None, "path": "x.png"}, f"dangling reference 'x.png': {NOT_FETCHED}"),
         (IMAGE, {"bytes": None, "path": None}, "dangling reference: neither bytes nor a name"),
-        (pa.string(), "https://x/y.jpg", f"dangling reference 'https://x/y.jpg': {NOT_FETCHED}"),
+        (pa.string(), "https://x/y.jpg", f"dangling reference 'https://x/y.jpg': {URL}"),
         (NAMES, {"path": "/etc/passwd"}, f"dangling reference '/etc/passwd': {NOT_FETCHED}"),
         (NO_BYTES, {"path": "p"}, f"dangling reference 'p': {NOT_FETCHED}"),
     ],
