@@ -1,6 +1,6 @@
-"""Dagster's tables in a database: made in one transaction by whoever is first, and mended where they are half
-made. The stock classes make them in many steps: of two that do so at once both fail, and so does each that
-comes after, or after one that was killed.
+"""Dagster's tables in a SQLite database: made in one transaction by whoever is first, and mended where they are
+half made. The stock classes make them in many steps: of two that do so at once both fail, and so does each that
+comes after, or after one that was killed. (Those for Postgres try again, and need no such help.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from mm_assets.formats.error_places import located
 # Half a minute in all, as long as SQLite itself is told to wait.
 _PAUSE_SECONDS = 0.01
 _ATTEMPTS = 3000
-_MAKING = 0x6D6D5F62  # number of the advisory lock of those who make tables on Postgres
 # As alembic has it; `test_tables.py` compares.
 _REVISION = db.Table(
     "alembic_version",
@@ -80,7 +79,7 @@ def revision_of(connection: Connection) -> str | None:
 
 
 def make_tables(engine: Engine, tables: Tables, revision: str | None = None) -> None:
-    """Make what is missing of the tables of a new database; leave one alone that has them all.
+    """Make what is missing of the tables of a new SQLite database; leave one alone that has them all.
 
     Rows of one that is half made stay.
 
@@ -94,13 +93,9 @@ def make_tables(engine: Engine, tables: Tables, revision: str | None = None) -> 
         if not _is_half_made(connection, tables):
             return
         connection.rollback()
-        if connection.dialect.name == "sqlite":
-            _begin_write_ahead_log(connection)
-            # pysqlite begins a transaction with the first change of rows only; of two, one has to wait.
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        else:
-            connection.execution_options(isolation_level="READ COMMITTED")
-            connection.execute(db.select(db.func.pg_advisory_xact_lock(_MAKING)))
+        _begin_write_ahead_log(connection)
+        # pysqlite begins a transaction with the first change of rows only; of two, one has to wait.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
         if _is_half_made(connection, tables):
             _make_missing(connection, tables, revision or _newest())
         connection.commit()
