@@ -1,5 +1,5 @@
 """Dagster's tables in a SQLite database: made in one transaction by whoever is first, and mended where they
-are half made. The stock classes make them in many steps: of two that do so at once both fail, and so does each
+are half made. The stock classes make them in many steps: of two at once both fail, and so does each
 that comes after, or after one that was killed. (Those for Postgres try again, and need no such help.)
 """
 
