@@ -31,7 +31,8 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
     drop those of maps, and Lance those of fixed-size lists (Arrow takes two with other names for unequal).
     """
     rebuilt = with_children(type_, _plain_field)
-    if pa.types.is_fixed_size_list(rebuilt):
+    # Arrow 26 casts lists of a size that hold the type null to lists that lack their values.
+    if pa.types.is_fixed_size_list(rebuilt) and not _holds_nulls(rebuilt):
         return pa.list_(rebuilt.value_field.with_name("element"), rebuilt.list_size)
     if pa.types.is_map(rebuilt):
         return pa.map_(
@@ -40,6 +41,12 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
             keys_sorted=rebuilt.keys_sorted,
         )
     return rebuilt
+
+
+def _holds_nulls(type_: pa.DataType) -> bool:
+    if pa.types.is_struct(type_) or pa.types.is_fixed_size_list(type_):
+        return any(_holds_nulls(type_.field(at).type) for at in range(type_.num_fields))
+    return bool(pa.types.is_null(type_))
 
 
 def with_plain_items(type_: pa.DataType) -> pa.DataType:

@@ -195,7 +195,7 @@ def test_other_parquet_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_what_is_lost_is_told_and_listed(tmp_path: Path) -> None:
     bad = {"bytes": None, "path": "https://x/y.jpg"}
     documents(tmp_path / "raw" / "x.parquet", interleaved([["a"], ["b"]], [[image(0)], [bad]]))
-    error = "dangling reference 'https://x/y.jpg': a name without bytes"
+    error = "dangling reference 'https://x/y.jpg': a URL, and nothing is fetched"
     assert f"sample 'x/1', position 0: {error}" in refused(
         "convert", tmp_path / "raw", tmp_path / "strict", "--to", "parquet"
     )
