@@ -43,8 +43,7 @@ class Failing(ScoreFilter):
 def test_each_filter_is_named_and_set_in_the_same_way_everywhere(
     kind: type[ScoreFilter], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit):
-        main(["convert", "--help"])
+    assert main(["convert", "--help"]) == 0
     told = capsys.readouterr().out
     assert re.fullmatch("[a-z][a-z0-9_]*", kind.name)
     assert kind.settings()
