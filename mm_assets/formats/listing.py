@@ -21,6 +21,7 @@ from mm_assets.formats.raw_files import RAW_SUFFIXES, is_parquet
 from mm_assets.formats.storage import StorageOptions, filesystem, is_remote, local_path
 from mm_assets.formats.stores import canonical_url, clean_url
 from mm_assets.formats.tar.suffixes import PACKED_TAR_SUFFIXES, TAR_SUFFIXES
+from mm_assets.interleaved.counted import first_and_more
 from mm_assets.interleaved.notices import warn_user
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -139,8 +140,8 @@ def convertible_line(names: Sequence[str]) -> list[str]:
     """Return one line on data that are no raw shards, but could be made some; none without."""
     if not names:
         return []
-    which = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    return [f"{which}: not read: make raw shards of it first, with mm-assets convert SRC DST --to parquet"]
+    cure = "make raw shards of it first, with mm-assets convert SRC DST --to parquet"
+    return [f"{first_and_more(names)}: not read: {cure}"]
 
 
 def pairs_of_url(scheme: str, token: str, typed: str) -> list[tuple[str, str]]:

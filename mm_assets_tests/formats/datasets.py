@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import FORMATS, reader_for, writer_for
 from mm_assets.formats.reports import WriteReport
 from mm_assets.interleaved import INTERLEAVED_SCHEMA, InterleavedBatch
+from mm_assets.interleaved.steps import BatchStream
 
-__all__ = ["FORMATS", "as_table", "batch_of", "item", "read", "table_of", "write"]
+__all__ = ["FORMATS", "as_table", "batch_of", "item", "raw_streams", "read", "table_of", "write"]
 
 
 def item(sample_id: str, position: int = -1, modality: str | None = None, **values: Any) -> dict[str, Any]:
@@ -53,3 +55,17 @@ def as_table(batches: Any) -> pa.Table:
     for table in tables:
         assert table.schema.equals(tables[0].schema, check_metadata=True)
     return pa.concat_tables(tables)
+
+
+def raw_streams(locations: str, missing_keys: str = "skip") -> Iterator[tuple[str, BatchStream]]:
+    """Each raw shard of these locations with its stream, as the graph reads it."""
+    found = RawLocations(locations, missing_keys=missing_keys)
+    for key, shard in found.shards().items():
+        reader = reader_for(
+            "webdataset",
+            [shard.uri],
+            quarantine_errors=True,
+            relative_to=relative_root(found.roots()),
+            roots=found.roots(),
+        )
+        yield key, reader.open(reader.partitions()[0])

@@ -17,11 +17,11 @@ from mm_assets.accounting.shard_survey import Excerpt, findings, survey_shard
 from mm_assets.accounting.survey_store import SurveyStore
 from mm_assets.formats import MultiModalWebDataset
 from mm_assets.formats.listing import expand_paths
-from mm_assets.formats.raw_shards import RawLocations, relative_root
 from mm_assets.formats.registry import reader_for
 from mm_assets.formats.reports import left_out_lines, left_out_of
 from mm_assets.formats.webdataset.layout import RawLayout
 from mm_assets_tests.cli.commands import fine, run
+from mm_assets_tests.formats.datasets import raw_streams
 from mm_assets_tests.formats.paired.raw.modalities import images_of, texts_of
 from mm_assets_tests.formats.parquet_of_others import PICTURES
 from mm_assets_tests.formats.pdf.pdf_files import Page, lines, pdf
@@ -91,16 +91,7 @@ LAYOUTS = {
 
 def read(locations: str) -> tuple[pa.Table, Any]:
     """The rows of the one shard, but for locators, and its stream."""
-    found = RawLocations(locations)
-    ((_, shard),) = found.shards().items()
-    reader = reader_for(
-        "webdataset",
-        [shard.uri],
-        quarantine_errors=True,
-        relative_to=relative_root(found.roots()),
-        roots=found.roots(),
-    )
-    stream = reader.open(reader.partitions()[0])
+    ((_, stream),) = raw_streams(locations)
     rows = pa.concat_tables([pa.table(batch.data) for batch in stream])
     return rows.drop_columns(["source_ref"]), stream
 

@@ -59,11 +59,10 @@ def compare(
     """Compare the items of two datasets.
 
     The order of items does not count, nor does a column without values, nor what a format calls the items of
-    lists. Items are the same if their columns
-    are, each in its own type. If a side's types were not chosen for its own rows
-    (`CanonicalSource.states_types`), items are also the same if they agree in the column types of their whole
-    datasets: a shard's integers may be floats in the Lance table of all shards. Data compared with one
-    partition of a Lance table is also taken in the types of that table.
+    lists. Items are the same if their columns are, each in its own type. If a side's types were not chosen
+    for its own rows (`CanonicalSource.states_types`), items are also the same if they agree in the column
+    types of their whole datasets: a shard's integers may be floats in the Lance table of all shards. Data
+    compared with one partition of a Lance table is also taken in the types of that table.
 
     Both sides are read once. They are read again only if their digests differ or items are lost, and the
     differing sources a third time.

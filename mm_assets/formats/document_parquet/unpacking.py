@@ -6,6 +6,7 @@ memory.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -57,7 +58,7 @@ class WrittenOut:
     def __init__(self, file: pq.ParquetFile, size: int, name: str, reopen: Reopen) -> None:
         self._file, self._name, self._reopen = file, name, reopen
         self._limit = unpacked_limit(size)
-        self._total = 0
+        self._nbytes: Counter[str] = Counter()  # by column
         self._sizes = RowSizes(file.metadata, name, reopen)
         leaves = range(len(file.schema))
         groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
@@ -79,7 +80,7 @@ class WrittenOut:
             if column.path.partition(".")[0] not in columns or not _has_dictionary(chunk):
                 continue
             if chunk.total_uncompressed_size > self._limit:
-                self._refuse(column.path, chunk.total_uncompressed_size)
+                self._refuse(column.path, *[chunk.total_uncompressed_size] * 2)
             if chunk.num_values * chunk.total_uncompressed_size <= _HELD:
                 continue
             if column.max_repetition_level == 0:
@@ -97,9 +98,11 @@ class WrittenOut:
         for name in self._columns.intersection(rows.schema.names):
             column = rows.column(name)
             is_dictionary = pa.types.is_dictionary(column.type)
-            self._total += int(row_bytes(pa.table({name: column})).sum()) if is_dictionary else column.nbytes
-            if self._total > self._limit:
-                self._refuse(name, self._total)
+            self._nbytes[name] += (
+                int(row_bytes(pa.table({name: column})).sum()) if is_dictionary else column.nbytes
+            )
+        if self._nbytes.total() > self._limit:
+            self._refuse(*self._nbytes.most_common(1)[0], self._nbytes.total())
 
     def _longest(self, group: int, path: str) -> int:
         """Return the bytes of the longest dictionary value of a flat column; only its first page is read."""
@@ -114,9 +117,10 @@ class WrittenOut:
         finally:
             file.close(force=True)
 
-    def _refuse(self, column: str, nbytes: int) -> None:
+    def _refuse(self, column: str, nbytes: int, total: int) -> None:
         raise ShardError(
-            f"{self._name}: column {column!r} unpacks to {nbytes} bytes or more, at most {self._limit}; "
+            f"{self._name}: column {column!r} unpacks to {nbytes} bytes or more, all with dictionaries to "
+            f"{total}, at most {self._limit}; "
             "write the file without dictionaries if you trust it"
         )
 

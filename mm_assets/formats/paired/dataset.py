@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from webdataset.compat import FluidInterface
 from webdataset.filters import default_collation_fn, dict2tuple, tuple2dict
@@ -17,7 +18,6 @@ from webdataset.shardlists import single_node_only, split_by_worker
 from webdataset.utils import pytorch_worker_info
 
 from mm_assets.formats.paired.expander import Handler, MissingKeyPolicy, PairedTarExpander, Rename, Select
-from mm_assets.formats.paired.join import Sample
 from mm_assets.formats.paired.report import GroupReport
 from mm_assets.formats.paired.shard_list import PairedShardList, ShardGroup, ShardUrls
 from mm_assets.interleaved.counted import counted
@@ -25,6 +25,7 @@ from mm_assets.interleaved.errors import DataError
 
 __all__ = ["MultiModalWebDataset"]
 
+T = TypeVar("T")
 Splitter = Callable[[Iterator[ShardGroup]], Iterable[ShardGroup]]
 
 
@@ -136,46 +137,47 @@ class MultiModalWebDataset(DataPipeline, FluidInterface):
         self.close()
 
 
-class _RankCheck:
-    """A pipeline stage that raises `DataError` if no shard of this rank passes.
+class _NonEmpty(ABC):
+    """A pipeline stage that raises an error if nothing passes."""
 
-    Args:
-        shards: How many there are for all ranks.
-    """
+    def __call__(self, src: Iterable[T]) -> Iterator[T]:
+        is_empty = True
+        for passing in src:
+            is_empty = False
+            yield passing
+        if is_empty:
+            raise self._error()
+
+    @abstractmethod
+    def _error(self) -> DataError: ...
+
+
+class _RankCheck(_NonEmpty):
+    """A stage that each rank needs a shard to pass. ``shards``: how many there are for all ranks."""
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
 
-    def __call__(self, src: Iterable[ShardGroup]) -> Iterator[ShardGroup]:
-        is_empty = True
-        for group in src:
-            is_empty = False
-            yield group
-        if is_empty:
-            rank, ranks, *_ = pytorch_worker_info()
-            raise DataError(
-                f"rank {rank} of {ranks} has no shard: nodesplitter gave it none of the "
-                f"{counted(self._shards, 'shard')}. Start no more ranks than there are shards, "
-                "or make more, smaller shards."
-            )
+    def _error(self) -> DataError:
+        rank, ranks, *_ = pytorch_worker_info()
+        return DataError(
+            f"rank {rank} of {ranks} has no shard: nodesplitter gave it none of the "
+            f"{counted(self._shards, 'shard')}. Start no more ranks than there are shards, "
+            "or make more, smaller shards."
+        )
 
 
-class _EmptyCheck:
-    """A pipeline stage that raises `DataError` if no sample passes."""
+class _EmptyCheck(_NonEmpty):
+    """A stage that a sample has to pass."""
 
     def __init__(self, expander: PairedTarExpander) -> None:
         self._expander = expander
 
-    def __call__(self, src: Iterable[Sample]) -> Iterator[Sample]:
-        is_empty = True
-        for sample in src:
-            is_empty = False
-            yield sample
-        if is_empty:
-            reports = self._expander.reports
-            reason = (
-                f"all {len(reports)} shard groups are empty; the first: {reports[0]}"
-                if reports
-                else "fewer shards than workers"
-            )
-            raise DataError(f"No samples found in dataset: {reason}. Set empty_check=False to allow that.")
+    def _error(self) -> DataError:
+        reports = self._expander.reports
+        reason = (
+            f"all {len(reports)} shard groups are empty; the first: {reports[0]}"
+            if reports
+            else "fewer shards than workers"
+        )
+        return DataError(f"No samples found in dataset: {reason}. Set empty_check=False to allow that.")

@@ -49,8 +49,8 @@ def scan(fd: int, name: str) -> TarIndex:
 
     Reads 512 bytes per member with ``pread``, and no payload; the file position is neither used nor moved.
     Folders are left out, and what macOS and tar programs have added (``left_out`` of the index). A leading
-    ``./`` is stripped from names. A name that is not UTF-8 gets backslash
-    escapes, and its member is marked ``broken``.
+    ``./`` is stripped from names. A name that is not UTF-8 gets backslash escapes, and its member is marked
+    ``broken``.
 
     Args:
         fd: Descriptor of an uncompressed tar.

@@ -124,9 +124,8 @@ def _by_key(token: object, key: str, index: TarIndex) -> Resolved:
 
 def _missing(name: str, index: TarIndex) -> Fault:
     """Return the fault of a reference without a member, with the member that only looks as if it were it."""
-    letters = unicodedata.normalize("NFC", name)
-    alike = () if name.isascii() else (n for n in index.by_name if unicodedata.normalize("NFC", n) == letters)
-    return missing_member(name, next(iter(alike), None))
+    others = (unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name))
+    return missing_member(name, next((other for other in others if other in index.by_name), None))
 
 
 def _no_name(token: object) -> Fault:

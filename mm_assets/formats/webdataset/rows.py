@@ -18,6 +18,8 @@ from mm_assets.interleaved.json_values import FieldTally, build_column, dumps, i
 from mm_assets.interleaved.schema import INTERLEAVED_SCHEMA, align_table, reconcile_schema
 from mm_assets.interleaved.unify import unify_schemas
 
+_DECLARED_APART = 256  # declarations that are kept apart until they are united
+
 
 @dataclass(slots=True)
 class Row:
@@ -53,9 +55,6 @@ class Sample:
     declared: DeclaredTypes | None = None
     room: int = 0
     nbytes: int = 0
-
-
-_DECLARED_APART = 256  # declarations that are kept apart until they are united
 
 
 class SchemaTally:

@@ -13,27 +13,17 @@ import pyarrow as pa
 from mm_assets.formats.pdf.address import PdfAddress
 from mm_assets.formats.pdf.limits import Limits
 from mm_assets.formats.pdf.shard import write_shard
-from mm_assets.formats.raw_shards import RawLocations, relative_root
-from mm_assets.formats.registry import reader_for
 from mm_assets.interleaved.losses import Loss
+from mm_assets_tests.formats.datasets import raw_streams
 
 Row = dict[str, Any]
 
 
 def read(locations: str) -> tuple[dict[str, list[Row]], dict[str, list[Loss]]]:
     """Return rows and losses of all shards, by partition."""
-    found = RawLocations(locations)
     rows: dict[str, list[Row]] = {}
     losses: dict[str, list[Loss]] = {}
-    for key, shard in found.shards().items():
-        reader = reader_for(
-            "webdataset",
-            [shard.uri],
-            quarantine_errors=True,
-            relative_to=relative_root(found.roots()),
-            roots=found.roots(),
-        )
-        stream = reader.open(reader.partitions()[0])
+    for key, stream in raw_streams(locations):
         rows[key] = [row for batch in stream for row in pa.table(batch.data).to_pylist()]
         unreferenced = [
             loss for notes in stream.notes.values() for loss in notes.get("unreferenced_losses", ())

@@ -22,6 +22,7 @@ from mm_assets.formats.webdataset.payload import SampleError
 from mm_assets.formats.webdataset.tar_survey import survey_tar
 from mm_assets.interleaved.json_values import is_json
 from mm_assets.interleaved.losses import Loss
+from mm_assets_tests.formats.datasets import raw_streams
 from mm_assets_tests.formats.paired.raw.modalities import make_modalities, npy, png
 from mm_assets_tests.formats.raw_tars import make_tar
 
@@ -35,16 +36,7 @@ Merged = tuple[list[dict[str, Any]], pa.Schema, list[Loss]]
 
 def merged(folder: Path, parts: dict[str, list[tuple[str, Any]]], policy: str = "skip") -> Merged:
     """Rows, schema and losses of one paired shard ``x`` of these parts."""
-    locations = RawLocations(make_modalities(folder, {"x": parts}), missing_keys=policy)
-    (shard,) = locations.shards().values()
-    reader = reader_for(
-        "webdataset",
-        [shard.uri],
-        quarantine_errors=True,
-        relative_to=relative_root(locations.roots()),
-        roots=locations.roots(),
-    )
-    stream = reader.open(reader.partitions()[0])
+    ((_, stream),) = raw_streams(make_modalities(folder, {"x": parts}), policy)
     table = pa.concat_tables([batch.data for batch in stream]) if stream.items else None
     return ([] if table is None else table.to_pylist()), stream.schema, list(stream.losses)
 
