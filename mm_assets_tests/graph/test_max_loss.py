@@ -53,7 +53,7 @@ def test_lists_of_other_names(tmp_path: Path, deploy: Deploy) -> None:
     assert errors == {
         "a": "100% of it would be lost, and MM_MAX_LOSS is 0.5: 4 members of the tar, 4 of them images, "
         "are referenced by no sample; "
-        "no sample has a text or an image; fields seen: text_list, image_list, lang; set "
+        "no sample has a text or an image; fields seen: text_list, image_list, lang; check "
         "MM_TEXTS_FIELD, MM_IMAGES_FIELD"
     }
     fixed = deploy(MM_TEXTS_FIELD="text_list", MM_IMAGES_FIELD="image_list")
@@ -85,7 +85,7 @@ def test_members_that_nobody_names(tmp_path: Path, deploy: Deploy) -> None:
     assert (success, landed) == (False, [])
     assert (
         "3 members of the tar, 0 of them images, are referenced by no sample; 0 samples can be read; "
-        "fields seen: none; suffixes seen: bin; set MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS" in errors["a"]
+        "fields seen: none; suffixes seen: bin; check MM_JSON_EXTENSIONS, MM_IMAGE_EXTENSIONS" in errors["a"]
     )
 
 
@@ -164,7 +164,7 @@ def test_images_that_no_sample_names_fail_their_shard(tmp_path: Path, deploy: De
     success, landed, errors = _outcome(deploy())
     assert (success, landed) == (False, ["b"])
     assert (
-        "are referenced by no sample; no sample has an image; fields seen: image_list, lang; set "
+        "are referenced by no sample; no sample has an image; fields seen: image_list, lang; check "
         "MM_TEXTS_FIELD" in errors["a"]
     )
 
