@@ -18,9 +18,13 @@ from mm_assets_tests.tiers import ROOT, is_fast
 LIVE = ROOT / "live"
 WITH_LIVE = 0.6  # the share of the other files that those with daemons are spread over
 
-# Without deadlines: how long an example takes is a matter of the machine, not of the code under test.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# Without deadlines: how long an example takes is a matter of the machine, not of the code under test. The
+# same examples each time: what fails, fails for all. MM_TESTS_EXAMPLES asks for more, others each time.
+EXAMPLES = os.environ.get("MM_TESTS_EXAMPLES")
+settings.register_profile(
+    "tests", deadline=None, max_examples=int(EXAMPLES or 100), derandomize=EXAMPLES is None, database=None
+)
+settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from PIL import Image
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
@@ -173,7 +173,6 @@ def test_damaged_stored_scores_are_measured_again(tmp_path: Path) -> None:
     assert places(bound(batch_of(sample("b"))).removed) == [("b", -1)]
 
 
-@settings(max_examples=150, deadline=None)
 @given(SAMPLES, FILTERS)
 def test_every_row_is_kept_or_lost_once_and_rightly(
     contents: list[list[Any]], filters: list[Filter[Any]]

@@ -171,7 +171,7 @@ ITEM = st.tuples(
 )
 
 
-@settings(max_examples=100, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(places=st.lists(ITEM, max_size=10), group=st.integers(1, 4), limit=st.sampled_from([None, 1]))
 def test_any_rows_are_read_or_accounted_for(
     tmp_path_factory: pytest.TempPathFactory, places: list[Any], group: int, limit: int | None

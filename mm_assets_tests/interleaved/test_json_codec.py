@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from mm_assets.interleaved.json_codec import NotEncodable, decode, encode
 from mm_assets.interleaved.json_values import JSON_ENCODING, dumps, json_field
@@ -31,7 +31,6 @@ def assert_same(column: Any, field: pa.Field) -> None:
         assert back.equals(column)
 
 
-@settings(max_examples=400)
 @given(columns())
 def test_any_column_comes_back_equal(column: pa.Array) -> None:
     field = pa.field("c", column.type)
@@ -66,7 +65,6 @@ def test_extreme_times(type_: pa.DataType) -> None:
     assert_same(column.slice(2, 2), pa.field("t", type_))
 
 
-@settings(max_examples=200)
 @given(json_columns())
 def test_json_text_comes_back_to_the_letter(made: tuple[pa.Field, pa.Array]) -> None:
     field, column = made

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow.compute as pc
-from hypothesis import given, settings
+from hypothesis import given
 
 from mm_assets.filters.aspect_ratio import AspectRatioFilter
 from mm_assets.filters.filter import DROP_SAMPLE, FLAG, Filter
@@ -47,7 +47,6 @@ def dropped_by(filters: Sequence[Filter[Any]], batch: InterleavedBatch) -> Count
     return Count(len(kinds), kinds.count("image"), kinds.count("metadata"), nbytes)
 
 
-@settings(max_examples=100, deadline=None)
 @given(SAMPLES, FILTERS)
 def test_counts_are_what_the_filters_do(contents: list[list[Any]], filters: list[Filter[Any]]) -> None:
     rows = [sample(f"s{number}", *found) for number, found in enumerate(contents)]

@@ -490,7 +490,7 @@ ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(ROW, max_size=12), group=st.integers(1, 5), limit=st.sampled_from([None, 1, 2000]))
 def test_any_documents_are_told_item_by_item(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], group: int, limit: int | None

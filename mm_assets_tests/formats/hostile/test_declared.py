@@ -67,7 +67,7 @@ STRANGE = json_values | st.sampled_from(
         NAN,
     ]
 )
-THOROUGH = settings(max_examples=100, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(suppress_health_check=list(HealthCheck))
 
 
 @st.composite

@@ -25,7 +25,7 @@ from mm_assets_tests.formats.any_tables import same, tables
 from mm_assets_tests.formats.datasets import FORMATS, batch_of, item, read, write
 
 PAIRS = [pytest.param(*pair, id="-to-".join(pair)) for pair in product(FORMATS, FORMATS)]
-THOROUGH = settings(max_examples=20, derandomize=True, suppress_health_check=list(HealthCheck))
+THOROUGH = settings(max_examples=20, suppress_health_check=list(HealthCheck))
 
 
 def convert(kind: str, source: Path, to: str, target: Path, policy: str) -> PartitionReport:

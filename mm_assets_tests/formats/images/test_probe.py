@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import random
 import struct
-import time
 import zlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -22,6 +21,7 @@ from mm_assets.formats.images.probe import (
     probe,
     sniff,
 )
+from mm_assets_tests.formats.images.few_lines import few_lines
 from mm_assets_tests.formats.images.tiff_tools import grey_page, write_tiff
 from mm_assets_tests.formats.images.variants import turned
 
@@ -258,12 +258,11 @@ def test_maps() -> None:
     ids=["fill", "stray", "restart", "segments", "chunks", "riff"],
 )
 def test_hostile_headers_stay_cheap(data: bytes) -> None:
-    started = time.process_time()
     try:
-        assert probe(data).format in ("png", "webp")
+        with few_lines():
+            assert probe(data).format in ("png", "webp")
     except ImageError:
         assert data.startswith(b"\xff\xd8")
-    assert time.process_time() - started < 1.0
 
 
 SEEDS = [picture(kind, mode, **options) for kind, mode, options in VARIANTS if "icc_profile" not in options]
@@ -271,13 +270,11 @@ SEEDS += [picture(kind, exif=turned(6)) for kind in ("jpg", "png", "webp", "tiff
 
 
 def check_damaged(data: bytes) -> None:
-    started = time.process_time()
     try:
-        info = probe(data)
+        with few_lines():
+            info = probe(data)
     except ImageError:
         return
-    finally:
-        assert time.process_time() - started < 1.0
     assert info.width > 0
     assert info.height > 0
     assert info.orientation in range(1, 9)
@@ -298,13 +295,11 @@ def no_bomb_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.data())
 def test_truncated(seed: bytes, data: st.DataObject) -> None:
     check_damaged(seed[: data.draw(st.integers(0, len(seed)))])
 
 
-@settings(max_examples=1000)
 @given(st.sampled_from(SEEDS), st.data())
 def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed)
@@ -314,7 +309,6 @@ def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     check_damaged(bytes(damaged))
 
 
-@settings(max_examples=300)
 @given(st.sampled_from([seed[:12] for seed in SEEDS] + [b""]), st.binary(max_size=200))
 def test_rubbish(head: bytes, rubbish: bytes) -> None:
     check_damaged(head + rubbish)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import random
 import struct
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageSequence
 
@@ -21,6 +20,7 @@ from mm_assets.formats.images.tiff import (
     plan_sound_frames,
     split_frame,
 )
+from mm_assets_tests.formats.images.few_lines import few_lines
 from mm_assets_tests.formats.images.tiff_tools import (
     BYTE_ORDERS,
     SEEDS,
@@ -405,21 +405,17 @@ def shared_values() -> bytes:
 @pytest.mark.parametrize("make", [directory_loop, shared_table, shared_values, many_tiny_directories])
 def test_hostile_files_stay_cheap(make: Callable[[], bytes]) -> None:
     data = make()
-    started = time.process_time()
-    with pytest.raises(ImageError):
+    with few_lines(), pytest.raises(ImageError):
         plan_frames(data)
-    assert time.process_time() - started < 2.0
 
 
 def check_damaged(data: bytes) -> None:
     """Either an ImageError, or frames equal to what an independent reader finds in the damaged file."""
-    started = time.process_time()
     try:
-        plans = plan_sound_frames(data)
+        with few_lines():
+            plans = plan_sound_frames(data)
     except ImageError:
         return
-    finally:
-        assert time.process_time() - started < 1.0
     if any(isinstance(plan, ImageError) for plan in plans):
         with pytest.raises(ImageError):
             plan_frames(data)
@@ -437,13 +433,11 @@ def check_damaged(data: bytes) -> None:
         assert_same(directory, split[0])
 
 
-@settings(max_examples=400)
 @given(st.sampled_from(SEEDS), st.data())
 def test_truncated_files(seed: bytes, data: st.DataObject) -> None:
     check_damaged(seed[: data.draw(st.integers(0, len(seed)))])
 
 
-@settings(max_examples=1500)
 @given(st.sampled_from(SEEDS), st.data())
 def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed)
@@ -452,7 +446,6 @@ def test_flipped_bits(seed: bytes, data: st.DataObject) -> None:
     check_damaged(bytes(damaged))
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.binary(max_size=40), st.data())
 def test_overwritten_bytes(seed: bytes, rubbish: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(seed)))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats import PairedShardList, PairedTarExpander
@@ -181,7 +181,6 @@ KEYS = st.lists(
 )
 
 
-@settings(max_examples=200)
 @given(keys=st.lists(KEYS, min_size=1, max_size=3), policy=st.sampled_from(["skip", "partial", "error"]))
 def test_any_keys_in_any_order_join_like_dicts(keys: list[list[str]], policy: str) -> None:
     names = list(EXTENSIONS)[: len(keys)]

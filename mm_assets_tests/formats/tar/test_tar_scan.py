@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats.tar.scan import Ambiguous, Member, TarDamage, TarIndex, read_members, scan
@@ -75,7 +75,6 @@ names = st.lists(
 ).map("/".join)
 
 
-@settings(max_examples=150)
 @given(st.lists(st.tuples(names, st.binary(max_size=1500)), max_size=8), st.sampled_from([1, 2]))
 def test_random_tars_equal_tarfile(
     tmp_path_factory: pytest.TempPathFactory, members: list[tuple[str, bytes]], tar_format: int
@@ -100,7 +99,6 @@ ascii_names = st.lists(st.text("abcXYZ0189._-% ", min_size=1, max_size=40), min_
 )
 
 
-@settings(max_examples=100)
 @given(st.lists(ascii_names.filter(fits_ustar), max_size=8))
 def test_random_ustar_prefixes_equal_tarfile(
     tmp_path_factory: pytest.TempPathFactory, names: list[str]

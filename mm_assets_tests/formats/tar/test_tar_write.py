@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats.tar import writer as tar_writer
@@ -54,7 +54,6 @@ samples_strategy = st.lists(
 )
 
 
-@settings(max_examples=100)
 @given(samples_strategy)
 def test_bytes_equal_tarfile_and_read_back(
     tmp_path_factory: pytest.TempPathFactory, samples: list[list[tuple[str, bytes]]]

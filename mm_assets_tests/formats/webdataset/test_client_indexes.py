@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats.webdataset.client_indexes import (
@@ -269,7 +269,6 @@ def test_hostile_column_names_are_only_names() -> None:
     assert front_matter([stats]).isascii() and declares(card, stats)
 
 
-@settings(max_examples=200)
 @given(
     st.lists(
         st.text(st.characters(blacklist_categories=["Cs"]), max_size=20), unique=True, min_size=1, max_size=5

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mm_assets.formats.file_survey import FileSurvey, SurveyedSample
@@ -222,7 +222,6 @@ def test_frames_are_counted_as_in_memory(data: bytes) -> None:
     check_count(data)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(SEEDS), st.data())
 def test_frames_of_damaged_tiffs_are_counted_as_in_memory(seed: bytes, data: st.DataObject) -> None:
     damaged = bytearray(seed[: data.draw(st.integers(0, len(seed)))])

@@ -58,7 +58,7 @@ JSONS = st.one_of(GOOD, OWN, st.sampled_from([data for data, _, _ in BAD_TEXTS])
 )
 
 
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(st.lists(JSONS, max_size=6), st.none() | st.integers(0, 12_000), st.none() | st.integers(1, 300))
 def test_items_are_rows_or_losses(jsons: list[bytes], cut: int | None, max_batch_bytes: int | None) -> None:
     """`read_tolerantly` asserts the balance."""
