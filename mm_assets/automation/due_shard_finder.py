@@ -102,6 +102,11 @@ class DueShardFinder:
             result.in_progress[asset] = running
         return result
 
+    def latest_materialization(self) -> int:
+        """Return the storage id of the latest materialization that was looked at."""
+        made = (found for asset, found in self._latest.items() if self._parents[asset])
+        return max((event.storage_id for found in made for event in found.values()), default=0)
+
     def _find_in(
         self, asset: dg.AssetKey, planned: Mapping[str, EventId], found: DueShards
     ) -> tuple[dict[str, Due], set[str]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
+from mm_assets.accounting.records import ShardRecord
 from mm_assets.checks.zero_loss import UNKNOWN_FILES
 from mm_assets.formats.error_lines import error_line
 from mm_assets.io_managers.base import LANDED
+from mm_assets.io_managers.planned_jobs import recorded_result
 from mm_assets.io_managers.raw_gate import CONTENT_TAKEN
 from mm_assets.io_managers.reports import parse_failure
 
@@ -90,6 +92,19 @@ def find_problems(instance: dg.DagsterInstance, result: dg.ExecuteInProcessResul
     ordered = sorted(shards, key=lambda key: (key not in failed, key))
     lines = [*(shards[key].line(key) for key in ordered), *_failed_steps(entries)]
     return Problems(lines, frozenset(shards), failed)
+
+
+def recorded_problems(records: Mapping[str, Mapping[str, ShardRecord]]) -> Problems:
+    """Return the failed checks of shards that need no run, from their records by asset and partition."""
+    shards: dict[str, _Shard] = defaultdict(_Shard)
+    for asset, by_key in records.items():
+        for key, record in by_key.items():
+            for check in recorded_result(record).checks:
+                if not check.passed and check.name != CONTENT_TAKEN:
+                    shards[key].checks.append(
+                        (f"{asset}.{check.name}", str(check.metadata.get("summary") or "did not pass"))
+                    )
+    return Problems([shards[key].line(key) for key in sorted(shards)], frozenset(shards), {})
 
 
 def _note(evaluation: dg.AssetCheckEvaluation, shards: dict[str, _Shard]) -> None:

@@ -23,6 +23,7 @@ from mm_assets.headless.interrupts import was_interrupted
 from mm_assets.headless.progress import RunProgress
 from mm_assets.headless.request import MakeRequest, Selection, known, select
 from mm_assets.headless.summary import RunSummary
+from mm_assets.headless.up_to_date import Records, note_whole_run, up_to_date_records
 from mm_assets.interleaved.counted import counted
 from mm_assets.interleaved.notices import warning_line
 from mm_assets.io_managers.lost_runs import fail_lost_runs, process_tag
@@ -45,7 +46,8 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         The exit code: 0 if every shard landed, lost no more than ``MM_MAX_LOSS`` and is proven.
     """
     settings = Settings.load()
-    raw = resources_from_environment()["raw"]
+    resources = resources_from_environment()
+    raw = resources["raw"]
     if not is_dry:
         refuse_unwritable(settings.storage)
     listing = raw.listing()
@@ -68,9 +70,16 @@ def run_graph(request: MakeRequest, is_dry: bool = False) -> int:
         if not selection.keys:
             print("nothing to do")
             return 0
+        is_whole = request == MakeRequest() and not listing.unmatched
+        started = time.monotonic()
+        if is_whole and (made := up_to_date_records(instance, definitions, resources, listing)):
+            return _print_unchanged(made, raw.locations, settings.max_loss, started)
         print(f"materializing {_assets_of(request)} for the raw shards in {raw.locations} ...", flush=True)
         job = definitions.resolve_job_def(JOB)
-        return _make(instance, job, selection, raw.locations, settings.max_loss)
+        code = _make(instance, job, selection, raw.locations, settings.max_loss)
+        if is_whole and code == 0:
+            note_whole_run(instance, resources["prover"].root, listing)
+        return code
 
 
 def prove(shards: Sequence[str] = ()) -> int:
@@ -135,6 +144,19 @@ def _make(
                     f"run {number} of {len(runs)}: {counted(len(keys), 'shard')}, {keys[0]}"
                     + (f" to {keys[-1]}" if keys[1:] else "")
                 )
+    return _printed(summary, locations, started)
+
+
+def _print_unchanged(records: Records, locations: str, max_loss: float, started: float) -> int:
+    shards = next(iter(records.values()))
+    print(f"nothing to do: {counted(len(shards), 'shard')} up to date, all outputs as they were published")
+    summary = RunSummary(records, max_loss)
+    summary.add_unchanged(records)
+    return _printed(summary, locations, started)
+
+
+def _printed(summary: RunSummary, locations: str, started: float) -> int:
+    """Print what came of all runs, and return the exit code."""
     summary.print(locations)
     print(f"whole run: {time.monotonic() - started:.1f} s")
     return 0 if summary.has_succeeded and summary.is_proven and not summary.lossy else 1

@@ -10,14 +10,18 @@ from typing import Any
 import dagster as dg
 
 from mm_assets.accounting.outputs import BY_ASSET, CURATED, OUTPUTS
+from mm_assets.accounting.records import ShardRecord
 from mm_assets.formats.content_columns import untaken_lines
 from mm_assets.formats.format_table import format_by_suffix
 from mm_assets.formats.reports import LEFT_OUT_MEMBERS, empty_shards_lines, left_out_lines
-from mm_assets.headless.problems import find_problems
+from mm_assets.headless.problems import find_problems, recorded_problems
 from mm_assets.interleaved.counted import counted
 from mm_assets.io_managers.events import URI
+from mm_assets.io_managers.metadata import metadata_values
+from mm_assets.io_managers.planned_jobs import recorded_result
 from mm_assets.io_managers.proof_resource import ZERO_LOSS
 from mm_assets.io_managers.raw_gate import COLUMNS, CONTENT_TAKEN
+from mm_assets.io_managers.reports import materialization
 from mm_assets.io_managers.shard_work import LOSS_SHARE, LOSS_SHARE_OF
 
 _NAMED = 5  # shards in a line
@@ -117,6 +121,21 @@ class RunSummary:
                 self._proofs[evaluation.partition, asset] = evaluation.passed
                 if not evaluation.passed and asset in self._expected:
                     self._expect(evaluation.partition, asset)  # also what only the records know of
+
+    def add_unchanged(self, records: Mapping[str, Mapping[str, ShardRecord]]) -> None:
+        """Take proven shards into account that need no run, by their records per asset and partition."""
+        problems = recorded_problems(records)
+        self._problems += problems.lines
+        self._told |= problems.shards
+        for asset, by_key in records.items():
+            for key, record in by_key.items():
+                result = recorded_result(record)
+                self._add_shard(materialization(dg.AssetKey(asset), result, unchanged=True))
+                self._proofs[key, asset] = True
+                for check in result.checks:
+                    self._failed_checks += not check.passed
+                    if check.name == CONTENT_TAKEN:
+                        self._untaken[key] = metadata_values(check.metadata)[COLUMNS].value
 
     def _expect(self, key: str, asset: str) -> None:
         if all(key not in expected for expected in self._expected.values()):

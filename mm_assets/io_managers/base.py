@@ -130,6 +130,16 @@ class ShardIOManager(ShardHooks):
         """Return the digest of code and settings that the outputs of a plan are made by."""
         return digest([code_version, plan.digest(), type(self).__qualname__, self._all_options(asset)])
 
+    def intact_records(self, asset: str, records: Mapping[str, ShardRecord]) -> dict[str, ShardRecord]:
+        """Return the records, by key, whose outputs are as published: same state, none found damaged."""
+        stats = self.stat_outputs({key: self.locate(asset, key) for key in records})
+        damaged = damaged_shards(self.root, asset, records)
+        return {
+            key: self.unchanged_record(record)
+            for key, record in records.items()
+            if is_intact(record, stats[key]) and key not in damaged
+        }
+
     def limit(self) -> str:
         """Return the setting that refuses shards, but changes no bytes of others; empty: none does."""
         return ""
@@ -204,23 +214,16 @@ class ShardIOManager(ShardHooks):
         self, planned: Mapping[str, PlannedJob], records: ShardRecords, reports: ShardReports
     ) -> dict[str, ShardRecord]:
         """Return records of shards that need no work: same fingerprint, output as recorded."""
-        recorded = records.read(reports.asset.to_user_string(), planned)
+        asset = reports.asset.to_user_string()
         known = {
             key: record
-            for key, record in recorded.items()
+            for key, record in records.read(asset, planned).items()
             if planned[key].is_up_to_date(record, reports.checks)
         }
-        stats = self.stat_outputs({key: planned[key].job.dest for key in known})
-        asset = reports.asset.to_user_string()
-        damaged = damaged_shards(self.root, asset, known)
-        for key, problems in shards_with_problems(self.root, known.values()).items():
-            damaged.add(key)
-            dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(problems)}")
-        return {
-            key: self.unchanged_record(record)
-            for key, record in known.items()
-            if is_intact(record, stats[key]) and key not in damaged
-        }
+        problems = shards_with_problems(self.root, known.values())
+        for key, lines in problems.items():
+            dg.get_dagster_logger().warning(f"shard {key!r} of {asset} is made again: {'; '.join(lines)}")
+        return self.intact_records(asset, {key: known[key] for key in known if key not in problems})
 
     def _results(self, planned: Mapping[str, PlannedJob]) -> Generator[Sequence[ShardResult], None, None]:
         """Yield the results as they become known: one by one, or all good ones after their commit."""

@@ -89,7 +89,7 @@ class Prover(dg.ConfigurableResource[Any]):
                     yield key, _check(proofs[-1])
                 continue
             known = None if request.again or key in suspects else store.read(asset, key)
-            if known is not None and known.is_equal and _is_current(known, record, stats.get(key)):
+            if known is not None and _holds(known, record, stats.get(key)):
                 proofs.append(known)  # so that a summary without it is repaired
                 yield key, _check(known)
                 continue
@@ -119,6 +119,18 @@ class Prover(dg.ConfigurableResource[Any]):
             store.roll_up(asset, proofs, Evidence(self.root).unmade(asset), self.unknown_files(asset))
         else:
             store.roll_up(asset, proofs)
+
+    def proven(self, asset: str, records: Mapping[str, ShardRecord]) -> set[str]:
+        """Return the shards, of those with these records, that were proven as they are now."""
+        store, stats = ProofStore(self.root), self._stats(asset, records)
+        table = accounted_format(BY_ASSET[asset].kind).table
+        suspects = self._suspects(table, records) if table is not None else {}
+        known = {key: store.read(asset, key) for key in records if key not in suspects}
+        return {
+            key
+            for key, proof in known.items()
+            if proof is not None and _holds(proof, records[key], stats.get(key))
+        }
 
     def unknown_files(self, asset: str) -> list[str]:
         """Return the files in the output's folder that belong to no recorded shard."""
@@ -269,9 +281,12 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _is_current(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
-    """Return whether the output is still the one that was proven; a tar without samples has no file."""
-    if not proof.stat and record.account["written"]["rows"]:
+def _holds(proof: ShardProof, record: ShardRecord, stat: Mapping[str, Any] | None) -> bool:
+    """Return whether the output was found equal, and is still the one that was examined.
+
+    A tar without samples has no file.
+    """
+    if not proof.is_equal or (not proof.stat and record.account["written"]["rows"]):
         return False
     return digest([proof.stat, proof.written]) == digest([stat, record.account["written"]])
 

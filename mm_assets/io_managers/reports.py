@@ -52,6 +52,16 @@ def parse_failure(message: str) -> Failure | None:
     return Failure(literal_eval(match["key"]), match["asset"], match["error"]) if match else None
 
 
+def materialization(
+    asset: dg.AssetKey, result: ShardResult, unchanged: bool, tags: Mapping[str, str] | None = None
+) -> dg.AssetMaterialization:
+    """Return the event that a published shard has."""
+    metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
+    if result.uri:
+        metadata[URI] = result.uri
+    return dg.AssetMaterialization(asset, partition=result.key, metadata=metadata_values(metadata), tags=tags)
+
+
 class ShardReports:
     """Reports the shards of one asset from within its step, each as soon as its result is known."""
 
@@ -94,17 +104,8 @@ class ShardReports:
 
     def landed(self, result: ShardResult, parents: Mapping[str, Shard], unchanged: bool = False) -> None:
         """Log the shard's one materialization, and its checks."""
-        metadata = dict(result.metadata) | ({"unchanged": True} if unchanged else {})
-        if result.uri:
-            metadata[URI] = result.uri
-        self._run.log_event(
-            dg.AssetMaterialization(
-                self.asset,
-                partition=result.key,
-                metadata=metadata_values(metadata),
-                tags=provenance(result.version, self._made_by, parents),
-            )
-        )
+        tags = provenance(result.version, self._made_by, parents)
+        self._run.log_event(materialization(self.asset, result, unchanged, tags))
         self._checks.add(result.key, result.checks)
 
     def failure(self, result: ShardResult) -> None:

@@ -1,0 +1,136 @@
+"""`mm-assets run` where there is nothing to do: it starts no run, and notices all that a run would."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import lance
+import pytest
+
+from mm_assets_tests.cli.commands import fine
+from mm_assets_tests.formats.images.pictures import picture
+from mm_assets_tests.formats.raw_tars import make_tar
+from mm_assets_tests.headless.conftest import ASSETS, Project
+
+
+def test_it_starts_no_run_and_prints_the_same(project: Project) -> None:
+    project.shards("ab")
+    document = {"texts": ["x", None], "images": [None, "c.png"]}
+    make_tar(project.raw / "c.tar", [("c.json", document), ("c.png", picture(0)[1]), ("d.json", b"{")])
+    first = project.run(MM_MAX_LOSS="1")
+    states = {path: path.stat().st_mtime_ns for path in project.storage.rglob("*")}
+    second = project.run(MM_MAX_LOSS="1")
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert project.runs() == 1
+    assert {path: path.stat().st_mtime_ns for path in project.storage.rglob("*")} == states
+    before, after = (done.stdout.splitlines() for done in (first, second))
+    assert after[0] == "nothing to do: 3 shards up to date, all outputs as they were published"
+    problems = [line for line in after if line.startswith("shard ")]
+    assert problems == ["shard 'c': quarantine.empty: 1 bad_json"]
+    table = {line.split()[0]: line.split()[1:3] for line in after if line.split()[0] in ASSETS}
+    assert table == {asset: ["3", "3"] for asset in ASSETS}
+    assert (
+        after[-3]
+        == before[-3]
+        == ("proven: every item of 3 shards is in 5 outputs as it was written (proof/proof.json)")
+    )
+    assert after[-2].endswith("checks failed: 1 (unchanged shards were not checked again)")
+
+
+def _drop_rows(project: Project) -> None:
+    lance.dataset(project.storage / "lance" / "items.lance").delete("sample_id = 'a'")
+
+
+def _remove(pattern: str) -> Callable[[Project], None]:
+    def remove(project: Project) -> None:
+        (path,) = project.storage.glob(pattern)
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+
+    return remove
+
+
+def _cut(project: Project) -> None:
+    path = project.storage / "filtered" / "a.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+GONE = {
+    "curated": (_remove("curated/a.parquet"), "curated_parquet"),
+    "scores": (_remove("scores/a.parquet"), "image_scores"),
+    "sample scores": (_remove("sample_scores/a.parquet"), "sample_scores"),
+    "filtered": (_remove("filtered/a.parquet"), "filtered_parquet"),
+    "cut": (_cut, "filtered_parquet"),
+    "tar": (_remove("webdataset/a.tar"), "final_tars"),
+    "cache": (_remove("arrow_cache/a"), "arrow_cache"),
+    "rows": (_drop_rows, "lance_table"),
+    "table": (_remove("lance/items.lance"), "lance_table"),
+    "ledger": (_remove("ledger/balance/curated_parquet/a.parquet"), "curated_parquet"),
+    "record": (_remove("ledger/final_tars/a.json"), "final_tars"),
+}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_what_somebody_removed_is_made_again(project: Project, what: str) -> None:
+    remove, asset = GONE[what]
+    project.shards("ab")
+    fine(project.run())
+    remove(project)
+    done = fine(project.run())
+    assert done.startswith("materializing all assets ")
+    assert "a" in project.made()[asset]
+    assert fine(project.run()).startswith("nothing to do: 2 shards up to date")
+
+
+def test_a_lost_proof_is_made_again(project: Project) -> None:
+    project.shards("a")
+    fine(project.run())
+    _remove("proof/final_tars/a.json")(project)
+    assert "proven: every item of 1 shard" in fine(project.run())
+    assert (project.storage / "proof" / "final_tars" / "a.json").exists()
+
+
+def test_other_raw_shards_and_settings_are_noticed(project: Project) -> None:
+    project.shards("a")
+    fine(project.run())
+    for change, settings in (
+        (lambda: project.shard("b"), {}),
+        (lambda: project.shard("a", "another text"), {}),
+        (lambda: None, {"MM_MIN_ASPECT_RATIO": "1"}),
+        (lambda: (project.raw / "b.tar").unlink(), {"MM_MIN_ASPECT_RATIO": "1"}),
+    ):
+        before = project.runs()
+        change()
+        assert project.run(**settings).stdout.startswith("materializing all assets ")
+        assert project.runs() == before + 1
+
+
+def test_more_was_lost_than_is_allowed_now(project: Project) -> None:
+    make_tar(project.raw / "a.tar", [("s.json", {"texts": ["x"]}), ("t.json", b"{")])
+    assert project.run(MM_MAX_LOSS="0.5").returncode == 0
+    for _ in range(2):
+        done = project.run(MM_MAX_LOSS="0.1")
+        told = done.stdout.splitlines()[-2]
+        assert (done.returncode, told) == (1, "lost more than MM_MAX_LOSS allows, 10%: a 33%")
+
+
+def test_what_a_retired_shard_had_decided_is_asked_again(project: Project) -> None:
+    for name in "ab":
+        documents = [("same.json", {"texts": [name]}), (f"{name}.json", {"texts": [name]})]
+        make_tar(project.raw / f"{name}.tar", documents)
+
+    def begins() -> str:
+        return project.run(MM_MAX_LOSS="1").stdout.partition(" ")[0]
+
+    assert [begins(), begins()] == ["materializing", "nothing"]
+    (project.raw / "a.tar").unlink()
+    assert [begins(), begins()] == ["materializing", "nothing"]
+    fine(project.command("retire", "a"))
+    assert [begins(), project.made()["curated_parquet"], begins()] == ["materializing", ["b"], "nothing"]
+
+
+def test_a_new_home_has_a_run_of_its_own(project_on_disk: Project) -> None:
+    project_on_disk.shards("a")
+    for home in ("home", "other"):
+        told = [fine(project_on_disk.run(DAGSTER_HOME=str(project_on_disk.folder / home))) for _ in range(2)]
+        assert [line.split(maxsplit=1)[0] for line in told] == ["materializing", "nothing"]
